@@ -1,0 +1,22 @@
+"""Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
+
+from lmbench.callbacks.memory_recorder import MemoryRecorder
+from lmbench.callbacks.phase_timer import PhaseTimer
+from lmbench.callbacks.quiet_host import QuietHost
+from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.callbacks.session import MeasurementSession, Observer
+from lmbench.callbacks.sync_finder import SyncFinder
+from lmbench.callbacks.throughput_meter import ThroughputMeter
+from lmbench.callbacks.training_check import TrainingCheck
+
+__all__ = [
+    "MeasurementSession",
+    "MemoryRecorder",
+    "Observer",
+    "PhaseTimer",
+    "QuietHost",
+    "RunRecorder",
+    "SyncFinder",
+    "ThroughputMeter",
+    "TrainingCheck",
+]

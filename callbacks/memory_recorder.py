@@ -1,0 +1,98 @@
+"""Peak memory of the whole run, of the steady state, and of every phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lmbench.callbacks.session import Observer
+from lmbench.measure.host import peak_rss_bytes
+from lmbench.measure.schedule import ProbeKind, Stage
+
+
+class MemoryRecorder(Observer):
+    """Peaks of the caching allocator, read outside the window and, phase by phase, in probe steps only.
+
+    Leaves under `memory`: `run_peak_allocated_bytes` and `run_peak_reserved_bytes` (from the first allocation to the
+    window's end: what decides whether a run fits), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
+    (the window's own), `phase_peak_allocated_bytes`, `run_alloc_retry_count`, `window_alloc_retry_count`,
+    `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`. On a CPU only the last is known.
+    """
+
+    def __init__(self) -> None:
+        self._run_allocated = 0
+        self._run_reserved = 0
+        self._phase_peaks: dict[str, int] = {}
+        self._phase = "other"
+
+    @property
+    def _device(self) -> torch.device:
+        return self.session.device
+
+    def run_started(self) -> None:
+        self.session.facts["memory"] = {"host_peak_rss_bytes": peak_rss_bytes()}
+
+    def before_window(self) -> None:
+        if self._device.type != "cuda":
+            return
+        self._take_run_peak()
+        stats = torch.cuda.memory_stats(self._device)
+        self._retries = stats.get("num_alloc_retries", 0)
+        self._reserved = torch.cuda.memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def window_closed(self) -> None:
+        memory = self.session.facts["memory"]
+        memory["host_peak_rss_bytes"] = peak_rss_bytes()
+        if self._device.type != "cuda":
+            return
+        stats = torch.cuda.memory_stats(self._device)
+        memory["steady_peak_allocated_bytes"] = torch.cuda.max_memory_allocated(self._device)
+        memory["steady_peak_reserved_bytes"] = torch.cuda.max_memory_reserved(self._device)
+        memory["window_alloc_retry_count"] = stats.get("num_alloc_retries", 0) - self._retries
+        memory["window_reserved_growth_bytes"] = torch.cuda.memory_reserved(self._device) - self._reserved
+        self._take_run_peak()
+        self._leave_run_peak(memory)
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+            self._phase = self.session.track.current
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self.session.track.listeners.append(self._border)
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+            self._border(self._phase)
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+            self.session.track.listeners.remove(self._border)
+            self.session.facts["memory"]["phase_peak_allocated_bytes"] = dict(self._phase_peaks)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        memory: dict[str, Any] = self.session.facts.setdefault("memory", {})
+        memory["host_peak_rss_bytes"] = peak_rss_bytes()
+        if trainer.strategy.root_device.type == "cuda":
+            self._take_run_peak()
+            self._leave_run_peak(memory)
+
+    def _border(self, phase: str) -> None:
+        """What was allocated at most since the last border belongs to the phase that ends here."""
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._phase_peaks[self._phase] = max(peak, self._phase_peaks.get(self._phase, 0))
+        self._phase = phase
+
+    def _take_run_peak(self) -> None:
+        self._run_allocated = max(self._run_allocated, torch.cuda.max_memory_allocated())
+        self._run_reserved = max(self._run_reserved, torch.cuda.max_memory_reserved())
+
+    def _leave_run_peak(self, memory: dict[str, Any]) -> None:
+        memory["run_peak_allocated_bytes"] = self._run_allocated
+        memory["run_peak_reserved_bytes"] = self._run_reserved
+        memory["run_alloc_retry_count"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        memory["device_total_bytes"] = torch.cuda.get_device_properties(
+            torch.cuda.current_device()
+        ).total_memory

@@ -1,0 +1,180 @@
+"""Times the phases of every step without making the host wait for the device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+
+from lmbench.callbacks.session import Observer
+from lmbench.errors import UsageError
+from lmbench.measure.clock import make_clock, synchronize
+from lmbench.measure.lag import lag_verdicts
+from lmbench.measure.phases import EXCLUDED
+from lmbench.measure.probe_marks import ProbeMarks
+from lmbench.measure.scalars import ScalarRing
+from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.timeline import StepSpans, Timeline, step_record
+
+# What a SIGKILL may lose at most (design section 6).
+FLUSH_STEPS = 50
+FLUSH_S = 1.0
+
+
+class PhaseTimer(Observer):
+    """Per-step device span, host span and lag of every phase, and the verdict of the lag probes.
+
+    Args:
+        clock: `events` (device events, no synchronize in the window) or `sync` (a synchronize at every border: the
+            second instrument, which slows the run and stays out of timing tables). On a CPU both are the host clock.
+
+    Leaves one record per step with whoever appended to `sinks`, and keeps the last 10 000 in `records`: `step_s`,
+    `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see the field registry).
+    """
+
+    def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
+        if clock not in ("events", "sync"):
+            raise UsageError(f"timer.clock is {clock!r}; allowed: events, sync")
+        self.clock = clock
+        self.records: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self.sinks: list[Callable[[list[dict[str, Any]]], None]] = []
+        self._timeline: Timeline | None = None
+        self._losses: list[int] = []
+        self._scale = float("inf")
+        self._probe_spans: list[StepSpans] = []
+        self._marks: ProbeMarks | None = None
+
+    # hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if any(isinstance(o, PhaseTimer) and o is not self for o in self.session.observers):
+            raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
+        self._trainer, self._module = trainer, pl_module
+
+    def run_started(self) -> None:
+        device = self.session.device
+        clock = make_clock(self.clock, device)
+        self.session.facts["clock"] = clock.name
+        self._ring = ScalarRing(device)
+        plugin = self._trainer.precision_plugin
+        self._scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        self._timeline = Timeline(clock)
+        self._restart()
+        self.session.track.listeners.append(self._border)
+
+    def _border(self, phase: str) -> None:
+        assert self._timeline is not None
+        self._timeline.border(phase)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor):
+            self._losses.append(self._ring.put(loss))
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        if trainer.state.fn != "fit":
+            self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._timeline is not None:
+            self._deliver()
+
+    # the session's stages
+
+    def window_opened(self) -> None:
+        self._deliver()
+        self._restart()
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        assert self._timeline is not None
+        facts = dict(self.session.step_facts)
+        facts["_losses"], self._losses = self._losses, []
+        if self._scaler is not None and self._scaler._scale is not None:
+            facts["_scale"] = self._ring.put(self._scaler._scale)
+        self._since_flush += 1
+        self._timeline.end_step(facts)
+
+    def between_steps(self) -> None:
+        assert self._timeline is not None
+        if self.session.stage is Stage.PROBE:
+            return
+        if self._since_flush >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_S:
+            self._timeline.border(EXCLUDED)
+            self._deliver()
+            self._timeline.border("other")
+
+    def window_closed(self) -> None:
+        assert self._timeline is not None
+        # Reads the drift while the device is idle, before the slow work of the other observers.
+        self.session.facts["window"]["clock_drift_fraction"] = self._timeline.calibrate()
+        self._deliver()
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        assert self._timeline is not None
+        if kind is ProbeKind.SETTLE:
+            synchronize(self.session.device)
+            self._restart()
+        elif kind is ProbeKind.LAG:
+            self._marks = ProbeMarks(self._module, self._timeline.note)
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        assert self._timeline is not None
+        if kind is not ProbeKind.LAG:
+            return
+        assert self._marks is not None
+        self._marks.remove()
+        synchronize(self.session.device)
+        spans = [s for s in self._timeline.drain() if s.facts["stage"] == Stage.PROBE.value]
+        probe = self.session.facts.setdefault("probe", {})
+        probe["steps"] = self.session.schedule.probe_steps
+        probe["marked_modules"] = self._marks.count
+        probe["verdicts"] = lag_verdicts(spans[-self.session.schedule.probe_steps :])
+        self._restart()
+
+    # delivery
+
+    def _restart(self) -> None:
+        assert self._timeline is not None
+        self._timeline.start(self.session.track.current)
+        self._since_flush, self._flushed_at = 0, time.monotonic()
+
+    def _deliver(self) -> None:
+        """Hand the finished steps of warm-up and window to the sinks."""
+        assert self._timeline is not None
+        records = [
+            self._record(spans)
+            for spans in self._timeline.drain()
+            if spans.facts["stage"] != Stage.PROBE.value
+        ]
+        self.records.extend(records)
+        if records:
+            for sink in self.sinks:
+                sink(records)
+        self._since_flush, self._flushed_at = 0, time.monotonic()
+
+    def _record(self, spans: StepSpans) -> dict[str, Any]:
+        facts = spans.facts
+        losses = [self._ring.get(slot) for slot in facts.pop("_losses")]
+        scale_slot = facts.pop("_scale", None)
+        record = step_record(spans)
+        record["loss"] = sum(losses) / len(losses) if losses else None
+        record["is_skipped"] = False
+        if scale_slot is not None:
+            # GradScaler halves its scale exactly when it found an infinity and skipped the update.
+            scale = self._ring.get(scale_slot)
+            record["is_skipped"] = scale < self._scale
+            self._scale = scale
+        return record

@@ -1,0 +1,37 @@
+"""Keeps Python's garbage collector out of the window."""
+
+from __future__ import annotations
+
+import gc
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lmbench.callbacks.session import Observer
+
+
+class QuietHost(Observer):
+    """Collects and freezes garbage before the window, turns collection off in it, and restores it afterwards.
+
+    Leaves `gc_policy`.
+    """
+
+    def __init__(self) -> None:
+        self._is_off = False
+
+    def before_window(self) -> None:
+        self.session.facts["gc_policy"] = "collected and frozen, off in the window"
+        self._was_enabled = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._is_off = True
+
+    def window_closed(self) -> None:
+        if self._is_off:
+            gc.unfreeze()
+            if self._was_enabled:
+                gc.enable()
+            self._is_off = False
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.window_closed()

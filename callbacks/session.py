@@ -1,0 +1,258 @@
+"""What the measuring callbacks of one run share: where the run stands, and the borders of its phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+
+from lmbench.measure.clock import synchronize
+from lmbench.measure.phases import EXCLUDED, BorderProfiler, PhaseTrack
+from lmbench.measure.schedule import ProbeKind, Schedule, Stage
+
+
+class Observer(Callback):
+    """A measuring callback: hears of the window and the probe steps from the run's `MeasurementSession`.
+
+    Alone in a stranger's Trainer the first observer attaches a session that only watches: warm-up of 5 steps, then a
+    window until training ends, no probe steps, nothing stopped.
+    """
+
+    session: MeasurementSession
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.session = MeasurementSession.of(trainer)
+        if self not in self.session.observers:
+            self.session.observers.append(self)
+
+    def run_started(self) -> None:
+        """The first batch is about to be fetched."""
+
+    def before_window(self) -> None:
+        """The window is about to open; slow work belongs here."""
+
+    def window_opened(self) -> None:
+        """The device is idle and the window's wall clock starts next; be quick."""
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        """An optimizer step ended, in `stage`."""
+
+    def between_steps(self) -> None:
+        """A step is over and the next one belongs to the same stage; work here is taken out of both."""
+
+    def window_closed(self) -> None:
+        """The window's wall clock has stopped on an idle device."""
+
+    def run_ended(self) -> None:
+        """Training or evaluation ended by itself; every other observer has left its facts."""
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        """The steps that look at `kind` begin."""
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        """The steps that look at `kind` are over."""
+
+
+class MeasurementSession(Callback):
+    """Drives a run through warm-up, window and probe steps, and tells the observers.
+
+    It stands last among the callbacks, so that a step ends when every other callback is done with it.
+
+    Args:
+        schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
+
+    Logs nothing itself. `facts` is where observers leave what they found: it becomes the run's record.
+    """
+
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self.schedule = schedule or Schedule()
+        self.observers: list[Observer] = []
+        self.track = PhaseTrack()
+        self.stage = Stage.WARMUP
+        self.probe_kind: ProbeKind | None = None
+        self.facts: dict[str, Any] = {"window": {"warmup_steps": self.schedule.warmup_steps, "micro_batches": 1}}
+        self.step_facts: dict[str, Any] = {}
+        self.steps_done = 0
+        self.window_steps = 0
+        self.stop_requested = False
+        self.device = torch.device("cpu")
+        self._window_start_ns = 0
+        self._listeners: list[Callable[[str], None]] = []
+        self._optimizer_steps_seen = 0
+        self._micro_batches = 0
+        self._tokens = 0
+        self._plan: list[ProbeKind] = []
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> MeasurementSession:
+        """The trainer's session; made, and put last among its callbacks, when there is none yet."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        session = next((c for c in callbacks if isinstance(c, cls)), None) or cls()
+        if callbacks[-1] is not session:
+            # A new list: Lightning may be walking over the old one right now.
+            trainer.callbacks = [*(c for c in callbacks if c is not session), session]  # type: ignore[attr-defined]
+        session._watch(trainer)
+        return session
+
+    def _watch(self, trainer: Trainer) -> None:
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        if not (isinstance(profiler, BorderProfiler) and profiler.track is self.track):
+            inner = profiler.inner if isinstance(profiler, BorderProfiler) else profiler
+            trainer.profiler = BorderProfiler(inner, self.track)  # type: ignore[attr-defined]
+
+    def add_tokens(self, count: int) -> None:
+        self._tokens += count
+
+    @property
+    def window_elapsed_s(self) -> float:
+        """Host seconds since the window opened."""
+        return (time.perf_counter_ns() - self._window_start_ns) * 1e-9
+
+    # Lightning's hooks: training
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        MeasurementSession.of(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        plugin = trainer.precision_plugin
+        self.track.has_scaler = isinstance(plugin, MixedPrecision) and plugin.scaler is not None
+        own_clipping = (
+            type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
+        )
+        self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
+        self._optimizer_steps_seen = trainer.global_step
+        self.facts["window"]["micro_batches"] = trainer.accumulate_grad_batches
+        self._start(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._micro_batches += 1
+        # With manual optimization a batch is the only step there is to see.
+        if not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen:
+            self._optimizer_steps_seen = trainer.global_step
+            self._end_step(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish()
+
+    # validation inside training is not the step's time
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            self._start(trainer)
+        elif not trainer.sanity_checking:
+            self.track.enter(EXCLUDED)
+            self.track.listeners, self._listeners = [], self.track.listeners
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            self._finish()
+        elif not trainer.sanity_checking:
+            self.track.listeners = self._listeners
+            self.track.reset_to(EXCLUDED)
+            self.track.leave()
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.state.fn != "fit":
+            self._micro_batches += 1
+            self._end_step(trainer)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer)
+
+    def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.on_validation_batch_end(trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish()
+
+    # the stages
+
+    def _start(self, trainer: Trainer) -> None:
+        self.device = trainer.strategy.root_device
+        self.track.reset()
+        # An evaluation loop ends with its loader: data that can be told when the measurement is over is told.
+        if hasattr(trainer.datamodule, "stop_requested"):  # type: ignore[attr-defined]
+            trainer.datamodule.stop_requested = lambda: self.stop_requested  # type: ignore[attr-defined]
+        for observer in self.observers:
+            observer.run_started()
+        if self.schedule.warmup_steps == 0:
+            self._open_window()
+
+    def _end_step(self, trainer: Trainer) -> None:
+        stage, kind = self.stage, self.probe_kind
+        self.step_facts = {
+            "step": self.steps_done,
+            "rank": trainer.global_rank,
+            "stage": stage.value,
+            "is_warmup": stage is Stage.WARMUP,
+            "micro_batches": self._micro_batches,
+            "tokens": self._tokens or None,
+        }
+        self._micro_batches, self._tokens = 0, 0
+        self.steps_done += 1
+        if stage is Stage.WINDOW:
+            self.window_steps += 1
+        for observer in self.observers:
+            observer.step_ended(stage, kind)
+        self._advance(trainer)
+        if self.stage is stage:
+            for observer in self.observers:
+                observer.between_steps()
+
+    def _advance(self, trainer: Trainer) -> None:
+        if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
+            self._open_window()
+        elif self.stage is Stage.WINDOW and self.schedule.is_window_complete(
+            self.window_steps, self.window_elapsed_s
+        ):
+            self._close_window()
+            self._plan = self.schedule.probe_plan()
+            self.stage = Stage.PROBE
+            self._next_probe(trainer)
+        elif self.stage is Stage.PROBE:
+            self._next_probe(trainer)
+
+    def _open_window(self) -> None:
+        for observer in self.observers:
+            observer.before_window()
+        synchronize(self.device)
+        self.stage = Stage.WINDOW
+        for observer in self.observers:
+            observer.window_opened()
+        self.facts["window"]["first_step"] = self.steps_done
+        self._window_start_ns = time.perf_counter_ns()
+
+    def _close_window(self) -> None:
+        synchronize(self.device)
+        self.facts["window"]["raw_wall_s"] = self.window_elapsed_s
+        self.facts["window"]["steps"] = self.window_steps
+        self.stage = Stage.DONE
+        for observer in self.observers:
+            observer.window_closed()
+
+    def _next_probe(self, trainer: Trainer) -> None:
+        following = self._plan.pop(0) if self._plan else None
+        if following is not self.probe_kind:
+            if self.probe_kind is not None:
+                for observer in self.observers:
+                    observer.probe_ended(self.probe_kind)
+            self.probe_kind = following
+            if following is not None:
+                for observer in self.observers:
+                    observer.probe_begins(following)
+        if following is None:
+            self.stage = Stage.DONE
+            self.stop_requested = True
+            trainer.should_stop = True
+
+    def _finish(self) -> None:
+        if self.stage is Stage.WINDOW:
+            self._close_window()
+        for observer in self.observers:
+            observer.run_ended()

@@ -1,0 +1,1 @@
+"""Configurations that ship with lmbench; `--config NAME` finds them by name."""

@@ -1,0 +1,5 @@
+import sys
+
+from lmbench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,60 @@
+"""The measurement's own settings: the command line's group `--measure.*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lmbench.errors import UsageError
+from lmbench.measure.schedule import Schedule
+
+Mode = Literal["inference", "forward", "forward_backward", "train_step"]
+
+
+@dataclass
+class MeasureSettings:
+    """What is measured, for how long, and where the result goes.
+
+    Args:
+        mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate` and
+            `lmbench test` measure inference, whatever this says.
+        warmup_steps: steps before the window.
+        steps: the window's steps, at least.
+        min_window_s: the window's seconds, at least.
+        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
+        matmul_precision: float32 matrix products: highest is fp32, high is TF32.
+        zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
+            and backward), which keeps them alive through the forward.
+        gc_in_window: leave Python's garbage collection on in the window.
+        results_dir: where result folders go.
+        strict: exit with 4 when a guard fails.
+    """
+
+    mode: Mode = "train_step"
+    warmup_steps: int = 5
+    steps: int = 20
+    min_window_s: float = 3.0
+    probe_steps: int = 10
+    matmul_precision: Literal["highest", "high"] = "highest"
+    zero_grad: Literal["after_step", "native"] = "after_step"
+    gc_in_window: bool = False
+    results_dir: str = "results"
+    strict: bool = False
+
+    def schedule(self) -> Schedule:
+        return Schedule(self.warmup_steps, self.steps, self.min_window_s, self.probe_steps)
+
+    def mode_of(self, command: str) -> Mode:
+        """The mode a command measures.
+
+        Raises:
+            UsageError: `fit` was asked for inference.
+        """
+        if command != "fit":
+            return "inference"
+        if self.mode == "inference":
+            raise UsageError(
+                "measure.mode is inference, which fit cannot measure; use `lmbench validate`, or one of "
+                "forward, forward_backward, train_step"
+            )
+        return self.mode

@@ -1,0 +1,49 @@
+"""Lightning's Trainer, as a measurement needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
+
+from lmbench.bench.precision import REPAIRS, RepairedMixedPrecision
+from lmbench.errors import UsageError
+
+# What would add time or synchronize inside the window is off unless asked for.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "devices": 1,
+    "max_epochs": -1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "limit_val_batches": 0,
+    "use_distributed_sampler": False,
+}
+
+
+class BenchTrainer(Trainer):
+    """A Trainer for one device whose defaults disturb nothing; takes every flag that Lightning's takes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        precision = str(kwargs.get("precision") or "32-true")
+        super().__init__(*args, **kwargs)
+        if self.world_size > 1:
+            raise UsageError(
+                f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1"
+            )
+        on_cpu = self.strategy.root_device.type == "cpu"
+        if on_cpu and precision in ("16-mixed", "16", "16-true"):
+            # Lightning would silently run bfloat16 instead.
+            raise UsageError(
+                f"precision {precision} on a CPU; allowed there: 32-true, bf16-mixed, bf16-true, 64-true"
+            )
+        self.repairs: list[str] = []
+        plugin = self.strategy.precision_plugin
+        if type(plugin) is MixedPrecision:
+            self.strategy.precision_plugin = RepairedMixedPrecision(
+                plugin.precision, plugin.device, plugin.scaler
+            )
+            self.repairs = list(REPAIRS)

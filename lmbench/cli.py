@@ -1,0 +1,48 @@
+"""The `lmbench` command. Only what is named is imported: help and reports work without torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# name: (module, what it does). Every module has `run(args: list[str]) -> int`.
+COMMANDS = {
+    "fit": ("lmbench.bench.run", "measure training: forward, backward and optimizer times, memory, MFU"),
+    "validate": ("lmbench.bench.run", "measure inference on the validation data"),
+    "test": ("lmbench.bench.run", "measure inference on the test data"),
+    "show": ("lmbench.commands.show", "print a result again"),
+    "overhead": ("lmbench.commands.overhead", "compare a bare loop, a plain Trainer and the harness"),
+    "selfcheck": ("lmbench.commands.selfcheck", "show that the numbers are true on this machine"),
+}
+
+
+def help_text() -> str:
+    lines = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    return (
+        "usage: lmbench COMMAND [OPTIONS]\n\n"
+        f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
+        "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal error, 2 usage,\n"
+        "3 out of memory, 4 a guard failed under --measure.strict, 130 interrupted, 143 terminated."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if args[0] == "--version":
+        from lmbench import __version__
+
+        print(__version__)
+        return 0
+    if args[0] not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(args[0], COMMANDS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"lmbench: unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[args[0]][0])
+    return int(module.run(args))

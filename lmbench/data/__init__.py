@@ -1,0 +1,1 @@
+"""Random tokens and real text behind one LightningDataModule."""

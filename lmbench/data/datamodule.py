@@ -1,0 +1,200 @@
+"""The LightningDataModule of lmbench: random tokens or real text, on the device or through a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
+
+from lmbench.data.batches import (
+    Drawing,
+    DrawnDataset,
+    PrebuiltDataset,
+    RandomSource,
+    Source,
+    StoppableLoader,
+    TextSource,
+    TokenBatch,
+    on_device,
+)
+from lmbench.data.corpus import Corpus, open_corpus
+from lmbench.data.token_cache import TokenIds, corpus_tokens, default_cache_dir
+from lmbench.errors import UsageError
+from lmbench.sizes import DEFAULT_VOCAB_SIZE
+
+# With fewer, training would be close to that on one fixed batch, which is faster than on real data.
+MINIMUM_BATCHES = 8
+# The share of a text's tokens, at its end, that is kept for validation and test.
+HELD_OUT_FRACTION = 0.1
+
+
+def _never() -> bool:
+    return False
+
+
+class TokenData(LightningDataModule):
+    """Endless batches of (tokens, targets), int64 of shape ``batch seq``; targets are the next tokens.
+
+    Validation and test draw other batches (from text: from its held-out end), and end when ``stop_requested``
+    says so.
+
+    Args:
+        source: uniformly random tokens, or text. batch_size: sequences in a batch. context_length: tokens in
+        a sequence. vocab_size: number of token ids; text is tokenized to it. num_batches: how many different
+        batches are built before the first step (not for text through a loader). placement: ``device`` keeps
+        pre-built batches on the training device, so that no transfer is left; ``pinned`` sends
+            each through a DataLoader, from pinned memory where there is CUDA (text is drawn anew for every
+            batch).
+        num_workers: processes of that DataLoader.
+        seed: of everything drawn.
+        text_files: files or patterns of text; none means the Python standard library's own sources.
+        cache_dir: where tokenized text is kept; by default ``lmbench`` in the user's cache folder.
+
+    Raises:
+        UsageError: a setting out of its range, files that are missing or empty, text shorter than one batch
+        needs, or (in
+            ``setup``) a model whose vocabulary is smaller than the data's.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Literal["random", "text"] = "random",
+        batch_size: int = 4,
+        context_length: int = 512,
+        vocab_size: int = DEFAULT_VOCAB_SIZE,
+        num_batches: int = MINIMUM_BATCHES,
+        placement: Literal["device", "pinned"] = "device",
+        num_workers: int = 0,
+        seed: int = 0,
+        text_files: list[str] | None = None,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.batch_size = batch_size
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self.num_batches = num_batches
+        self.placement = placement
+        self.num_workers = num_workers
+        self.seed = seed
+        self.text_files = list(text_files or [])
+        self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+        self.stop_requested: Callable[[], bool] = _never
+        self._text: tuple[Corpus, TokenIds] | None = None
+        self._check_settings()
+
+    def prepare_data(self) -> None:
+        """Tokenize the text into the cache, once for all processes of a machine."""
+        if self.source == "text":
+            self._read_text()
+
+    def setup(self, stage: str) -> None:
+        model_vocab_size = (
+            getattr(self.trainer.lightning_module, "vocab_size", None) if self.trainer else None
+        )
+        if model_vocab_size is not None and model_vocab_size < self.vocab_size:
+            raise UsageError(
+                f"the data has {self.vocab_size} token ids but the model's vocab_size is {model_vocab_size}; "
+                "give both the same vocab_size"
+            )
+        if self.source == "text":
+            self._text = self._read_text()
+
+    def train_dataloader(self) -> StoppableLoader:
+        return self._loader(held_out=False, stop=_never)
+
+    def val_dataloader(self) -> StoppableLoader:
+        return self._loader(held_out=True, stop=self._stop)
+
+    def _stop(self) -> bool:
+        # Looked up at every batch: the attribute may be set after the loader was made.
+        return self.stop_requested()
+
+    def test_dataloader(self) -> StoppableLoader:
+        return self.val_dataloader()
+
+    def describe(self) -> dict[str, Any]:
+        """What the data was, for the run's record; about a text's corpus once ``setup`` has run."""
+        facts: dict[str, Any] = {
+            "source": self.source,
+            "batch_size": self.batch_size,
+            "context_length": self.context_length,
+            "vocab_size": self.vocab_size,
+            "placement": self.placement,
+            "num_workers": self.num_workers,
+            "num_batches": None if self._draws_anew else self.num_batches,
+            "seed": self.seed,
+        }
+        if self._text is not None:
+            corpus, ids = self._text
+            facts |= {
+                "corpus": corpus.name,
+                "corpus_sha256": corpus.sha256,
+                "corpus_files": len(corpus.files),
+                "corpus_bytes": corpus.size_bytes,
+                "corpus_tokens": int(ids.size),
+            }
+        return facts
+
+    @property
+    def _draws_anew(self) -> bool:
+        return self.source == "text" and self.placement == "pinned"
+
+    def _loader(self, held_out: bool, stop: Callable[[], bool]) -> StoppableLoader:
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        rank = self.trainer.global_rank if self.trainer else 0
+        drawing = Drawing(
+            self._source(held_out), self.batch_size, self.context_length, (self.seed, rank, int(held_out))
+        )
+        if self.placement == "device":
+            resident = [on_device(batch, device) for batch in drawing.first(self.num_batches)]
+            return StoppableLoader(PrebuiltDataset(resident), stop)
+        dataset: IterableDataset[TokenBatch] = (
+            DrawnDataset(drawing) if self._draws_anew else PrebuiltDataset(drawing.first(self.num_batches))
+        )
+        loader = DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=self.num_workers > 0,
+        )
+        return StoppableLoader(loader, stop)
+
+    def _source(self, held_out: bool) -> Source:
+        if self.source == "random":
+            return RandomSource(self.vocab_size)
+        _, ids = self._text or self._read_text()
+        border = round(ids.size * (1 - HELD_OUT_FRACTION))
+        part = ids[border:] if held_out else ids[:border]
+        needed = self.batch_size * self.context_length + 1
+        if part.size < needed:
+            raise UsageError(
+                f"the text has {part.size} tokens for {'validation' if held_out else 'training'}, one batch "
+                f"needs {needed}; give more text, or a smaller batch_size or context_length"
+            )
+        return TextSource(part)
+
+    def _read_text(self) -> tuple[Corpus, TokenIds]:
+        corpus = open_corpus(self.text_files)
+        return corpus, corpus_tokens(corpus, self.vocab_size, self.cache_dir)
+
+    def _check_settings(self) -> None:
+        choices = {"source": ("random", "text"), "placement": ("device", "pinned")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
+        lowest = {"batch_size": 1, "context_length": 1, "vocab_size": 1, "num_workers": 0, "seed": 0}
+        for name, limit in (lowest | {"num_batches": MINIMUM_BATCHES}).items():
+            if getattr(self, name) < limit:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least {limit}")
+        if self.num_workers and self.placement == "device":
+            raise UsageError(
+                "num_workers needs placement pinned: batches on the device have no loader processes"
+            )

@@ -1,0 +1,27 @@
+"""Errors a user can cause, and the exit codes of every command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes, the same for every command (the README lists them)."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    OUT_OF_MEMORY = 3
+    GUARD_FAILED = 4
+    SLOWER = 10
+    UNDECIDED = 11
+    INVALID = 12
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class UsageError(Exception):
+    """A mistake in what the user gave: one line saying what was given, what is allowed, what to do.
+
+    Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback.
+    """

@@ -1,0 +1,104 @@
+"""The three clocks a step can be measured with: device events, synchronized host time, plain host time.
+
+A clock hands out opaque stamps. `events` never makes the host wait: stamps are CUDA events, read after the device
+has passed them. `sync` waits for the device at every stamp, which is the classic method and slows the run; it is
+the second instrument, never the source of a timing table. `host` is the clock of a CPU run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """What a timeline needs of a clock. Stamps are opaque to everyone else."""
+
+    name: str
+    # Whether device and host time differ, so that a lag between them means something.
+    has_lag: bool
+
+    def stamp(self) -> Any: ...
+
+    def seconds(self, start: Any, end: Any) -> float: ...
+
+    def is_reached(self, stamp: Any) -> bool: ...
+
+    def recycle(self, stamps: Iterable[Any]) -> None: ...
+
+
+class EventClock:
+    """CUDA events on the stream that was current when the clock was made."""
+
+    name = "events"
+    has_lag = True
+
+    def __init__(self, device: torch.device, preallocate: int = 256) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(preallocate)]
+        # An event's CUDA object is created by its first record; do that now, not in the window.
+        for event in self._free:
+            event.record(self._stream)
+
+    def stamp(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Device seconds between two reached stamps; accurate between neighbours only (float32 milliseconds)."""
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def is_reached(self, stamp: torch.cuda.Event) -> bool:
+        return bool(stamp.query())
+
+    def recycle(self, stamps: Iterable[torch.cuda.Event]) -> None:
+        self._free.extend(stamps)
+
+
+class HostClock:
+    """`time.perf_counter_ns`, for work that runs on the CPU."""
+
+    name = "host"
+    has_lag = False
+
+    def stamp(self) -> int:
+        return time.perf_counter_ns()
+
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) * 1e-9
+
+    def is_reached(self, stamp: int) -> bool:
+        return True
+
+    def recycle(self, stamps: Iterable[int]) -> None:
+        pass
+
+
+class SyncClock(HostClock):
+    """Host time after waiting for the device at every stamp."""
+
+    name = "sync"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stamp(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter_ns()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for `device`; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_clock(name: str, device: torch.device) -> Clock:
+    """The clock called `name` (`events` or `sync`) on `device`; on a CPU both are the host clock."""
+    if device.type != "cuda":
+        return HostClock()
+    return EventClock(device) if name == "events" else SyncClock(device)

@@ -1,0 +1,131 @@
+"""Everything around a run that its times may depend on: versions, code, devices, host, flags, variables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lmbench
+from lmbench.measure.device_state import DeviceSensor
+from lmbench.measure.host import gc_policy, host_facts
+
+_PACKAGES = ("lightning", "torchmetrics", "wandb")
+
+#: Only variables whose names begin so are recorded, and none whose name holds one of the words after.
+_ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_", "LMBENCH_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+
+_GIT_TIMEOUT_S = 5.0
+
+
+def capture_environment(device: torch.device) -> dict[str, Any]:
+    """The `environment` of a run's record.
+
+    Call it when all settings are made, outside the window: it synchronizes.
+    """
+    gpu = DeviceSensor(device).facts()
+    driver = gpu.pop("driver")
+    return {
+        "versions": {**versions(), "driver": driver},
+        "code": {
+            "project": git_state(Path.cwd()),
+            "lmbench": git_state(Path(lmbench.__file__).parent, holds="__init__.py"),
+        },
+        "gpu": gpu,
+        "host": host_facts(device),
+        "gc": gc_policy(),
+        "flags": torch_flags(),
+        "variables": allowed_variables(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what takes part. Packages are asked for their metadata, not imported."""
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        **{name: _version(name) for name in _PACKAGES},
+        "lmbench": lmbench.__version__,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def torch_flags() -> dict[str, Any]:
+    """PyTorch's global switches; None where reading one is refused (the old and new TF32 settings exclude each other)."""
+    cudnn = torch.backends.cudnn
+    return {
+        "float32_matmul_precision": _or_none(torch.get_float32_matmul_precision),
+        "cuda_matmul_allow_tf32": _or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_allow_tf32": _or_none(lambda: cudnn.allow_tf32),
+        "cudnn_benchmark": cudnn.benchmark,
+        "cudnn_deterministic": cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "anomaly_mode": torch.is_anomaly_enabled(),
+        "allocator_backend": torch.cuda.get_allocator_backend() if torch.version.cuda else None,
+        "thread_count": torch.get_num_threads(),
+    }
+
+
+def _or_none(read: Any) -> Any:
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+def allowed_variables() -> dict[str, str]:
+    """Environment variables from the allow-list, sorted; never one whose name looks like a secret's."""
+    return {name: value for name, value in sorted(os.environ.items()) if _is_allowed(name.upper())}
+
+
+def _is_allowed(name: str) -> bool:
+    return name.startswith(_ALLOWED) and not any(word in name for word in _SECRET)
+
+
+def git_state(folder: Path, holds: str | None = None) -> dict[str, Any]:
+    """`commit` of the repository that the folder belongs to, and `is_dirty` if its tracked files differ from it.
+
+    Both are None without git or a repository. With `holds` also where the repository does not track that file
+    of the folder: a package installed below somebody's project is not part of it.
+    """
+    nothing: dict[str, Any] = {"commit": None, "is_dirty": None}
+    if holds is not None and _git(folder, "ls-files", "--error-unmatch", holds) is None:
+        return nothing
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return nothing
+    # Untracked files do not count: the results folder itself would make every second run dirty.
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "is_dirty": None if changed is None else bool(changed)}
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    # Without the optional lock a status of ours cannot get in the way of a user's git command.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            env=environment,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

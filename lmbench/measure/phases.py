@@ -1,0 +1,191 @@
+"""Which phase of a step is going on, read from Lightning's own profiler actions.
+
+Callbacks have no hook for the data wait, the transfer, the start of the forward or the end of clipping; Lightning's
+profiler actions bound all of them exactly, also under accumulation. `PhaseTrack` is the state machine that turns
+actions into a sequence of phases; `BorderProfiler` is the delegating profiler that feeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+
+# Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
+EXCLUDED = "excluded"
+
+
+class PhaseTrack:
+    """A stack of phases; listeners hear of every change, with the phase that begins.
+
+    Args:
+        has_scaler: under `16-mixed` the gradients are unscaled between backward and clipping; that time is the
+            optimizer's.
+        clips: whether gradients are clipped, so that `clip` is a phase of its own and not an empty pair of borders.
+    """
+
+    def __init__(self, has_scaler: bool = False, clips: bool = True) -> None:
+        self.has_scaler = has_scaler
+        self.clips = clips
+        self.listeners: list[Callable[[str], None]] = []
+        self._stack = ["other"]
+        self._current = "other"
+
+    @property
+    def current(self) -> str:
+        return self._current
+
+    def reset(self) -> None:
+        """Forget what was going on (a run begins, or an exception cut a phase short)."""
+        self._stack = ["other"]
+        self._current = "other"
+
+    def reset_to(self, phase: str) -> None:
+        """Take `phase` to be going on, whatever was seen since; nobody is told."""
+        self._stack = ["other", phase]
+        self._current = phase
+
+    def enter(self, phase: str) -> None:
+        self._stack.append(phase)
+        self._announce()
+
+    def leave(self) -> None:
+        if len(self._stack) > 1:
+            self._stack.pop()
+        self._announce()
+
+    def _announce(self) -> None:
+        phase = self._stack[-1]
+        if phase != self._current:
+            self._current = phase
+            for listener in self.listeners:
+                listener(phase)
+
+    # One method for each action that means something.
+
+    def start_data(self) -> None:
+        self._stack = ["other"]
+        self.enter("data")
+
+    def stop_data(self) -> None:
+        # What follows up to the end of `batch_to_device` prepares and moves the batch.
+        self._stack[-1] = "transfer"
+        self._announce()
+
+    def start_transfer(self) -> None:
+        if self._stack[-1] != "transfer":
+            self.enter("transfer")
+
+    def start_forward(self) -> None:
+        # A module that takes the dataloader's iterator itself never moves a batch: the transfer ended unseen.
+        if self._stack[-1] == "transfer":
+            self._stack.pop()
+        self.enter("forward")
+
+    def stop_backward(self) -> None:
+        self._stack.pop()
+        if self.has_scaler and len(self._stack) > 1 and self._stack[-1] == "other":
+            self._stack[-1] = "optimizer"
+        self._announce()
+
+    def start_clip(self) -> None:
+        if self.clips:
+            self.enter("clip")
+
+    def stop_clip(self) -> None:
+        if self.clips:
+            self._stack.pop()
+        # The update follows at once, inside the running `optimizer_step` action.
+        if len(self._stack) > 1:
+            self._stack[-1] = "optimizer"
+        self._announce()
+
+    def start_optimizer_step(self) -> None:
+        # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
+        self.enter("other")
+
+    def stop_zero_grad(self) -> None:
+        self._stack.pop()
+        # Gradients zeroed after the update: the update is over, do not go back to it.
+        if self._stack[-1] == "optimizer":
+            self._stack[-1] = "other"
+        self._announce()
+
+
+def _nothing() -> None:
+    pass
+
+
+class BorderProfiler(Profiler):
+    """Passes every action on to the user's profiler and tells a `PhaseTrack` of the ones that bound a phase."""
+
+    def __init__(self, inner: Profiler, track: PhaseTrack) -> None:
+        super().__init__()
+        self.inner = inner
+        self.track = track
+        self._silent = isinstance(inner, PassThroughProfiler)
+        self._on_start: dict[str, Callable[[], None]] = {}
+        self._on_stop: dict[str, Callable[[], None]] = {}
+
+    def start(self, action_name: str) -> None:
+        if not self._silent:
+            self.inner.start(action_name)
+        handler = self._on_start.get(action_name)
+        if handler is None:
+            handler = self._resolve(action_name)
+        handler()
+
+    def stop(self, action_name: str) -> None:
+        handler = self._on_stop.get(action_name)
+        if handler is not None:
+            handler()
+        if not self._silent:
+            self.inner.stop(action_name)
+
+    def _resolve(self, action_name: str) -> Callable[[], None]:
+        """Find the handlers of an action the first time it is seen; afterwards it costs one dictionary look-up."""
+        start, stop = self._handlers(action_name)
+        self._on_start[action_name] = start
+        self._on_stop[action_name] = stop
+        return start
+
+    def _handlers(self, action_name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+        track = self.track
+        owner, _, hook = action_name.rpartition(".")
+        if hook in ("train_dataloader_next", "val_next", "test_next"):
+            return track.start_data, track.stop_data
+        if action_name == "save_checkpoint":
+            return (lambda: track.enter(EXCLUDED)), track.leave
+        if owner.startswith("[Strategy]"):
+            if hook == "batch_to_device":
+                return track.start_transfer, track.leave
+            if hook in ("training_step", "validation_step", "test_step"):
+                return track.start_forward, track.leave
+            if hook == "backward":
+                return (lambda: track.enter("backward")), track.stop_backward
+        if owner.startswith("[LightningModule]"):
+            if hook == "optimizer_step":
+                return track.start_optimizer_step, track.leave
+            if hook == "optimizer_zero_grad":
+                return (lambda: track.enter("zero_grad")), track.stop_zero_grad
+            if hook == "configure_gradient_clipping":
+                return track.start_clip, track.stop_clip
+        return _nothing, _nothing
+
+    # The rest of a profiler's life belongs to the user's own.
+
+    def summary(self) -> str:
+        return self.inner.summary()
+
+    def describe(self) -> None:
+        self.inner.describe()
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        self.inner.setup(stage, local_rank, log_dir)
+
+    def teardown(self, stage: str | None) -> None:
+        self.inner.teardown(stage)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)

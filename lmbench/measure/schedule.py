@@ -1,0 +1,67 @@
+"""How a run is divided: warm-up, the window, probe steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lmbench.errors import UsageError
+
+
+class Stage(str, Enum):
+    WARMUP = "warmup"
+    WINDOW = "window"
+    PROBE = "probe"
+    DONE = "done"
+
+
+class ProbeKind(str, Enum):
+    """What a probe step looks at; one thing each, since they disturb each other."""
+
+    SETTLE = "settle"  # lets the queue fill again after the window's last synchronize
+    LAG = "lag"
+    MEMORY = "memory"
+    SYNC = "sync"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the window opens and closes, and the probe steps after it.
+
+    Args:
+        warmup_steps: steps before the window.
+        steps: the window's steps at least; None measures until training ends by itself.
+        min_window_s: the window's length at least; a power-capped card slows over seconds, and short bursts flatter it.
+        probe_steps: steps that look at the lag inside phases; 0 leaves out every kind of probe.
+    """
+
+    warmup_steps: int = 5
+    steps: int | None = None
+    min_window_s: float = 0.0
+    probe_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("warmup_steps", self.warmup_steps, 0),
+            ("steps", self.steps, 1),
+            ("min_window_s", self.min_window_s, 0),
+            ("probe_steps", self.probe_steps, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"measure.{name} is {value}; it must be at least {least}")
+
+    def is_window_complete(self, steps_done: int, elapsed_s: float) -> bool:
+        return self.steps is not None and steps_done >= self.steps and elapsed_s >= self.min_window_s
+
+    def probe_plan(self) -> list[ProbeKind]:
+        """The probe steps in order."""
+        if self.probe_steps == 0:
+            return []
+        return [
+            *[ProbeKind.SETTLE] * 2,
+            *[ProbeKind.LAG] * self.probe_steps,
+            *[ProbeKind.MEMORY] * 2,
+            ProbeKind.SYNC,
+            ProbeKind.TRAINING,
+        ]

@@ -1,0 +1,162 @@
+"""From border stamps to step records: device spans, host spans and lags.
+
+A timeline is a sequence of marks; the time between two neighbouring marks belongs to the phase that began at the
+first. So the phases of a step partition it, and their sum is the step by construction; that the sum of the steps is
+the window is checked against a second clock elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lmbench.measure.clock import Clock
+from lmbench.measure.phases import EXCLUDED
+from lmbench.results.vocabulary import PHASES
+
+
+class Mark(NamedTuple):
+    stamp: Any
+    host_ns: int
+    phase: str  # that begins here
+
+
+@dataclass
+class PendingStep:
+    """A step whose marks are set but perhaps not yet reached by the device."""
+
+    facts: dict[str, Any]
+    marks: list[Mark]
+
+
+@dataclass
+class StepSpans:
+    """A finished step. All spans in seconds; `lags` are seconds the device was behind the host."""
+
+    facts: dict[str, Any]
+    device_s: dict[str, float]
+    host_s: dict[str, float]
+    excluded_s: float = 0.0
+    excluded_count: int = 0
+    end_lag_s: dict[str, float] = field(default_factory=dict)
+    min_lag_s: dict[str, float] = field(default_factory=dict)
+    mark_count: dict[str, int] = field(default_factory=dict)
+
+
+class Timeline:
+    """Marks in, finished steps out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._marks: list[Mark] = []
+        self._pending: deque[PendingStep] = deque()
+        self._base_host_ns = 0
+        self._device_s = 0.0  # device time since the base, at the first undrained mark
+        # How much faster the device's clock runs than the host's, once it has been measured over a window.
+        self.drift = 0.0
+
+    def start(self, phase: str = "other") -> None:
+        """Begin anew at an idle device: the next step starts here, and lags count from here."""
+        self._pending.clear()
+        mark = self._mark(phase)
+        self._marks = [mark]
+        self._base_host_ns = mark.host_ns
+        self._device_s = 0.0
+
+    def _mark(self, phase: str) -> Mark:
+        # The host's time is taken first: a mark on an idle device is then behind by its own launch, never ahead.
+        host_ns = time.perf_counter_ns()
+        return Mark(self.clock.stamp(), host_ns, phase)
+
+    def border(self, phase: str) -> None:
+        """A phase begins."""
+        self._marks.append(self._mark(phase))
+
+    def note(self) -> None:
+        """One more mark inside the running phase (a block's border in a probe step)."""
+        if self._marks:
+            self._marks.append(self._mark(self._marks[-1].phase))
+
+    def end_step(self, facts: dict[str, Any], phase: str = "other") -> None:
+        """The step ends here, and the next begins, in `phase`."""
+        mark = self._mark(phase)
+        self._marks.append(mark)
+        self._pending.append(PendingStep(facts, self._marks))
+        self._marks = [mark]
+
+    def drain(self) -> list[StepSpans]:
+        """The steps that the device has finished since the last call, oldest first. Never waits."""
+        finished = []
+        while self._pending and self.clock.is_reached(self._pending[0].marks[-1].stamp):
+            finished.append(self._resolve(self._pending.popleft()))
+        return finished
+
+    def _resolve(self, step: PendingStep) -> StepSpans:
+        marks, clock = step.marks, self.clock
+        device: dict[str, float] = {}
+        host: dict[str, float] = {}
+        spans = StepSpans(step.facts, device, host)
+        for start, end in zip(marks, marks[1:], strict=False):
+            lag = self._lag(start)
+            seconds = clock.seconds(start.stamp, end.stamp)
+            self._device_s += seconds
+            if start.phase == EXCLUDED:
+                spans.excluded_s += seconds
+                spans.excluded_count += 1
+                continue
+            host_s = (end.host_ns - start.host_ns) * 1e-9
+            device[start.phase] = device.get(start.phase, 0.0) + seconds
+            host[start.phase] = host.get(start.phase, 0.0) + host_s
+            if clock.has_lag:
+                self._note_lag(spans, start.phase, lag, self._lag(end))
+        # The last mark is the next step's first: it stays out of the pool until that step is resolved.
+        clock.recycle(mark.stamp for mark in marks[:-1])
+        return spans
+
+    def _lag(self, mark: Mark) -> float:
+        """Lag at a mark, when `_device_s` has been advanced to it."""
+        return self._device_s - (mark.host_ns - self._base_host_ns) * 1e-9 * (1.0 + self.drift)
+
+    @staticmethod
+    def _note_lag(spans: StepSpans, phase: str, start_lag: float, end_lag: float) -> None:
+        spans.end_lag_s[phase] = end_lag
+        lowest = min(start_lag, end_lag)
+        spans.min_lag_s[phase] = min(spans.min_lag_s.get(phase, lowest), lowest)
+        spans.mark_count[phase] = spans.mark_count.get(phase, 1) + 1
+
+    def calibrate(self) -> float | None:
+        """Measure, and from now on correct, how much faster the device's clock ran than the host's since `start`.
+
+        Call on an idle device: the lag of one more mark, which should be zero there, is the drift. None where the
+        clock has no lag.
+        """
+        if not self.clock.has_lag:
+            return None
+        mark = self._mark("other")
+        while not self.clock.is_reached(mark.stamp):
+            pass
+        self.drain()
+        self._device_s += self.clock.seconds(self._marks[-1].stamp, mark.stamp)
+        elapsed_s = (mark.host_ns - self._base_host_ns) * 1e-9
+        self._marks = [mark]
+        if elapsed_s > 0:
+            self.drift += self._lag(mark) / elapsed_s
+        return self.drift
+
+
+def step_record(spans: StepSpans) -> dict[str, Any]:
+    """The step's record under the names of the field registry (SI units)."""
+    record = dict(spans.facts)
+    record["step_s"] = sum(spans.device_s.values())
+    record["step_host_s"] = sum(spans.host_s.values())
+    for phase in PHASES:
+        # A phase that was never seen has no time, which is not the same as no duration.
+        record[f"{phase}_s"] = spans.device_s.get(phase)
+        record[f"{phase}_host_s"] = spans.host_s.get(phase)
+    for phase in PHASES[:-1]:
+        record[f"lag_{phase}_s"] = spans.end_lag_s.get(phase)
+    record["lag_step_s"] = spans.end_lag_s.get("other")
+    record["excluded_s"] = spans.excluded_s
+    return record

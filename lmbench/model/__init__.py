@@ -1,0 +1,1 @@
+"""The Transformer that lmbench measures by default, and its LightningModule."""

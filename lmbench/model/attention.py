@@ -1,0 +1,172 @@
+"""Causal self-attention: one set of projections, and a table of interchangeable cores.
+
+The cores agree within rounding: 1e-5 in float32, 2e-2 in bfloat16, relative to the largest value
+(tests/test_model_attention.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lmbench.errors import UsageError
+from lmbench.model.layers import Projection
+from lmbench.model.rope import RotaryEmbedding
+from lmbench.sizes import ModelShape
+
+
+class Tables(NamedTuple):
+    """What blocks need at a sequence length: RoPE's cos and sin (``seq head_dim/2``), and the causal mask.
+
+    The mask is True where attention is forbidden (``seq seq``); fused cores have none.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+
+
+class Scores(nn.Module):
+    """Query-key products: ``batch heads seq head_dim`` twice -> ``batch heads seq seq``."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        keys = k.transpose(-2, -1)
+        return torch.matmul(q, keys)
+
+
+class ScaleAndMask(nn.Module):
+    """Divide the scores by sqrt(head_dim) and set those of later positions to minus infinity."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.scale = head_dim**-0.5
+
+    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+        # In place: the product is a fresh tensor that nothing else reads.
+        scaled: Tensor = scores * self.scale
+        return scaled.masked_fill_(mask, float("-inf"))
+
+
+class Values(nn.Module):
+    """Mean of the values, weighted by attention: ``batch heads seq seq`` -> ``batch heads seq head_dim``."""
+
+    def forward(self, weights: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(weights, v)
+
+
+class NaiveCore(nn.Module):
+    """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v, each part a module of its own."""
+
+    needs_mask = True
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.scores = Scores()
+        self.mask = ScaleAndMask(head_dim)
+        self.softmax = nn.Softmax(dim=-1)
+        self.values = Values()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        weights = self.softmax(self.mask(self.scores(q, k), mask))
+        mixed: Tensor = self.values(weights, v)
+        return mixed
+
+
+class FusedCore(nn.Module):
+    """Attention by PyTorch's fused operator; the model chooses its back end once per forward pass."""
+
+    needs_mask = False
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """An implementation by name: its core, and the back end of the fused operator (None: PyTorch chooses)."""
+
+    core: type[NaiveCore] | type[FusedCore]
+    backend: SDPBackend | None = None
+
+
+ATTENTION: dict[str, AttentionKind] = {
+    "naive": AttentionKind(NaiveCore),
+    "sdpa": AttentionKind(FusedCore),
+    "sdpa_flash": AttentionKind(FusedCore, SDPBackend.FLASH_ATTENTION),
+    "sdpa_efficient": AttentionKind(FusedCore, SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa_cudnn": AttentionKind(FusedCore, SDPBackend.CUDNN_ATTENTION),
+    "sdpa_math": AttentionKind(FusedCore, SDPBackend.MATH),
+}
+
+
+def attention_kind(name: str) -> AttentionKind:
+    """Look an implementation up by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name in ATTENTION:
+        return ATTENTION[name]
+    close = get_close_matches(name, ATTENTION, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UsageError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}{hint}")
+
+
+def check_attention(name: str, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:
+    """Try an implementation on a few tokens, forward and backward, in the dtype that its matmuls will have.
+
+    Raises:
+        UsageError: this device, dtype or head_dim has no kernel for the chosen back end.
+    """
+    backend = attention_kind(name).backend
+    if backend is None:
+        return
+    size = (1, shape.num_heads, 64, shape.head_dim)
+    q = torch.zeros(size, device=device, dtype=dtype, requires_grad=True)
+    try:
+        with sdpa_kernel(backend):
+            out = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        torch.autograd.grad(out.sum(), q)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UsageError(
+            f"attention {name!r} has no kernel for {str(dtype).removeprefix('torch.')} and head_dim "
+            f"{shape.head_dim} on {device.type}; choose sdpa (PyTorch picks a back end) or another precision"
+        ) from error
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention with rotary positions: ``batch seq embed`` -> ``batch seq embed``."""
+
+    def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float) -> None:
+        super().__init__()
+        width, std = shape.d_model, shape.d_model**-0.5
+        self.num_heads = shape.num_heads
+        self.q = Projection(width, width, std=std)
+        self.k = Projection(width, width, std=std)
+        self.v = Projection(width, width, std=std)
+        self.rope = RotaryEmbedding()
+        self.core = kind.core(shape.head_dim)
+        self.output = Projection(width, width, std=std * residual_scale)
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        q = self.rope(self._split(self.q(x)), tables.cos, tables.sin)
+        k = self.rope(self._split(self.k(x)), tables.cos, tables.sin)
+        mixed = self.core(q, k, self._split(self.v(x)), tables.mask)
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+    def _split(self, x: Tensor) -> Tensor:
+        """``batch seq embed`` -> ``batch heads seq head_dim``."""
+        batch, seq, embed = x.shape
+        return x.view(batch, seq, self.num_heads, embed // self.num_heads).transpose(1, 2)

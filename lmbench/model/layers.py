@@ -1,0 +1,71 @@
+"""The layers of the Transformer, apart from attention. Shapes are written as ``batch seq embed``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Projection(nn.Linear):
+    """A linear map without bias, its weights drawn from a normal distribution of the given deviation.
+
+    The weights are float32 whatever the default dtype, so that one seed gives the same weights in every
+    precision.
+    """
+
+    def __init__(self, in_features: int, out_features: int, std: float) -> None:
+        self.std = std
+        super().__init__(in_features, out_features, bias=False, dtype=torch.float32)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class Embedding(nn.Embedding):
+    """Token embedding with unit-normal weights, float32 whatever the default dtype."""
+
+    def __init__(self, vocab_size: int, d_model: int) -> None:
+        super().__init__(vocab_size, d_model, dtype=torch.float32)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32, x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(d_model, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer, down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, d_model: int, d_ff: int, residual_scale: float) -> None:
+        super().__init__()
+        self.gate = Projection(d_model, d_ff, std=d_model**-0.5)
+        self.up = Projection(d_model, d_ff, std=d_model**-0.5)
+        self.down = Projection(d_ff, d_model, std=residual_scale * d_ff**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return hidden
+
+
+class Residual(nn.Module):
+    """The residual addition; a module of its own so that its kernels can be told from others."""
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch
+
+
+class NextTokenLoss(nn.Module):
+    """Mean cross entropy over all tokens, reduced in float32 whatever the logits' dtype."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

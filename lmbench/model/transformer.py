@@ -1,0 +1,111 @@
+"""The decoder-only Transformer of lmbench's sizes, as plain PyTorch modules."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+
+from lmbench.errors import UsageError
+from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
+from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU
+from lmbench.model.rope import rope_tables
+from lmbench.sizes import ModelShape
+
+
+class Block(nn.Module):
+    """One pre-norm layer: attention, then feed-forward, each added to the stream (``batch seq embed``)."""
+
+    def __init__(self, shape: ModelShape, kind: AttentionKind) -> None:
+        super().__init__()
+        # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
+        # the sum at one).
+        residual_scale = (2 * shape.num_layers) ** -0.5
+        self.attention_norm = RMSNorm(shape.d_model)
+        self.attention = Attention(shape, kind, residual_scale)
+        self.attention_residual = Residual()
+        self.ffn_norm = RMSNorm(shape.d_model)
+        self.ffn = SwiGLU(shape.d_model, shape.d_ff, residual_scale)
+        self.ffn_residual = Residual()
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        x = self.attention_residual(x, self.attention(self.attention_norm(x), tables))
+        x = self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
+        return x
+
+
+class Transformer(nn.Module):
+    """Decoder-only language model: tokens ``batch seq`` -> logits ``batch seq vocab``, or the loss.
+
+    Parameters are built in float32 on the current device context. The head's weights are small enough that
+    a fresh model's loss is about ln(vocab) + 0.125. Tables for positions and mask are built once, for
+    ``context_length``.
+
+    Raises:
+        UsageError: unknown attention, or (in forward) a sequence longer than ``context_length``.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+
+    def __init__(self, shape: ModelShape, context_length: int, attention: str = "sdpa") -> None:
+        super().__init__()
+        kind = attention_kind(attention)
+        self.shape = shape
+        self.context_length = context_length
+        self.embedding = Embedding(shape.vocab_size, shape.d_model)
+        self.blocks = nn.ModuleList(Block(shape, kind) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(shape.d_model)
+        self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
+        self.loss = NextTokenLoss()
+        self._backend = kind.backend
+        self._register_tables(kind.core.needs_mask)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
+        x: Tensor = self.embedding(tokens)
+        tables = self._tables(x)
+        with self._attention_backend():
+            for block in self.blocks:
+                x = block(x, tables)
+        logits: Tensor = self.head(self.norm(x))
+        if targets is None:
+            return logits
+        loss: Tensor = self.loss(logits, targets)
+        return loss
+
+    def _register_tables(self, needs_mask: bool) -> None:
+        cos, sin = rope_tables(self.context_length, self.shape.head_dim)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        mask = (
+            torch.ones(self.context_length, self.context_length, dtype=torch.bool).triu(1)
+            if needs_mask
+            else None
+        )
+        self.register_buffer("mask", mask, persistent=False)
+
+    def _tables(self, x: Tensor) -> Tables:
+        """The tables for this length, cast once per pass to the dtype that queries and keys will have."""
+        seq = x.shape[1]
+        if seq > self.context_length:
+            raise UsageError(
+                f"a sequence of {seq} tokens is longer than the model's context_length {self.context_length}"
+            )
+        dtype = _activation_dtype(x)
+        mask = None if self.mask is None else self.mask[:seq, :seq]
+        return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
+
+    def _attention_backend(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._backend is None else sdpa_kernel(self._backend)
+
+
+def _activation_dtype(x: Tensor) -> torch.dtype:
+    """What a linear layer would return for x: autocast's dtype where that is on (meta has none)."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype

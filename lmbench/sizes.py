@@ -1,0 +1,114 @@
+"""Model sizes: the named shapes, their exact parameter counts, and the checks on a user's own shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+
+from lmbench.errors import UsageError
+
+DEFAULT_VOCAB_SIZE = 10_000
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of a decoder-only Transformer (RMSNorm, RoPE, SwiGLU, untied embedding and head, no biases).
+
+    Raises:
+        UsageError: a value below 1, heads that do not divide the width, or an odd head_dim (RoPE rotates
+            pairs).
+    """
+
+    d_model: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int = DEFAULT_VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 1:
+                raise UsageError(f"{field.name} is {value}; it must be a positive whole number")
+        if self.d_model % self.num_heads:
+            raise UsageError(
+                f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
+                f"choose a number of heads that does, e.g. {_nearest_heads(self.d_model, self.num_heads)}"
+            )
+        if self.head_dim % 2:
+            raise UsageError(
+                f"head_dim is {self.head_dim} (d_model {self.d_model} / num_heads {self.num_heads}); "
+                "rotary embeddings need an even head_dim: change num_heads or d_model"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def parameter_count(self) -> int:
+        """Exact number of parameters.
+
+        Embedding and head 2 * vocab * d_model; each layer 4 * d_model^2 (q, k, v, output), 3 * d_model * d_ff
+        (gate, up, down) and two norms of d_model; one last norm of d_model.
+        """
+        layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        return 2 * self.vocab_size * self.d_model + self.num_layers * layer + self.d_model
+
+
+SIZES: dict[str, ModelShape] = {
+    "tiny": ModelShape(d_model=64, d_ff=128, num_layers=2, num_heads=4),
+    "small": ModelShape(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "medium": ModelShape(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+    "large": ModelShape(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
+    "xl": ModelShape(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
+    "2.7B": ModelShape(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
+}
+
+
+def resolve_shape(
+    size: str | None,
+    *,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    num_layers: int | None = None,
+    num_heads: int | None = None,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+) -> ModelShape:
+    """Take a named size and let each dimension given override it; with ``size=None`` all four are needed.
+
+    Raises:
+        UsageError: an unknown size, a missing dimension, or a shape that :class:`ModelShape` refuses.
+    """
+    given = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
+    overrides = {name: value for name, value in given.items() if value is not None}
+    if size is None:
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise UsageError(
+                f"without a model size, {', '.join(missing)} must be given too (sizes: {_names()})"
+            )
+        return ModelShape(**overrides, vocab_size=vocab_size)
+    return replace(_named(size), **overrides, vocab_size=vocab_size)
+
+
+def _named(size: str) -> ModelShape:
+    if size in SIZES:
+        return SIZES[size]
+    by_lower = {name.lower(): name for name in SIZES}
+    close = get_close_matches(size.lower(), by_lower, n=1)
+    hint = f"; did you mean {by_lower[close[0]]}?" if close else ""
+    raise UsageError(f"unknown model size {size!r}; choose one of {_names()}, or give all dimensions{hint}")
+
+
+def _names() -> str:
+    return ", ".join(SIZES)
+
+
+def _nearest_heads(d_model: int, num_heads: int) -> int:
+    """The number of heads nearest to the one asked for that divides the width into even heads."""
+    fitting = [
+        heads for heads in range(1, d_model + 1) if d_model % heads == 0 and (d_model // heads) % 2 == 0
+    ]
+    return min(fitting or [1], key=lambda heads: abs(heads - num_heads))
