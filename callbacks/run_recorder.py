@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,13 +30,17 @@ class RunRecorder(Observer):
     Args:
         results_dir: folder of result folders.
         facts: what only the caller knows of the run (command line, resolved config, mode); kept as it is.
+        config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
 
     `run` is the record as last written, `folder` where it lies, `exit_code` None while the run goes on.
     """
 
-    def __init__(self, results_dir: str = "results", facts: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, results_dir: str = "results", facts: dict[str, Any] | None = None, config_yaml: str | None = None
+    ) -> None:
         self.results_dir = results_dir
         self.given = dict(facts or {})
+        self.config_yaml = config_yaml
         self.run: dict[str, Any] = {}
         self.folder: RunFolder | None = None
         self.exit_code: ExitCode | None = None
@@ -63,6 +69,11 @@ class RunRecorder(Observer):
             "is_profiled": False,
             "repairs": getattr(trainer, "repairs", []),
         }
+        if self.config_yaml is not None:
+            path = self.folder.path / "config.yaml"
+            path.write_text(self.config_yaml)
+            command = str(self.run.get("command", "fit"))
+            self.run["replay_command"] = shlex.join(["lmbench", command, "--config", str(path)])
         self.folder.write_run(self.run)
 
     def run_started(self) -> None:
@@ -92,8 +103,7 @@ class RunRecorder(Observer):
             return
         if isinstance(exception, UsageError):
             # Nothing was measured: leave no half-made result behind.
-            (self.folder.path / "run.json").unlink()
-            self.folder.remove_if_empty()
+            shutil.rmtree(self.folder.path)
             self.folder = None
             return
         outcome, exit_code, error = judge_exception(exception, self.session.track.current, self._has_begun())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from typing import Any
 
@@ -24,7 +23,6 @@ from lmbench.callbacks import (
     TrainingCheck,
 )
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 
@@ -73,11 +71,15 @@ class BenchCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         self.settings: MeasureSettings = self._get(self.config_init, "measure")
         self._dump_config()
+        # Without the targets of links: they follow from their sources and may not be set by hand.
+        self.config_yaml = self._parser(self.subcommand).dump(
+            self.config[self.subcommand], skip_link_targets=True, skip_none=False
+        )
         return super().instantiate_trainer(**kwargs)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
-        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts())
+        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), self.config_yaml)
         callbacks = [
             *callbacks,
             MemoryRecorder(),
@@ -111,11 +113,3 @@ class BenchCLI(LightningCLI):
 def _parser_kwargs() -> dict[str, Any]:
     each = {"exit_on_error": False, "default_env": True, "env_prefix": "LMBENCH"}
     return {**each, **{name: dict(each) for name in ("fit", "validate", "test")}}
-
-
-def replay_command(command: str, config_path: str) -> str:
-    """The command line that measures the same again."""
-    return shlex.join(["lmbench", command, "--config", config_path])
-
-
-__all__ = ["BenchCLI", "UsageError"]

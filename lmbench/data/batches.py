@@ -26,7 +26,7 @@ class TokenBatch(NamedTuple):
 def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """The batch on a device.
 
-    No method ``to``: Lightning would call that, blocking, instead of copying tensor by tensor without blocking.
+    No method ``to``: Lightning would call that, and block, instead of copying each tensor without blocking.
     """
     return TokenBatch(batch.tokens.to(device), batch.targets.to(device))
 

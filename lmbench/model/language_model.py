@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -129,6 +130,16 @@ class LanguageModel(LightningModule):
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
         return forward_flops(self.shape, self.context_length)
+
+    def describe(self) -> dict[str, Any]:
+        """Shape and choices, for the run's record."""
+        return {
+            "size": self.size,
+            **asdict(self.shape),
+            "attention": self.attention,
+            "optimizer": f"AdamW {self.optimizer}",
+            "is_fresh": True,
+        }
 
     def compile_targets(self) -> list[torch.nn.Module]:
         """What ``--trainer.compile`` compiles: the network with its loss, as one region."""

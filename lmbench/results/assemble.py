@@ -1,0 +1,68 @@
+"""Complete a run's record from its step records: sums of the window, statistics, rates, guards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lmbench.results.guards import evaluate_guards
+from lmbench.results.summary import summarize_steps
+from lmbench.results.throughput import throughput
+
+Record = dict[str, Any]
+
+
+def complete_run(run: Record, steps: Sequence[Record]) -> None:
+    """Fill in, in place, what follows from the facts of the run and its steps (`stage` window or warm-up)."""
+    window = [step for step in steps if step["stage"] == "window"]
+    _complete_window(run["window"], window)
+    run["phases"] = summarize_steps(steps)
+    run["loss"] = loss_facts(steps, window)
+    flops = run.get("flops") or {}
+    run["throughput"] = throughput(
+        tokens=run["window"].get("tokens"),
+        wall_s=run["window"].get("wall_s"),
+        per_token_flops=flops.get("per_token_flops"),
+        causal_per_token_flops=flops.get("causal_per_token_flops"),
+        peak_flops_per_s=flops.get("peak_flops_per_s"),
+        energy_j=(run.get("device_state") or {}).get("energy_j"),
+        reason=_why_no_mfu(run, flops),
+    )
+    run["guards"] = [guard.as_dict() for guard in evaluate_guards(run, steps)]
+
+
+def _complete_window(window: Record, steps: Sequence[Record]) -> None:
+    """Subtract the pauses from the wall time, and compare it with the sum of the steps."""
+    window["steps_sum_s"] = math.fsum(step["step_s"] for step in steps)
+    window["excluded_s"] = math.fsum(step["excluded_s"] for step in steps)
+    window["excluded_count"] = sum(step["excluded_s"] > 0 for step in steps)
+    window["skipped_count"] = sum(step["is_skipped"] for step in steps)
+    window["short_count"] = sum(step["micro_batches"] < window["micro_batches"] for step in steps)
+    raw_wall_s = window.pop("raw_wall_s", None)
+    if raw_wall_s is not None:
+        window["wall_s"] = raw_wall_s - window["excluded_s"]
+        window["identity_error_fraction"] = (window["steps_sum_s"] - window["wall_s"]) / window["wall_s"]
+
+
+def loss_facts(steps: Sequence[Record], window: Sequence[Record]) -> Record:
+    """First loss of the run, last and mean of the window, and exp of the mean as the perplexity."""
+    every = [step["loss"] for step in steps if step["loss"] is not None]
+    losses = [step["loss"] for step in window if step["loss"] is not None]
+    mean = math.fsum(losses) / len(losses) if losses else None
+    return {
+        "first": every[0] if every else None,
+        "last": losses[-1] if losses else None,
+        "mean": mean,
+        # Over 709 the perplexity is no float any more; the loss itself says enough.
+        "perplexity": math.exp(mean) if mean is not None and mean < 700 else None,
+    }
+
+
+def _why_no_mfu(run: Record, flops: Record) -> str | None:
+    if flops.get("peak_flops_per_s") is None:
+        device = (run.get("environment", {}).get("gpu") or {}).get("name") or run.get("device_type")
+        return f"no datasheet peak known for {device} in {run.get('precision')}"
+    if flops.get("per_token_flops") is None:
+        return "the module does not tell its FLOPs"
+    return None

@@ -1,0 +1,107 @@
+# ruff: noqa: E501 (tables, one row a line)
+"""Fields of run.json that were measured: window, phases, rates, memory, device state, probe steps."""
+
+from __future__ import annotations
+
+from lmbench.results.field import group
+
+_RUN = group(
+    "Run",
+    "run",
+    (
+        ("schema_version", "count", "schema", "Version of this layout."),
+        ("run_id", "text", "run", "Name of the run's folder."),
+        ("outcome", "text", "outcome", "`ok`, `oom`, `timeout`, `error`, `interrupted`, `skipped`, or `running` while it goes on."),
+        ("error.kind", "text", "error", "Type of the exception that ended the run."),
+        ("error.message", "text", "error message", "Its message, in one line."),
+        ("error.phase", "text", "error phase", "Phase it happened in (`setup` before the first step)."),
+        ("error.requested_bytes", "bytes", "asked", "Bytes asked for when memory ran out, where the message says."),
+        ("error.where", "text", "where", "`device` or `host`: whose memory ran out."),
+        ("exit_code", "count", "exit code", "Exit code of the process."),
+        ("pid", "index", "pid", "Process id."),
+        ("boot_id", "text", "boot id", "The kernel's id of this boot: with pid and start, one process for ever."),
+        ("process_start_s", "s", "process start", "When the process started, in seconds since boot."),
+        ("started_at", "text", "started", "UTC time, ISO 8601."),
+        ("ended_at", "text", "ended", "UTC time, ISO 8601; null while running."),
+        ("command", "text", "command", "`fit` or `validate`."),
+        ("argv", "tree", "arguments", "The command line as given."),
+        ("replay_command", "text", "replay", "The command that repeats this run."),
+        ("config", "tree", "config", "The full resolved configuration."),
+        ("world_size", "count", "ranks", "Number of processes that trained together."),
+        ("nonfinite", "tree", "non-finite", "Paths and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."),
+        ("repairs", "tree", "repairs", "What of Lightning was changed for this run, each with its reason."),
+        ("guards", "tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice."),
+    ),
+)  # fmt: skip
+
+_SETTINGS = group(
+    "Settings",
+    "run",
+    (
+        ("mode", "text", "mode", "`inference`, `forward`, `forward_backward` or `train_step`."),
+        ("precision", "text", "precision", "Compute precision, such as `bf16-mixed`."),
+        ("matmul_precision", "text", "matmul precision", "float32 matmuls: `highest` is fp32, `high` is TF32."),
+        ("clock", "text", "clock", "`events`, `sync` or `host` (a CPU)."),
+        ("device_type", "text", "device type", "`cuda` or `cpu`."),
+        ("zero_grad", "text", "zero_grad", "When gradients are zeroed; the setting of that name."),
+        ("strict", "flag", "strict", "A failed guard makes the exit code 4."),
+        ("gc_policy", "text", "gc", "What garbage collection does in the window."),
+        ("is_profiled", "flag", "profiled", "A profiler was on: its step times enter no timing table."),
+        ("compile.is_enabled", "flag", "compiled", "torch.compile was asked for."),
+        ("compile.window_recompile_count", "count", "recompiles", "Graphs compiled inside the window.", "down"),
+    ),
+)  # fmt: skip
+
+_MODEL = group(
+    "Model",
+    "run",
+    (
+        ("name", "text", "model", "Class of the LightningModule."),
+        ("size", "text", "size", "Name of the size, null for any other shape."),
+        ("parameter_count", "count", "parameters", "Parameters."),
+        ("trainable_parameter_count", "count", "trainable", "Parameters that take a gradient."),
+        ("vocab_size", "count", "vocab", "Rows of the embedding."),
+        ("d_model", "count", "d_model", "Width of the residual stream."),
+        ("d_ff", "count", "d_ff", "Width inside the feed-forward block."),
+        ("num_layers", "count", "layers", "Blocks."),
+        ("num_heads", "count", "heads", "Attention heads."),
+        ("attention", "text", "attention", "Attention by name: `naive` or `sdpa`."),
+        ("optimizer", "text", "optimizer", "Optimizer with its variant, such as `AdamW fused`."),
+        ("is_fresh", "flag", "fresh", "Weights come from initialisation, not from a checkpoint."),
+    ),
+    prefix="model.",
+)
+
+_FLOPS = group(
+    "FLOPs",
+    "run",
+    (
+        ("per_token_flops", "FLOP", "FLOP/token", "Model FLOPs per token, attention counted full."),
+        ("causal_per_token_flops", "FLOP", "causal FLOP/token", "The same with attention halved."),
+        ("multiplier", "1", "multiplier", "1 for a forward pass, 3 with backward; already in both figures."),
+        ("source", "text", "FLOP source", "Where the count comes from."),
+        (
+            "peak_flops_per_s",
+            "FLOP/s",
+            "peak",
+            "Datasheet peak for the precision, null for an unknown device.",
+        ),
+        ("peak_source", "text", "peak source", "Where the peak comes from."),
+    ),
+    prefix="flops.",
+)
+
+_DATA = group(
+    "Data",
+    "run",
+    (
+        ("batch_size", "count", "batch", "Sequences in a micro-batch of one rank."),
+        ("context_length", "count", "context", "Tokens in a sequence."),
+        ("source", "text", "source", "`random` or `text`."),
+    ),
+    prefix="data.",
+)
+
+_DATA_TREE = group("Data", "run", (("data", "tree", "data", "What the data module says of itself."),))
+
+RUN_FACT_FIELDS = (*_RUN, *_SETTINGS, *_MODEL, *_FLOPS, *_DATA, *_DATA_TREE)

@@ -1,0 +1,51 @@
+"""What a guard is: one check of the measurement's validity, with its figure, its limit and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["pass", "warn", "fail", "n/a"]
+
+_SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 1, "warn": 2, "fail": 3}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One check.
+
+    `value` and `limit` are in `unit`, None where the check has no figure; `advice` is empty unless it is
+    needed.
+    """
+
+    name: str
+    status: Status
+    value: float | None
+    limit: float | None
+    unit: str
+    message: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The guard as it is stored in run.json."""
+        return asdict(self)
+
+
+def not_applicable(name: str, reason: str) -> Guard:
+    """A guard that cannot be judged here, which is not a pass."""
+    return Guard(name, "n/a", None, None, "", reason)
+
+
+def at_most(
+    name: str, value: float, limit: float, unit: str, message: str, *, advice: str, otherwise: Status = "warn"
+) -> Guard:
+    """A guard that passes up to the limit, and says `message` and `advice` (only) where it does not."""
+    if value <= limit:
+        return Guard(name, "pass", value, limit, unit, message)
+    return Guard(name, otherwise, value, limit, unit, message, advice)
+
+
+def worst_status(guards: Iterable[Guard]) -> Status:
+    """The gravest status: `fail`, `warn`, `pass`, or `n/a` if no guard could be judged."""
+    return max((guard.status for guard in guards), key=_SEVERITY.__getitem__, default="n/a")

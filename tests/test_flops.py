@@ -1,0 +1,118 @@
+"""Model FLOPs: the formula against PyTorch's counter, and the counter on modules that are not lmbench's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmbench.flops import FlopCount, UncountableError, counter_flops, forward_flops, mode_multiplier
+from lmbench.model.transformer import Transformer
+from lmbench.sizes import SIZES, ModelShape
+
+SHAPES = [
+    (SIZES["tiny"], 16, 2),
+    (SIZES["small"], 128, 3),
+    (SIZES["2.7B"], 512, 4),
+    (ModelShape(96, 200, 3, 6, vocab_size=777), 33, 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "context_length", "batch_size"), SHAPES)
+def test_formula_equals_the_counter_forward_and_backward(
+    shape: ModelShape, context_length: int, batch_size: int
+) -> None:
+    with torch.device("meta"):
+        network = Transformer(shape, context_length, "naive")
+        tokens = torch.zeros(batch_size, context_length, dtype=torch.long)
+    with FlopCounterMode(display=False) as forward:
+        loss = network(tokens, tokens)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    expected = forward_flops(shape, context_length).per_token_flops * tokens.numel()
+    assert forward.get_total_flops() == expected
+    # Exactly twice: the first layer's input is the embedding, which trains too, so no product is left out.
+    assert backward.get_total_flops() == 2 * expected
+
+
+def test_causal_count_leaves_out_half_of_attention() -> None:
+    shape = ModelShape(8, 16, num_layers=3, num_heads=2, vocab_size=10)
+    full = forward_flops(shape, context_length=32)
+    assert full.causal_per_token_flops is not None
+    assert full.per_token_flops - full.causal_per_token_flops == 3 * (4 * 32 * 8) // 2
+
+
+def test_a_backward_pass_triples_the_count() -> None:
+    assert [mode_multiplier(mode) for mode in ("inference", "forward")] == [1, 1]
+    assert [mode_multiplier(mode) for mode in ("forward_backward", "train_step")] == [3, 3]
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
+def test_counter_on_a_fake_copy_counts_fused_attention_too(attention: str) -> None:
+    shape = SIZES["tiny"]
+    network = Transformer(shape, 16, attention)
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    before = torch.get_rng_state()
+    count = counter_flops(network, (tokens, tokens), tokens.numel())
+    assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
+    assert count.causal_per_token_flops is None
+    assert "flop_counter" in count.source
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Foreign(LightningModule):
+    """Logs in its step, draws dropout, makes tensors on its device: a stranger's ordinary module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(50, 8), nn.Dropout(0.5), nn.Linear(8, 50))
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        shift = torch.zeros(1, device=self.device)
+        loss = cross_entropy(self.body(batch["ids"]).flatten(0, 1) + shift, batch["ids"].flatten())
+        self.log("loss", loss)
+        return loss
+
+
+def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was() -> None:
+    module = Foreign()
+    weights = [parameter.clone() for parameter in module.parameters()]
+    attributes = set(module.__dict__)
+    count = counter_flops(module, {"ids": torch.zeros(3, 5, dtype=torch.long)}, tokens=15)
+    assert count.per_token_flops == 2 * 8 * 50
+    assert set(module.__dict__) == attributes
+    after = list(module.parameters())
+    assert all(torch.equal(one, two) for one, two in zip(weights, after, strict=True))
+    assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in after)
+
+
+def test_a_step_that_reads_values_is_uncountable_with_its_reason() -> None:
+    class Reading(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    with pytest.raises(UncountableError, match="not countable on fake tensors: .*"):
+        counter_flops(Reading(), torch.ones(3), tokens=3)
+
+
+@torch.library.custom_op("lmbench_test::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_operators_the_counter_cannot_know_are_named() -> None:
+    class Custom(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return double(x) @ x
+
+    count = counter_flops(Custom(), torch.ones(4, 4), tokens=4)
+    assert count == FlopCount(2 * 4 * 4, None, count.source)
+    assert "not counted: lmbench_test::double" in count.source

@@ -1,0 +1,93 @@
+"""The table of GPUs: whole names only, dense figures, and no guess."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lmbench.hardware import GPUS, find_gpu, peak_flops
+
+# Design section 10, TFLOP/s: bf16, tf32, fp32.
+DESIGN_PEAKS = {
+    "NVIDIA A100-SXM4-80GB": (312, 156, 19.5),
+    "NVIDIA A100 80GB PCIe": (312, 156, 19.5),
+    "NVIDIA H100 80GB HBM3": (989.4, 494.7, 67),
+    "NVIDIA H200": (989.4, 494.7, 67),
+    "NVIDIA H100 PCIe": (756, 378, 51),
+    "NVIDIA GeForce RTX 4090": (165.2, 82.6, 82.6),
+    "NVIDIA GeForce RTX 5090": (209.5, 104.8, 104.8),
+}
+
+
+@pytest.mark.parametrize(("name", "rates"), DESIGN_PEAKS.items())
+def test_peaks_are_the_designs(name: str, rates: tuple[float, float, float]) -> None:
+    settings = [("bf16-mixed", "highest"), ("32-true", "high"), ("32-true", "highest")]
+    peaks = [peak_flops(name, precision, matmul) for precision, matmul in settings]
+    assert [peak and peak.flops_per_s / 1e12 for peak in peaks] == pytest.approx(rates)
+    assert [peak and peak.dtype for peak in peaks] == ["bf16", "tf32", "fp32"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA H1000",
+        "AMD Instinct MI300X",
+        "cpu",
+        "",
+    ],
+)
+def test_an_unknown_gpu_has_no_peak(name: str) -> None:
+    assert find_gpu(name) is None
+    assert peak_flops(name, "bf16-mixed") is None
+
+
+def test_similar_names_are_told_apart() -> None:
+    names = ["L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200", "H200 NVL"]
+    rows = [find_gpu(f"NVIDIA {name}") for name in names]
+    assert None not in rows
+    assert len(set(rows)) == len(names)
+
+
+def test_names_match_with_and_without_the_maker() -> None:
+    assert find_gpu("Tesla T4") is not None
+    assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
+
+
+def test_a_unit_that_a_gpu_lacks_is_not_guessed() -> None:
+    assert peak_flops("Tesla V100-SXM2-16GB", "bf16-mixed") is None
+    fallback = peak_flops("Tesla V100-SXM2-16GB", "32-true", "high")
+    assert fallback is not None
+    assert fallback.dtype == "fp32"
+
+
+@pytest.mark.parametrize("precision", ["64-true", "transformer-engine", "int8-training", "nonsense"])
+def test_a_precision_without_rates_has_no_peak(precision: str) -> None:
+    assert peak_flops("NVIDIA H200", precision) is None
+
+
+def test_figures_are_dense_and_in_order() -> None:
+    """Matrix units are never slower than plain float32; "with sparsity" figures would break the ratio of 2 or 4."""
+    for gpu in GPUS:
+        if gpu.bf16_flops_per_s is not None and gpu.tf32_flops_per_s is not None:
+            assert gpu.bf16_flops_per_s / gpu.tf32_flops_per_s == pytest.approx(2, rel=0.02), gpu.names
+            assert gpu.bf16_flops_per_s == gpu.fp16_flops_per_s
+            assert gpu.tf32_flops_per_s >= gpu.fp32_flops_per_s * 0.98
+        assert 1e11 < gpu.memory_bytes_per_s < 1e13
+        assert "datasheet" in gpu.source or "whitepaper" in gpu.source
+
+
+def test_no_name_stands_twice() -> None:
+    names = [name.casefold() for gpu in GPUS for name in gpu.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("module", ["sizes", "flops", "hardware", "model.parts"])
+def test_tables_load_without_torch(module: str) -> None:
+    code = f"import sys, lmbench.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
