@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lmbench.callbacks.session import Observer
 from lmbench.errors import UsageError
 from lmbench.measure.clock import make_clock, synchronize
-from lmbench.measure.lag import lag_verdicts
+from lmbench.measure.lag import HOST_BOUND_LAG_S, lag_verdicts
 from lmbench.measure.phases import EXCLUDED
 from lmbench.measure.probe_marks import ProbeMarks
 from lmbench.measure.scalars import ScalarRing
@@ -24,6 +25,8 @@ from lmbench.measure.timeline import StepSpans, Timeline, step_record
 # What a SIGKILL may lose at most (design section 6).
 FLUSH_STEPS = 50
 FLUSH_S = 1.0
+# Of the window's median lag, to be reached again before the lag probes; the rest follows while they run.
+SETTLED_FRACTION = 0.8
 
 
 class PhaseTimer(Observer):
@@ -118,17 +121,26 @@ class PhaseTimer(Observer):
 
     def window_closed(self) -> None:
         assert self._timeline is not None
-        # Reads the drift while the device is idle, before the slow work of the other observers.
-        self.session.facts["window"]["clock_drift_fraction"] = self._timeline.calibrate()
         self._deliver()
+        self.session.facts["window"]["clock_drift_fraction"] = self._timeline.calibrate()
 
     def probe_begins(self, kind: ProbeKind) -> None:
         assert self._timeline is not None
         if kind is ProbeKind.SETTLE:
+            lags = [r["lag_step_s"] for r in self.records if r["stage"] == Stage.WINDOW.value]
+            self._usual_lag_s = median(lags) if lags and lags[0] is not None else 0.0
             synchronize(self.session.device)
             self._restart()
         elif kind is ProbeKind.LAG:
             self._marks = ProbeMarks(self._module, self._timeline.note)
+
+    def is_settled(self) -> bool:
+        """The device is as far behind as it usually was in the window (a device that keeps up always is)."""
+        assert self._timeline is not None
+        for spans in self._timeline.drain():
+            if spans.end_lag_s.get("other", 0.0) >= SETTLED_FRACTION * self._usual_lag_s:
+                return True
+        return self._usual_lag_s < HOST_BOUND_LAG_S
 
     def probe_ended(self, kind: ProbeKind) -> None:
         assert self._timeline is not None

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import EXCLUDED, BorderProfiler, PhaseTrack
-from lmbench.measure.schedule import ProbeKind, Schedule, Stage
+from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
 
 
 class Observer(Callback):
@@ -53,6 +53,10 @@ class Observer(Callback):
     def probe_begins(self, kind: ProbeKind) -> None:
         """The steps that look at `kind` begin."""
 
+    def is_settled(self) -> bool:
+        """Whether the run is again in the state it had in the window, after the synchronize at its end."""
+        return True
+
     def probe_ended(self, kind: ProbeKind) -> None:
         """The steps that look at `kind` are over."""
 
@@ -86,6 +90,7 @@ class MeasurementSession(Callback):
         self._micro_batches = 0
         self._tokens = 0
         self._plan: list[ProbeKind] = []
+        self._settle_steps = 0
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -237,6 +242,10 @@ class MeasurementSession(Callback):
             observer.window_closed()
 
     def _next_probe(self, trainer: Trainer) -> None:
+        if self.probe_kind is ProbeKind.SETTLE:
+            self._settle_steps += 1
+            if self._settle_steps < MAX_SETTLE_STEPS and not all(o.is_settled() for o in self.observers):
+                return
         following = self._plan.pop(0) if self._plan else None
         if following is not self.probe_kind:
             if self.probe_kind is not None:

@@ -94,7 +94,7 @@ def test_a_step_that_reads_values_is_uncountable_with_its_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum().item() > 0 else -x
 
-    with pytest.raises(UncountableError, match="not countable on fake tensors: .*"):
+    with pytest.raises(UncountableError, match="not countable on fake tensors: "):
         counter_flops(Reading(), torch.ones(3), tokens=3)
 
 

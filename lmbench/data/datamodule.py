@@ -105,12 +105,13 @@ class TokenData(LightningDataModule):
             )
         if self.source == "text":
             self._text = self._read_text()
+            self._source(held_out=stage != "fit")
 
     def train_dataloader(self) -> StoppableLoader:
-        return self._loader(held_out=False, stop=_never)
+        return self.loader(*self._place())
 
     def val_dataloader(self) -> StoppableLoader:
-        return self._loader(held_out=True, stop=self._stop)
+        return self.loader(*self._place(), held_out=True)
 
     def _stop(self) -> bool:
         # Looked up at every batch: the attribute may be set after the loader was made.
@@ -146,9 +147,14 @@ class TokenData(LightningDataModule):
     def _draws_anew(self) -> bool:
         return self.source == "text" and self.placement == "pinned"
 
-    def _loader(self, held_out: bool, stop: Callable[[], bool]) -> StoppableLoader:
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        rank = self.trainer.global_rank if self.trainer else 0
+    def _place(self) -> tuple[torch.device, int]:
+        if self.trainer is None:
+            return torch.device("cpu"), 0
+        return self.trainer.strategy.root_device, self.trainer.global_rank
+
+    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> StoppableLoader:
+        """One rank's batches for a device, in or out of a Trainer; held-out ones end on ``stop_requested``."""
+        stop = self._stop if held_out else _never
         drawing = Drawing(
             self._source(held_out), self.batch_size, self.context_length, (self.seed, rank, int(held_out))
         )

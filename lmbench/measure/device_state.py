@@ -85,7 +85,7 @@ class DeviceSensor:
         return reading
 
     def _ask(self, function: str, *args: object) -> Any:
-        """The answer of an NVML function about this device, None where the card or the driver does not have it."""
+        """The answer of an NVML function about this device, None where card or driver do not have it."""
         if self._nvml is None or self._handle is None:
             return None
         try:
@@ -111,7 +111,7 @@ class DeviceSensor:
 
 
 def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int] | None, int | None]:
-    """Which and how many of the processes on the GPU are not this one; None where the driver does not let us know.
+    """Which and how many processes on the GPU are not this one; None where the driver does not let us know.
 
     `pids` is NVML's list, `has_context` whether this process has the GPU open and so should be in it. In a
     container the list may be empty, or hold the host's process ids: then the others can be counted but not
@@ -213,4 +213,5 @@ def _pci_address(facts: Any) -> str:
 def _has_context() -> bool:
     import torch
 
-    return torch.cuda.is_initialized()
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized())

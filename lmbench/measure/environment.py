@@ -47,7 +47,8 @@ def capture_environment(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Versions of what takes part. Packages are asked for their metadata, not imported."""
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    backend: Any = torch.backends.cudnn
+    cudnn = backend.version() if torch.version.cuda else None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -66,7 +67,7 @@ def _version(package: str) -> str | None:
 
 
 def torch_flags() -> dict[str, Any]:
-    """PyTorch's global switches; None where reading one is refused (the old and new TF32 settings exclude each other)."""
+    """Global switches; None where reading one is refused (old and new TF32 settings exclude each other)."""
     cudnn = torch.backends.cudnn
     return {
         "float32_matmul_precision": _or_none(torch.get_float32_matmul_precision),
@@ -98,7 +99,7 @@ def _is_allowed(name: str) -> bool:
 
 
 def git_state(folder: Path, holds: str | None = None) -> dict[str, Any]:
-    """`commit` of the repository that the folder belongs to, and `is_dirty` if its tracked files differ from it.
+    """`commit` of the repository that the folder belongs to; `is_dirty` if its tracked files differ from it.
 
     Both are None without git or a repository. With `holds` also where the repository does not track that file
     of the folder: a package installed below somebody's project is not part of it.

@@ -56,7 +56,7 @@ def affinity() -> list[int] | None:
 
 
 def python_iteration_s(iterations: int = 50_000) -> float:
-    """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries: what the interpreter can do here."""
+    """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries."""
     best = float("inf")
     for _ in range(_REPEATS):
         total = 0
@@ -68,7 +68,7 @@ def python_iteration_s(iterations: int = 50_000) -> float:
 
 
 def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
-    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries; on a CPU its execution is in it.
+    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries (on a CPU, to execute it).
 
     Keep `launches` well under 1000: from about there a CUDA launch queue is full and the host waits for the
     device.

@@ -14,7 +14,8 @@ _UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", s
 _UNITS |= {f"{letter}B": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
 
 _AMOUNT = re.compile(
-    r"(?:[Tt]ried to allocate|[Uu]nable to (?:allocate|mmap)) (?P<number>[\d.]+) ?(?P<unit>[KMGTPE]i?B|bytes?|B)\b"
+    r"(?:[Tt]ried to allocate|[Uu]nable to (?:allocate|mmap)) "
+    r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[KMGTPE]i?B|bytes?|B)\b"
 )
 
 #: What each library says when the device's memory is used up.
@@ -43,7 +44,7 @@ class OutOfMemory:
 
 
 def out_of_memory(exc: BaseException) -> OutOfMemory | None:
-    """The lack of memory that an exception, one that caused it, or one in its group stands for; None if none does.
+    """The lack of memory behind an exception: itself, one that caused it, or one in its group; None if none is.
 
     Bytes asked for are as exact as the message: PyTorch rounds to two decimals of its unit on a GPU.
     """
@@ -75,7 +76,7 @@ def _where(exc: BaseException) -> Literal["device", "host"] | None:
         return "host"
     if isinstance(exc, OSError):
         return "host" if exc.errno == errno.ENOMEM else None
-    # PyTorch raises RuntimeError and its subclasses; other exceptions may quote such words without meaning them.
+    # PyTorch raises RuntimeError and subclasses; other exceptions may quote such words without meaning them.
     if not isinstance(exc, RuntimeError):
         return None
     text = str(exc)

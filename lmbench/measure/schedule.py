@@ -15,10 +15,14 @@ class Stage(str, Enum):
     DONE = "done"
 
 
+# A queue that has not filled again after this many steps will not.
+MAX_SETTLE_STEPS = 50
+
+
 class ProbeKind(str, Enum):
     """What a probe step looks at; one thing each, since they disturb each other."""
 
-    SETTLE = "settle"  # lets the queue fill again after the window's last synchronize
+    SETTLE = "settle"  # lets the queue fill again after the window's last synchronize; as many steps as that takes
     LAG = "lag"
     MEMORY = "memory"
     SYNC = "sync"
@@ -59,7 +63,7 @@ class Schedule:
         if self.probe_steps == 0:
             return []
         return [
-            *[ProbeKind.SETTLE] * 2,
+            ProbeKind.SETTLE,
             *[ProbeKind.LAG] * self.probe_steps,
             *[ProbeKind.MEMORY] * 2,
             ProbeKind.SYNC,

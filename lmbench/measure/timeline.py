@@ -129,15 +129,15 @@ class Timeline:
     def calibrate(self) -> float | None:
         """Measure, and from now on correct, how much faster the device's clock ran than the host's since `start`.
 
-        Call on an idle device: the lag of one more mark, which should be zero there, is the drift. None where the
-        clock has no lag.
+        Call on an idle device after a `drain`: the lag of one more mark, which should be zero there, is the drift. None
+        where the clock has no lag.
         """
         if not self.clock.has_lag:
             return None
         mark = self._mark("other")
         while not self.clock.is_reached(mark.stamp):
             pass
-        self.drain()
+        assert not self._pending, "steps not drained yet"
         self._device_s += self.clock.seconds(self._marks[-1].stamp, mark.stamp)
         elapsed_s = (mark.host_ns - self._base_host_ns) * 1e-9
         self._marks = [mark]

@@ -148,9 +148,8 @@ class LanguageModel(LightningModule):
 
 def matmul_dtype(precision: str) -> torch.dtype:
     """The dtype of matmuls under one of Lightning's precision strings."""
-    if precision.startswith("16"):
-        return torch.float16
-    return torch.float32 if precision.startswith(("32", "64")) else torch.bfloat16
+    dtypes = {"16": torch.float16, "32": torch.float32, "64": torch.float64}
+    return dtypes.get(precision.split("-")[0], torch.bfloat16)
 
 
 def _check_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lmbench.report.units import count, gib, milliseconds, percent
 from lmbench.results.vocabulary import PHASES
 
 Record = dict[str, Any]
+_STATUSES = ("pass", "warn", "fail", "n/a")
 _STATISTICS = ("mean_s", "std_s", "median_s", "min_s", "max_s")
 
 
@@ -110,9 +112,9 @@ def guard_lines(run: Record) -> list[str]:
             lines.append(f"{guard['status'].upper():<12} {guard['message']}")
             if guard.get("advice"):
                 lines.append(f"{'':<12} {guard['advice']}")
-    passed = sum(guard["status"] == "pass" for guard in guards)
     if guards:
-        lines.append(f"guards       {passed} of {len(guards)} passed")
+        tally = Counter(guard["status"] for guard in guards)
+        lines.append("guards       " + ", ".join(f"{tally[s]} {s}" for s in _STATUSES if tally[s]))
     return lines
 
 

@@ -1,0 +1,214 @@
+"""Batches in a real Trainer: what they hold, where they lie, when they end, and that a model learns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import quiet_trainer
+from lightning.pytorch import seed_everything
+from lightning.pytorch.callbacks import Callback
+
+from lmbench.data import batches
+from lmbench.data.batches import TokenBatch
+from lmbench.data.datamodule import TokenData
+from lmbench.errors import UsageError
+from lmbench.model.language_model import LanguageModel
+
+SMALL: dict[str, Any] = {"batch_size": 3, "context_length": 16, "vocab_size": 500}
+CODE = "".join(f"def function_{i}(value):\n    return value + {i}\n\n\n" for i in range(2000))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "code.txt"
+    path.write_text(CODE)
+    return {"source": "text", "text_files": [str(path)], "cache_dir": str(tmp_path / "cache")}
+
+
+def take(data: TokenData, count: int) -> list[TokenBatch]:
+    data.setup("fit")
+    return list(itertools.islice(data.train_dataloader(), count))
+
+
+def all_settings(text: dict[str, Any]) -> list[dict[str, Any]]:
+    return [source | {"placement": placement} for source in ({}, text) for placement in ("device", "pinned")]
+
+
+def test_batches_are_next_token_pairs_whatever_their_source_and_placement(text: dict[str, Any]) -> None:
+    for settings in all_settings(text):
+        for batch in take(TokenData(**SMALL, **settings), 10):
+            assert isinstance(batch, tuple)
+            assert batch.tokens.shape == batch.targets.shape == (3, 16)
+            assert batch.tokens.dtype is batch.targets.dtype is torch.int64
+            assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+            assert 0 <= batch.tokens.min() <= batch.tokens.max() < 500
+            assert batch.tokens.is_contiguous()
+            assert batch.targets.is_contiguous()
+
+
+def test_eight_batches_are_all_different(text: dict[str, Any]) -> None:
+    for settings in all_settings(text):
+        tokens = [tuple(batch.tokens.flatten().tolist()) for batch in take(TokenData(**SMALL, **settings), 8)]
+        assert len(set(tokens)) == 8
+
+
+def test_random_tokens_are_uniform() -> None:
+    data = TokenData(batch_size=64, context_length=256, vocab_size=10, num_batches=8)
+    counts = torch.bincount(torch.cat([batch.tokens.flatten() for batch in take(data, 8)]), minlength=10)
+    expected = counts.sum() / 10
+    assert ((counts - expected).abs() < 5 * expected.sqrt()).all()
+
+
+def test_text_windows_are_text(text: dict[str, Any]) -> None:
+    data = TokenData(**SMALL, **text)
+    (batch, *_) = take(data, 1)
+    assert data._text is not None
+    ids = data._text[1].tolist()
+    window = [*batch.tokens[1].tolist(), int(batch.targets[1, -1])]
+    assert any(ids[i : i + 17] == window for i in range(len(ids) - 16))
+
+
+def test_the_seed_decides_and_validation_draws_others(text: dict[str, Any]) -> None:
+    for settings in all_settings(text):
+        one, two, other = (take(TokenData(**SMALL, **settings, seed=seed), 8) for seed in (1, 1, 2))
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, two, strict=True))
+        assert not torch.equal(one[0].tokens, other[0].tokens)
+        data = TokenData(**SMALL, **settings, seed=1)
+        data.setup("validate")
+        assert not torch.equal(next(iter(data.val_dataloader())).tokens, one[0].tokens)
+
+
+def test_the_train_loader_is_endless_and_repeats_its_prebuilt_batches() -> None:
+    drawn = take(TokenData(**SMALL, num_batches=9), 27)
+    assert [id(batch.tokens) for batch in drawn[:9]] == [id(batch.tokens) for batch in drawn[18:]]
+    with pytest.raises(TypeError):
+        len(TokenData(**SMALL).train_dataloader())  # type: ignore[arg-type]
+
+
+def test_loader_processes_draw_different_text(text: dict[str, Any]) -> None:
+    data = TokenData(**SMALL, **text, placement="pinned", num_workers=2)
+    drawn = [tuple(batch.tokens.flatten().tolist()) for batch in take(data, 6)]
+    assert len(set(drawn)) == 6
+
+
+class Seen(Callback):
+    def __init__(self) -> None:
+        self.batches: list[TokenBatch] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch)
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        self.batches.append(batch)
+
+
+def test_in_a_trainer_no_batch_is_built_or_copied_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, seen = TokenData(**SMALL), Seen()
+    model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
+
+    class NoMoreDrawing(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            monkeypatch.setattr(batches.RandomSource, "windows", None)
+
+    quiet_trainer(NoMoreDrawing(), seen, max_steps=20).fit(model, data)
+    assert len(seen.batches) == 20
+    addresses = [batch.tokens.data_ptr() for batch in seen.batches]
+    assert len(set(addresses)) == 8
+    assert addresses[:8] == addresses[8:16]
+
+
+def test_validation_ends_when_it_is_told_to(text: dict[str, Any]) -> None:
+    for settings in all_settings(text):
+        data, seen = TokenData(**SMALL, **settings), Seen()
+        data.stop_requested = lambda: len(seen.batches) >= 5  # noqa: B023
+        model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
+        quiet_trainer(seen).validate(model, data, verbose=False)
+        # Lightning had fetched one more batch before the stop.
+        assert len(seen.batches) == 6
+
+
+@pytest.mark.parametrize("placement", ["device", "pinned"])
+def test_loss_on_text_falls_in_a_short_run(text: dict[str, Any], placement: Any) -> None:
+    class Losses(Callback):
+        values: list[float]
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+            self.values.append(outputs["loss"].item())
+
+    seed_everything(0, verbose=False)
+    losses = Losses()
+    losses.values = []
+    data = TokenData(batch_size=8, context_length=32, vocab_size=500, placement=placement, **text)
+    model = LanguageModel(size="tiny", vocab_size=500, context_length=32, learning_rate=3e-3)
+    quiet_trainer(losses, max_steps=60).fit(model, data)
+    assert losses.values[0] == pytest.approx(math.log(500), rel=0.05)
+    assert sum(losses.values[-5:]) / 5 < 0.5 * losses.values[0]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without_blocking() -> None:
+    for placement in ("device", "pinned"):
+        data, seen = TokenData(**SMALL, placement=placement), Seen()  # type: ignore[arg-type]
+        model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
+        trainer = quiet_trainer(seen, accelerator="cuda", devices=1, max_steps=10)
+        trainer.fit(model, data)
+        assert all(batch.tokens.is_cuda for batch in seen.batches)
+        loaded = next(iter(data.train_dataloader()))
+        assert loaded.tokens.is_cuda if placement == "device" else loaded.tokens.is_pinned()
+
+
+def test_what_the_data_was_is_told(text: dict[str, Any]) -> None:
+    data = TokenData(**SMALL, **text)
+    data.setup("fit")
+    facts = data.describe()
+    assert facts["source"] == "text"
+    assert facts["corpus_bytes"] == len(CODE)
+    assert facts["corpus_files"] == 1
+    assert facts["corpus_tokens"] > 1000
+    assert len(facts["corpus_sha256"]) == 64
+    assert facts["num_batches"] == 8
+    assert TokenData(**SMALL).describe()["source"] == "random"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"source": "web"}, "source is 'web'; choose one of random, text"),
+        ({"placement": "host"}, "placement is 'host'; choose one of device, pinned"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"context_length": -3}, "context_length is -3"),
+        ({"num_batches": 7}, "num_batches is 7; it must be at least 8"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"num_workers": 2}, "num_workers needs placement pinned"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        TokenData(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_shorter_than_a_batch_is_refused(text: dict[str, Any]) -> None:
+    data = TokenData(batch_size=1000, context_length=512, vocab_size=500, **text)
+    for stage, part in (("fit", "training"), ("validate", "validation")):
+        with pytest.raises(UsageError, match=f"tokens for {part}, one batch needs 512001; give more text"):
+            data.setup(stage)
+
+
+def test_a_vocabulary_too_small_for_text_is_refused_before_training(text: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="vocab_size is 100; byte-level tokens of text need at least 257"):
+        TokenData(**SMALL | {"vocab_size": 100}, **text).prepare_data()
+
+
+def test_a_model_whose_vocabulary_is_smaller_than_the_datas_is_refused() -> None:
+    model = LanguageModel(size="tiny", vocab_size=400, context_length=16)
+    with pytest.raises(UsageError, match="500 token ids but the model's vocab_size is 400"):
+        quiet_trainer(max_steps=1).fit(model, TokenData(**SMALL))

@@ -1,0 +1,112 @@
+"""The whole network: a sane start, an independent loss, one compiled region, parts that can be told apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.text import Perplexity
+
+from lmbench.errors import UsageError
+from lmbench.model.parts import part_of
+from lmbench.model.transformer import Transformer
+from lmbench.sizes import SIZES, ModelShape
+
+SHAPE = ModelShape(d_model=32, d_ff=48, num_layers=2, num_heads=2, vocab_size=300)
+PARTS = {"embedding", "norm", "qkv", "rope", "output", "ffn", "residual", "head", "loss"}
+
+
+def batch(vocab_size: int, rows: int = 4, seq: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    windows = torch.randint(vocab_size, (rows, seq + 1))
+    return windows[:, :-1], windows[:, 1:]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SIZES["tiny"],
+        ModelShape(d_model=768, d_ff=1024, num_layers=3, num_heads=12),
+        ModelShape(d_model=256, d_ff=512, num_layers=24, num_heads=4, vocab_size=2000),
+        ModelShape(d_model=1024, d_ff=256, num_layers=1, num_heads=8, vocab_size=257),
+    ],
+)
+def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape: ModelShape) -> None:
+    torch.manual_seed(0)
+    network = Transformer(shape, context_length=64)
+    with torch.no_grad():
+        loss = network(*batch(shape.vocab_size))
+    assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
+
+
+def test_every_parameter_gets_a_gradient_of_a_sane_size() -> None:
+    torch.manual_seed(0)
+    network = Transformer(SIZES["tiny"], context_length=64)
+    network(*batch(10_000)).backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert 1e-6 < parameter.grad.norm().item() < 10, name
+
+
+def test_loss_is_the_log_of_torchmetrics_perplexity() -> None:
+    network = Transformer(SHAPE, context_length=64)
+    tokens, targets = batch(SHAPE.vocab_size)
+    perplexity = Perplexity()
+    perplexity.update(network(tokens).detach(), targets)
+    assert network(tokens, targets).item() == pytest.approx(math.log(perplexity.compute().item()), rel=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_math"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_forward_with_loss_is_one_region_without_breaks(attention: str, autocast: bool) -> None:
+    torch._dynamo.reset()
+    network = Transformer(SHAPE, context_length=64, attention=attention)
+    inputs = batch(SHAPE.vocab_size)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        eager = network(*inputs)
+        compiled = torch.compile(network, backend="eager", fullgraph=True)(*inputs)
+    assert compiled.item() == pytest.approx(eager.item(), rel=1e-5)
+
+
+def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype() -> None:
+    network = Transformer(SHAPE, context_length=64, attention="naive")
+    seen = []
+    network.blocks[0].attention.core.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    with torch.autocast("cpu", torch.bfloat16):
+        network(*batch(SHAPE.vocab_size))
+    q, k, v, _ = seen
+    assert {q.dtype, k.dtype, v.dtype} == {torch.bfloat16}
+    assert network.cos.dtype is torch.float32
+
+
+def test_shorter_sequences_run_and_longer_ones_are_refused() -> None:
+    network = Transformer(SHAPE, context_length=32)
+    assert network(*batch(SHAPE.vocab_size, seq=7)).isfinite()
+    with pytest.raises(UsageError, match="33 tokens is longer than the model's context_length 32"):
+        network(*batch(SHAPE.vocab_size, seq=33))
+
+
+def test_tables_are_no_part_of_a_checkpoint() -> None:
+    names = set(Transformer(SHAPE, context_length=32, attention="naive").state_dict())
+    assert not names & {"cos", "sin", "mask"}
+
+
+@pytest.mark.parametrize(
+    ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
+)
+def test_every_module_that_computes_belongs_to_a_part(attention: str, inner: set[str]) -> None:
+    network = Transformer(SHAPE, context_length=32, attention=attention)
+    leaves = [name for name, module in network.named_modules() if name and not list(module.children())]
+    parts = {name: part_of(name) for name in leaves}
+    assert None not in parts.values(), parts
+    assert set(parts.values()) == PARTS | inner
+    assert part_of("blocks.1.ffn.down") == "ffn"
+    assert part_of("network.blocks.0.attention.v") == "qkv"
+    assert part_of("blocks.0") is None
+
+
+def test_blocks_are_found_by_their_name() -> None:
+    network = Transformer(SHAPE, context_length=32)
+    assert isinstance(network.blocks, nn.ModuleList)
+    assert len(network.blocks) == SHAPE.num_layers
