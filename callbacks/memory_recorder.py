@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lmbench.callbacks.session import Observer
 from lmbench.measure.host import peak_rss_bytes
@@ -71,7 +71,7 @@ class MemoryRecorder(Observer):
             self.session.track.listeners.remove(self._border)
             self.session.facts["memory"]["phase_peak_allocated_bytes"] = dict(self._phase_peaks)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
         memory: dict[str, Any] = self.session.facts.setdefault("memory", {})
         memory["host_peak_rss_bytes"] = peak_rss_bytes()
         if trainer.strategy.root_device.type == "cuda":
@@ -93,6 +93,4 @@ class MemoryRecorder(Observer):
         memory["run_peak_allocated_bytes"] = self._run_allocated
         memory["run_peak_reserved_bytes"] = self._run_reserved
         memory["run_alloc_retry_count"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-        memory["device_total_bytes"] = torch.cuda.get_device_properties(
-            torch.cuda.current_device()
-        ).total_memory
+        memory["device_total_bytes"] = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

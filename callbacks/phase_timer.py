@@ -82,16 +82,14 @@ class PhaseTimer(Observer):
         if isinstance(loss, torch.Tensor):
             self._losses.append(self._ring.put(loss))
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
         if self._timeline is not None:
             self._deliver()
 
@@ -166,11 +164,7 @@ class PhaseTimer(Observer):
     def _deliver(self) -> None:
         """Hand the finished steps of warm-up and window to the sinks."""
         assert self._timeline is not None
-        records = [
-            self._record(spans)
-            for spans in self._timeline.drain()
-            if spans.facts["stage"] != Stage.PROBE.value
-        ]
+        records = [self._record(spans) for spans in self._timeline.drain() if spans.facts["stage"] != Stage.PROBE.value]
         self.records.extend(records)
         if records:
             for sink in self.sinks:

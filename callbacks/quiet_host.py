@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lmbench.callbacks.session import Observer
 
@@ -22,16 +22,20 @@ class QuietHost(Observer):
         self.session.facts["gc_policy"] = "collected and frozen, off in the window"
         self._was_enabled = gc.isenabled()
         gc.collect()
-        gc.freeze()
+        # Objects frozen by somebody else must stay so afterwards, and unfreezing knows no difference.
+        self._is_frozen = gc.get_freeze_count() == 0
+        if self._is_frozen:
+            gc.freeze()
         gc.disable()
         self._is_off = True
 
     def window_closed(self) -> None:
         if self._is_off:
-            gc.unfreeze()
+            if self._is_frozen:
+                gc.unfreeze()
             if self._was_enabled:
                 gc.enable()
             self._is_off = False
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
         self.window_closed()

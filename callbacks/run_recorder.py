@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -16,7 +17,9 @@ from lmbench.callbacks.session import Observer
 from lmbench.errors import ExitCode, UsageError
 from lmbench.measure.environment import capture_environment
 from lmbench.measure.host import process_identity
+from lmbench.measure.losses import loss_facts
 from lmbench.measure.oom import out_of_memory
+from lmbench.measure.phases import phase_of
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
 from lmbench.results.assemble import complete_run
 from lmbench.results.fields import SCHEMA_VERSION
@@ -36,7 +39,10 @@ class RunRecorder(Observer):
     """
 
     def __init__(
-        self, results_dir: str = "results", facts: dict[str, Any] | None = None, config_yaml: str | None = None
+        self,
+        results_dir: str = "results",
+        facts: dict[str, Any] | None = None,
+        config_yaml: str | None = None,
     ) -> None:
         self.results_dir = results_dir
         self.given = dict(facts or {})
@@ -98,28 +104,28 @@ class RunRecorder(Observer):
         if self._lost is None:
             self.folder.append_steps(records)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
         if self.folder is None:
             return
-        if isinstance(exception, UsageError):
+        if isinstance(exception, UsageError | MisconfigurationException):
             # Nothing was measured: leave no half-made result behind.
             shutil.rmtree(self.folder.path)
             self.folder = None
             return
-        outcome, exit_code, error = judge_exception(exception, self.session.track.current, self._has_begun())
-        self._finish(outcome, exit_code, error)
+        has_begun = "environment" in self.run
+        self._finish(*judge_exception(exception, phase_of(exception) if has_begun else "setup"))
 
     def run_ended(self) -> None:
         self._finish("ok", ExitCode.OK, None)
-
-    def _has_begun(self) -> bool:
-        return "environment" in self.run
 
     def _finish(self, outcome: str, exit_code: ExitCode, error: dict[str, Any] | None) -> None:
         assert self.folder is not None
         self.run.update(self.session.facts)
         self.run.update(outcome=outcome, error=error, ended_at=_now())
-        complete_run(self.run, load_run(self.folder.path).steps)
+        self.folder.close()
+        steps = load_run(self.folder.path).steps
+        self.run["loss"] = loss_facts(steps)
+        complete_run(self.run, steps)
         failed = [guard for guard in self.run["guards"] if guard["status"] == "fail"]
         if exit_code is ExitCode.OK and failed and self.given.get("strict"):
             exit_code = ExitCode.GUARD_FAILED
@@ -128,14 +134,12 @@ class RunRecorder(Observer):
         self.folder.write_run(self.run)
 
 
-def judge_exception(
-    exception: BaseException, phase: str, has_begun: bool
-) -> tuple[str, ExitCode, dict[str, Any]]:
+def judge_exception(exception: BaseException, phase: str) -> tuple[str, ExitCode, dict[str, Any]]:
     """Outcome, exit code and the record's `error` for what ended a run."""
     error: dict[str, Any] = {
         "kind": type(exception).__name__,
         "message": " ".join(str(exception).split())[:2000],
-        "phase": phase if has_begun else "setup",
+        "phase": phase,
         "requested_bytes": None,
         "where": None,
     }

@@ -22,12 +22,22 @@ class Observer(Callback):
     window until training ends, no probe steps, nothing stopped.
     """
 
-    session: MeasurementSession
+    _session: MeasurementSession | None = None
+
+    @property
+    def session(self) -> MeasurementSession:
+        assert self._session is not None
+        return self._session
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.session = MeasurementSession.of(trainer)
+        self._session = MeasurementSession.of(trainer)
         if self not in self.session.observers:
             self.session.observers.append(self)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # An exception before `setup` (data that cannot be read, say) found nothing to leave facts about.
+        if self._session is not None:
+            self.run_failed(trainer, exception)
 
     def run_started(self) -> None:
         """The first batch is about to be fetched."""
@@ -49,6 +59,9 @@ class Observer(Callback):
 
     def run_ended(self) -> None:
         """Training or evaluation ended by itself; every other observer has left its facts."""
+
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        """An exception ends the run; Lightning calls no other hook after this."""
 
     def probe_begins(self, kind: ProbeKind) -> None:
         """The steps that look at `kind` begin."""
@@ -125,9 +138,7 @@ class MeasurementSession(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         plugin = trainer.precision_plugin
         self.track.has_scaler = isinstance(plugin, MixedPrecision) and plugin.scaler is not None
-        own_clipping = (
-            type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
-        )
+        own_clipping = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
         self._optimizer_steps_seen = trainer.global_step
         self.facts["window"]["micro_batches"] = trainer.accumulate_grad_batches
@@ -213,9 +224,7 @@ class MeasurementSession(Callback):
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
             self._open_window()
-        elif self.stage is Stage.WINDOW and self.schedule.is_window_complete(
-            self.window_steps, self.window_elapsed_s
-        ):
+        elif self.stage is Stage.WINDOW and self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s):
             self._close_window()
             self._plan = self.schedule.probe_plan()
             self.stage = Stage.PROBE

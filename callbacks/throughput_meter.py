@@ -32,15 +32,11 @@ class ThroughputMeter(Observer):
     def run_started(self) -> None:
         self._sensor = DeviceSensor(self.session.device)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._count_tokens is not None:
             self.session.add_tokens(self._count_tokens(batch))
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self.on_train_batch_start(trainer, pl_module, batch, 0)
 
@@ -57,10 +53,10 @@ class ThroughputMeter(Observer):
 
     def window_closed(self) -> None:
         facts = self.session.facts
-        facts["window"]["tokens"] = self._tokens or None
         close = self._sensor.read()
+        facts["window"]["tokens"] = self._tokens or None
         facts["device_state"] = {
             "open": self._open,
             "close": close,
-            **derive_device_state(self._open, close),
+            **derive_device_state(self._open, close, facts["window"]["raw_wall_s"]),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
 from lmbench.callbacks.session import Observer
@@ -14,7 +15,8 @@ class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and those that did not move after it.
 
     Leaves `probe.training.*`: `parameters` (trainable tensors), `missing_gradients`, `zero_gradients`,
-    `nonfinite_gradients` and `unmoved_parameters` (names; the last is null where no optimizer ran), `gradient_norm`.
+    `nonfinite_gradients` and `unmoved_parameters` (names; the last is null where no optimizer ran), `gradient_norm`,
+    `is_skipped` (the fp16 scaler skipped this step).
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class TrainingCheck(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._module = pl_module
+        self._module, self._trainer = pl_module, trainer
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._is_on = kind is ProbeKind.TRAINING and self._module.training
@@ -33,19 +35,30 @@ class TrainingCheck(Observer):
         if self._is_on:
             self._leave_gradients(pl_module)
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self._is_on:
             self._leave_gradients(pl_module)
+            self._scale = self._loss_scale()
             self._sample = sample_parameters(pl_module)
+
+    def _loss_scale(self) -> float:
+        plugin = self._trainer.precision_plugin
+        return plugin.scaler.get_scale() if isinstance(plugin, MixedPrecision) and plugin.scaler else 1.0
 
     def _leave_gradients(self, module: LightningModule) -> None:
         training = self.session.facts.setdefault("probe", {}).setdefault("training", {})
-        training.update(gradient_facts(module))
+        training.update(gradient_facts(module, self._unscaled_by()))
         training.setdefault("unmoved_parameters", None)
+
+    def _unscaled_by(self) -> float:
+        """What the gradients are still multiplied by: a fused optimizer unscales them only inside its step."""
+        fused = any(getattr(o, "_step_supports_amp_scaling", False) for o in self._trainer.optimizers)
+        return self._loss_scale() if fused else 1.0
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if self._is_on and self._sample is not None:
-            self.session.facts["probe"]["training"]["unmoved_parameters"] = self._sample.unmoved()
+            training = self.session.facts["probe"]["training"]
+            training["unmoved_parameters"] = self._sample.unmoved()
+            # The scaler lowers its scale exactly when it found an infinity and skipped the update.
+            training["is_skipped"] = self._loss_scale() < self._scale
         self._is_on, self._sample = False, None

@@ -68,9 +68,9 @@ def counter_flops(
         step: calls the module on the batch; by default ``training_step(batch, 0)`` where the module has
             one, else ``module(*batch)`` for a tuple or list and ``module(batch)`` otherwise.
 
-    Attention through scaled_dot_product_attention is counted by its plain formula, since some fused back
-    ends have none (they would count as zero). Operators outside PyTorch's own are not counted, and are
-    named in ``source``.
+    Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad
+    head_dim, and some have no formula, which would count as zero. Operators outside PyTorch's own are not
+    counted, and are named in ``source``.
 
     Raises:
         UncountableError: the module does not run on fake tensors (it reads values, or calls a raw extension).
@@ -80,19 +80,19 @@ def counter_flops(
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
+        return int(sdpa_flop_count(q, k, v))
 
     # The counter has no formula for the fused CPU kernel, which a module may insist on.
     fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
     try:
-        with _quiet_log(module), sdpa_kernel(SDPBackend.MATH), counter:
+        # A compiled module would start to compile for fakes.
+        eager = torch.compiler.set_stance("force_eager")
+        with _quiet_log(module), eager, sdpa_kernel(SDPBackend.MATH), counter:
             foreign = _run_on_fakes(module, batch, step or _default_step)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
-        raise UncountableError(
-            f"not countable on fake tensors: {type(error).__name__}: {first_line}"
-        ) from error
+        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
     source = COUNTER_SOURCE
     if foreign:
         source += f"; not counted: {', '.join(sorted(foreign))}"
@@ -108,7 +108,7 @@ def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any]
 
     foreign: set[str] = set()
 
-    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace not in {"aten", "prim", "prims", "profiler"}:
                 foreign.add(func.name())

@@ -53,9 +53,7 @@ _H100 = "NVIDIA H100 Tensor Core GPU datasheet and Hopper architecture whitepape
 _H100_NVL = "NVIDIA H100 Tensor Core GPU datasheet, NVL column (printed with sparsity, halved)"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (printed with sparsity, halved)"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (printed with sparsity, halved)"
-_B200 = (
-    "NVIDIA HGX B200 and DGX B200 datasheets (for 8 GPUs, tensor rates with sparsity: divided by 8, halved)"
-)
+_B200 = "NVIDIA HGX B200 and DGX B200 datasheets (for 8 GPUs, tensor rates with sparsity: divided by 8, halved)"
 _V100 = "NVIDIA V100 Tensor Core GPU datasheet"
 _GA102 = "NVIDIA Ampere GA102 GPU architecture whitepaper"
 _ADA = "NVIDIA Ada GPU architecture whitepaper"

@@ -86,9 +86,7 @@ def resolve_shape(
     if size is None:
         missing = [name for name, value in given.items() if value is None]
         if missing:
-            raise UsageError(
-                f"without a model size, {', '.join(missing)} must be given too (sizes: {_names()})"
-            )
+            raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {_names()})")
         return ModelShape(**overrides, vocab_size=vocab_size)
     return replace(_named(size), **overrides, vocab_size=vocab_size)
 
@@ -108,7 +106,5 @@ def _names() -> str:
 
 def _nearest_heads(d_model: int, num_heads: int) -> int:
     """The number of heads nearest to the one asked for that divides the width into even heads."""
-    fitting = [
-        heads for heads in range(1, d_model + 1) if d_model % heads == 0 and (d_model // heads) % 2 == 0
-    ]
+    fitting = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and (d_model // heads) % 2 == 0]
     return min(fitting or [1], key=lambda heads: abs(heads - num_heads))

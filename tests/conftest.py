@@ -11,6 +11,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
+# With more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times slower.
+torch.set_num_threads(1)
+
 QUIET = {
     "accelerator": "cpu",
     "max_epochs": -1,

@@ -60,9 +60,7 @@ def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
     assert text_of(ids, corpus, 300) == "caf\xe9 \x00\xff and more\n<|endoftext|>"
 
 
-def test_large_files_come_in_pieces_that_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_come_in_pieces_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.txt"
     path.write_text("ä" * 5000 + "\n" + TEXT + "no end of line", encoding="utf-8")
     whole = corpus_tokens(open_corpus([str(path)]), 257, tmp_path / "one")
@@ -134,16 +132,12 @@ def test_processes_that_build_at_once_do_not_harm_each_other(corpus: Corpus, tmp
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_failed_build_leaves_nothing_behind(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_leaves_nothing_behind(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(token_cache, "_write", full_disk)
-    with pytest.raises(
-        UsageError, match=r"cannot be written \(No space left on device\); name another with cache_dir"
-    ):
+    with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\); name another with cache_dir"):
         corpus_tokens(corpus, 400, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

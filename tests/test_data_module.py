@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import quiet_trainer
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 
@@ -18,6 +17,8 @@ from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
+
+from conftest import quiet_trainer
 
 SMALL: dict[str, Any] = {"batch_size": 3, "context_length": 16, "vocab_size": 500}
 CODE = "".join(f"def function_{i}(value):\n    return value + {i}\n\n\n" for i in range(2000))

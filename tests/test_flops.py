@@ -63,6 +63,26 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too(attention: str) -> No
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.gpu
+def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim() -> None:
+    shape = ModelShape(d_model=40, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
+    network = Transformer(shape, 16).to("cuda", torch.bfloat16)
+    tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
+    count = counter_flops(network, (tokens, tokens), tokens.numel())
+    assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
+
+
+def test_counting_a_compiled_module_does_not_compile_it() -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled")
+
+    network = Transformer(SIZES["tiny"], 16)
+    network.compile(backend=refuse)
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    count = counter_flops(network, (tokens, tokens), tokens.numel())
+    assert count.per_token_flops == forward_flops(SIZES["tiny"], 16).per_token_flops
+
+
 class Foreign(LightningModule):
     """Logs in its step, draws dropout, makes tensors on its device: a stranger's ordinary module."""
 

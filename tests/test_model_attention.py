@@ -80,9 +80,7 @@ def test_no_position_sees_a_later_one(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa_efficient", "sdpa_cudnn"])
 def test_a_back_end_that_this_machine_lacks_is_refused_in_one_line(attention: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"'{attention}' has no kernel for bfloat16 .* on cpu; choose"
-    ) as caught:
+    with pytest.raises(UsageError, match=f"'{attention}' has no kernel for bfloat16 .* on cpu; choose") as caught:
         check_attention(attention, SHAPE, CPU, torch.bfloat16)
     assert "\n" not in str(caught.value)
 
@@ -95,7 +93,7 @@ def test_what_this_machine_has_is_accepted(attention: str) -> None:
 def test_the_chosen_back_end_is_the_one_that_runs() -> None:
     """On a CPU there is no memory-efficient kernel: insisting on it must fail, not fall back."""
     network = Transformer(SHAPE, context_length=16, attention="sdpa_efficient")
-    with pytest.raises(RuntimeError, match="No viable backend"):
+    with pytest.raises(RuntimeError, match=r"No (viable|available)"):
         network(torch.zeros(1, 16, dtype=torch.long))
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import quiet_trainer
 from lightning.pytorch import LightningModule, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -15,6 +14,8 @@ from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 from lmbench.model.transformer import Transformer
+
+from conftest import quiet_trainer
 
 TINY: dict[str, Any] = {"size": "tiny", "vocab_size": 300, "context_length": 16}
 
@@ -29,9 +30,7 @@ class FirstLoss(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self.weights = [parameter.detach().clone() for parameter in pl_module.parameters()]
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
             self.loss = outputs["loss"].item()
 
@@ -43,9 +42,7 @@ def first_weights_and_loss(precision: str) -> tuple[list[Tensor], float]:
     return watch.weights, watch.loss
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)]
-)
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)])
 def test_one_seed_gives_one_set_of_weights_in_every_precision(precision: str, dtype: torch.dtype) -> None:
     full, full_loss = first_weights_and_loss("32-true")
     other, other_loss = first_weights_and_loss(precision)
@@ -121,9 +118,7 @@ def test_tokens_and_flops_are_told() -> None:
     model = LanguageModel(**TINY)
     tokens = torch.zeros(3, 16, dtype=torch.long)
     assert model.tokens_per_batch((tokens, tokens)) == 48
-    assert (
-        model.flops_per_token().per_token_flops == 2 * (8 * 64**2 + 6 * 64 * 128 + 4 * 16 * 64) + 2 * 64 * 300
-    )
+    assert model.flops_per_token().per_token_flops == 2 * (8 * 64**2 + 6 * 64 * 128 + 4 * 16 * 64) + 2 * 64 * 300
 
 
 def test_validate_and_test_run_without_a_graph() -> None:

@@ -40,6 +40,16 @@ def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape: Mo
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
 
 
+def test_the_residual_stream_keeps_its_size_however_deep_the_network() -> None:
+    torch.manual_seed(0)
+    shape = ModelShape(d_model=128, d_ff=256, num_layers=32, num_heads=4)
+    network = Transformer(shape, context_length=64)
+    seen: list[torch.Tensor] = []
+    network.norm.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    network(*batch(shape.vocab_size))
+    assert 1 < seen[0].square().mean().sqrt().item() < 1.5
+
+
 def test_every_parameter_gets_a_gradient_of_a_sane_size() -> None:
     torch.manual_seed(0)
     network = Transformer(SIZES["tiny"], context_length=64)

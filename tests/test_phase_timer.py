@@ -6,7 +6,6 @@ import math
 import time
 
 import pytest
-from conftest import Sleeper, SlowBatches, quiet_trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -14,6 +13,8 @@ from lmbench.callbacks import MeasurementSession, PhaseTimer
 from lmbench.errors import UsageError
 from lmbench.measure.schedule import Schedule
 from lmbench.results.vocabulary import PHASES
+
+from conftest import Sleeper, SlowBatches, quiet_trainer
 
 SCHEDULE = Schedule(warmup_steps=2, steps=8)
 
@@ -67,7 +68,11 @@ def test_accumulation_makes_one_step_of_its_micro_batches(sleeper):
 
 def test_a_short_last_group_says_how_short_it_is(sleeper):
     window, _, _ = measure(
-        sleeper, accumulate_grad_batches=3, loader=SlowBatches(4), schedule=Schedule(0, 4), limit_train_batches=4
+        sleeper,
+        accumulate_grad_batches=3,
+        loader=SlowBatches(4),
+        schedule=Schedule(0, 4),
+        limit_train_batches=4,
     )
     assert [record["micro_batches"] for record in window] == [3, 1, 3, 1]
 
@@ -82,9 +87,7 @@ def test_validation_inside_the_window_is_subtracted(sleeper):
 
 
 def test_a_checkpoint_inside_the_window_is_subtracted(sleeper, tmp_path):
-    window, _, _ = measure(
-        sleeper, ModelCheckpoint(tmp_path, every_n_train_steps=2), enable_checkpointing=True
-    )
+    window, _, _ = measure(sleeper, ModelCheckpoint(tmp_path, every_n_train_steps=2), enable_checkpointing=True)
     assert sum(record["excluded_s"] > 0 for record in window) >= 3
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -53,7 +54,7 @@ class LoopSettings:
 
 
 class BareLoop:
-    """Trains a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step` alone."""
+    """Trains a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step`."""
 
     def __init__(self, module: LightningModule, settings: LoopSettings, device: torch.device) -> None:
         self.settings = settings
@@ -63,10 +64,8 @@ class BareLoop:
         self._scaler = torch.amp.GradScaler(device.type) if settings.precision == "16-mixed" else None
         with device:
             module.configure_model()
-        dtype = TRUE_DTYPES.get(settings.precision, torch.float32)
-        # Tensors made on the way have the weights' dtype, as under Lightning's "true" precisions.
-        torch.set_default_dtype(dtype)
-        module.to(device=device, dtype=dtype)
+        self._dtype = TRUE_DTYPES.get(settings.precision, torch.float32)
+        module.to(device=device, dtype=self._dtype)
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, Optimizer):
             raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
@@ -74,11 +73,19 @@ class BareLoop:
 
     def run(self, batches: Iterable[Iterable[Tensor]], window: ControlWindow) -> None:
         """Train until the window is complete; a batch is a sequence of tensors."""
-        iterator = iter(batches)
+        before = torch.get_default_dtype()
+        # Tensors made on the way have the weights' dtype, as under Lightning's "true" precisions.
+        torch.set_default_dtype(self._dtype)
+        try:
+            self._run(iter(batches), window)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _run(self, iterator: Iterator[Iterable[Tensor]], window: ControlWindow) -> None:
         window.begin()
         is_complete = False
         while not is_complete:
-            losses = [self._micro_batch(next(iterator), index) for index in range(self.settings.micro_batches)]
+            losses = [self._micro_batch(next(iterator), i) for i in range(self.settings.micro_batches)]
             if self.settings.mode == "train_step":
                 self._update()
             if self.settings.mode != "forward" and self.settings.zero_grad == "after_step":
@@ -89,14 +96,13 @@ class BareLoop:
         """Forward and backward; returns the loss on the device, without its graph."""
         batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
         with self._precision():
-            loss = self.module.training_step(batch, index)
+            loss = cast(Tensor, self.module.training_step(batch, index))
         if self.settings.zero_grad == "native" and index == 0:
             self.optimizer.zero_grad(set_to_none=True)
         if self.settings.mode != "forward":
             scaled = loss / self.settings.micro_batches if self.settings.micro_batches > 1 else loss
             (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
-        detached: Tensor = loss.detach()
-        return detached
+        return loss.detach()
 
     def _precision(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:

@@ -49,7 +49,7 @@ class BenchCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         skip = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-        return {name: skip for name in ("fit", "validate", "test")}
+        return dict.fromkeys(("fit", "validate", "test"), skip)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(MeasureSettings, "measure")
@@ -82,11 +82,12 @@ class BenchCLI(LightningCLI):
         self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), self.config_yaml)
         callbacks = [
             *callbacks,
+            *([] if settings.gc_in_window else [QuietHost()]),
             MemoryRecorder(),
-            ThroughputMeter(),
             TrainingCheck(),
             SyncFinder(),
-            *([] if settings.gc_in_window else [QuietHost()]),
+            # Last of those that work before the window, so that its power reading is next to the window's start.
+            ThroughputMeter(),
             self.recorder,
             MeasurementSession(settings.schedule()),
         ]

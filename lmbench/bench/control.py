@@ -65,8 +65,9 @@ class ControlCLI(BenchCLI):
     record: dict[str, Any]
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        schedule = Schedule(self.settings.warmup_steps, self.settings.steps, self.settings.min_window_s)
-        self.clock = WallClock(schedule, self.settings.gc_in_window)
+        settings = self.settings
+        self.schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
+        self.clock = WallClock(self.schedule, settings.gc_in_window)
         # Whatever else the configuration turns on is off here; what changes the work itself stays.
         off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
         trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
@@ -111,7 +112,7 @@ class BareCLI(ControlCLI):
         data.prepare_data()
         data.setup("fit")
         loop = BareLoop(module, settings, device)
-        window = ControlWindow(self.clock._schedule, device, self.settings.gc_in_window)
+        window = ControlWindow(self.schedule, device, self.settings.gc_in_window)
         loop.run(data.train_dataloader(), window)
         self.record = window.record
 
@@ -131,7 +132,11 @@ class HooksCLI(BenchCLI):
         return self.watch.record
 
 
-ARMS: dict[str, type[ControlCLI] | type[HooksCLI]] = {"bare": BareCLI, "trainer": TrainerCLI, "hooks": HooksCLI}
+ARMS: dict[str, type[ControlCLI] | type[HooksCLI]] = {
+    "bare": BareCLI,
+    "trainer": TrainerCLI,
+    "hooks": HooksCLI,
+}
 
 
 def main(argv: list[str]) -> int:

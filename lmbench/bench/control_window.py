@@ -17,7 +17,7 @@ from lmbench.measure.schedule import Schedule
 class ControlWindow:
     """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
 
-    Garbage is collected, frozen and off inside the window, as the harness has it, so that both run under one policy.
+    Garbage is collected, frozen and off inside the window, as the harness has it: one policy for all arms.
 
     Args:
         schedule: `warmup_steps`, `steps` and `min_window_s` count; a control has no probe steps.
@@ -41,7 +41,7 @@ class ControlWindow:
             self._open()
 
     def step_ended(self, losses: list[Tensor]) -> bool:
-        """A step ended, with these losses of its micro-batches, still on the device; True if it was the last one."""
+        """A step ended, with its micro-batches' losses, still on the device; True if it was the last one."""
         if not self._first_losses:
             self._first_losses = losses
         self._steps_done += 1

@@ -28,7 +28,7 @@ STEP_HOOKS = (
 class HookClock:
     """Adds up host time spent inside wrapped functions; one called by another is part of it, not more.
 
-    `spent_ns` and `calls` count outermost calls, `nested_calls` the others; `by_name` has [ns, calls] of each name.
+    `spent_ns` and `calls` count outermost calls, `nested_calls` the others; `by_name` has [ns, calls] of each.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class HookWatch(Observer):
         self.clock.restart()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        # Here and not in `window_closed`: before that the session waits for the device, which is no hook's cost.
+        # Not in `window_closed`: before that the session waits for the device, which is no hook's cost.
         if stage is Stage.WINDOW:
             self._readings.append(self.clock.read_ns())
             self._counts = (self.clock.calls, self.clock.nested_calls)
@@ -131,10 +131,10 @@ def clocking_costs(calls: int = 20_000) -> tuple[float, float]:
 
 
 def clock_hooks(trainer: Trainer, clock: HookClock) -> HookWatch:
-    """Put the clock around all that lmbench adds to a step of this trainer; call once in a process of its own.
+    """Put the clock around all that lmbench adds to a step of this trainer; once, in a process of its own.
 
-    What Lightning itself spends on calling a callback is not in it: that shows in the harness's difference to a
-    Trainer without callbacks.
+    What Lightning itself spends on calling a callback is not in it: that shows in the harness's difference to
+    a Trainer without callbacks.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:

@@ -19,7 +19,7 @@ def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
     if mode == "forward":
         module.backward = _no_backward  # type: ignore[method-assign]
     if mode in ("forward", "forward_backward"):
-        module.optimizer_step = _closure_only  # type: ignore[method-assign]
+        module.optimizer_step = _closure_only  # type: ignore[method-assign,assignment]
     if zero_grad == "after_step" and mode in ("forward_backward", "train_step"):
         _zero_after_step(module)
 

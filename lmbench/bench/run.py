@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
+import warnings
 
 # LightningCLI 2.6 uses interfaces jsonargparse has deprecated; its notices are not the user's business.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lmbench.bench.cli import BenchCLI
+from lmbench.bench.messages import translate
+from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
+from lmbench.report.terminal import print_run
 
 
 class _Measurement(BenchCLI):
@@ -27,38 +33,60 @@ class _Measurement(BenchCLI):
 
 def run(args: list[str]) -> int:
     """Run `lmbench fit|validate|test` with the given words; returns the exit code."""
+    _quiet()
     _Measurement.latest = None
     try:
         _Measurement(args)
-    except (UsageError, ArgumentError) as error:
-        return _complain(error)
+    except ArgumentError as error:
+        return _complain(translate(str(error), _options(args[0])))
+    except (UsageError, MisconfigurationException) as error:
+        return _complain(" ".join(str(error).split()))
     except SystemExit as error:
         # Help texts and --print_config end this way with 0; Lightning turns Ctrl-C into SystemExit(1).
         if error.code in (0, None):
             return ExitCode.OK
-        recorder = _recorder()
-        if recorder is None or recorder.exit_code is None:
+        if _ended_recorder() is None:
             raise
-    except BaseException as error:
-        recorder = _recorder()
-        if recorder is None or recorder.exit_code in (None, ExitCode.INTERNAL):
+    except BaseException:
+        recorder = _ended_recorder()
+        if recorder is None or recorder.exit_code is ExitCode.INTERNAL:
             traceback.print_exc()
+        if recorder is None:
             return ExitCode.INTERNAL
     return _finish()
 
 
-def _recorder():  # type: ignore[no-untyped-def]
-    return _Measurement.latest.recorder if _Measurement.latest else None
+def _quiet() -> None:
+    """Lightning's tips and notices about its own calls say nothing about the measurement."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
 
 
-def _complain(error: Exception) -> int:
-    print(f"lmbench: {error}", file=sys.stderr)
+def _ended_recorder() -> RunRecorder | None:
+    """The recorder, if it got as far as recording an end."""
+    recorder = _Measurement.latest.recorder if _Measurement.latest else None
+    return recorder if recorder is not None and recorder.exit_code is not None else None
+
+
+def _options(command: str) -> list[str]:
+    measurement = _Measurement.latest
+    parser = getattr(measurement, "_subcommand_parsers", {}).get(command)
+    if parser is None:
+        return []
+    return [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+
+
+def _complain(line: str) -> int:
+    print(f"lmbench: {line}", file=sys.stderr)
     return ExitCode.USAGE
 
 
 def _finish() -> int:
-    from lmbench.report.terminal import print_run
-
-    recorder = _recorder()
+    recorder = _ended_recorder()
+    assert recorder is not None
+    assert recorder.folder is not None
+    assert recorder.exit_code is not None
     print_run(recorder.run, recorder.folder.path)
     return int(recorder.exit_code)

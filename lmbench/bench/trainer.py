@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -29,21 +30,27 @@ class BenchTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         precision = str(kwargs.get("precision") or "32-true")
-        super().__init__(*args, **kwargs)
+        accumulated = kwargs.get("accumulate_grad_batches", 1)
+        if accumulated < 1:
+            raise UsageError(f"trainer.accumulate_grad_batches is {accumulated}; it must be at least 1")
+        if kwargs.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise UsageError("trainer.accelerator asks for a GPU and there is none here; allowed: cpu, auto")
+        try:
+            super().__init__(*args, **kwargs)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"the Trainer refuses its flags: {error}") from error
         if self.world_size > 1:
-            raise UsageError(
-                f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1"
-            )
+            raise UsageError(f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1")
         on_cpu = self.strategy.root_device.type == "cpu"
         if on_cpu and precision in ("16-mixed", "16", "16-true"):
             # Lightning would silently run bfloat16 instead.
-            raise UsageError(
-                f"precision {precision} on a CPU; allowed there: 32-true, bf16-mixed, bf16-true, 64-true"
-            )
+            raise UsageError(f"precision {precision} on a CPU; allowed there: 32-true, bf16-mixed, bf16-true, 64-true")
         self.repairs: list[str] = []
         plugin = self.strategy.precision_plugin
         if type(plugin) is MixedPrecision:
             self.strategy.precision_plugin = RepairedMixedPrecision(
-                plugin.precision, plugin.device, plugin.scaler
+                plugin.precision,  # type: ignore[arg-type]
+                plugin.device,
+                plugin.scaler,
             )
             self.repairs = list(REPAIRS)

@@ -34,9 +34,7 @@ def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
 class Source(Protocol):
     """Where windows of ``batch seq+1`` token ids (int64) are drawn from, all by the generator given."""
 
-    def windows(
-        self, rng: np.random.Generator, batch_size: int, context_length: int
-    ) -> npt.NDArray[np.int64]: ...
+    def windows(self, rng: np.random.Generator, batch_size: int, context_length: int) -> npt.NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,7 @@ class RandomSource:
 
     vocab_size: int
 
-    def windows(
-        self, rng: np.random.Generator, batch_size: int, context_length: int
-    ) -> npt.NDArray[np.int64]:
+    def windows(self, rng: np.random.Generator, batch_size: int, context_length: int) -> npt.NDArray[np.int64]:
         return rng.integers(self.vocab_size, size=(batch_size, context_length + 1), dtype=np.int64)
 
 
@@ -57,9 +53,7 @@ class TextSource:
 
     ids: TokenIds
 
-    def windows(
-        self, rng: np.random.Generator, batch_size: int, context_length: int
-    ) -> npt.NDArray[np.int64]:
+    def windows(self, rng: np.random.Generator, batch_size: int, context_length: int) -> npt.NDArray[np.int64]:
         starts = rng.integers(self.ids.size - context_length, size=batch_size)
         return np.stack([self.ids[start : start + context_length + 1] for start in starts]).astype(np.int64)
 

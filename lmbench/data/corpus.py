@@ -84,9 +84,7 @@ def standard_library() -> Corpus:
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise UsageError(f"this Python has no standard library sources in {root}; name text_files instead")
-    return Corpus(
-        "python standard library", tuple(sorted(files, key=lambda path: path.relative_to(root).parts))
-    )
+    return Corpus("python standard library", tuple(sorted(files, key=lambda path: path.relative_to(root).parts)))
 
 
 def _expand(entry: str) -> list[Path]:

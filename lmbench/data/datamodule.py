@@ -95,9 +95,7 @@ class TokenData(LightningDataModule):
             self._read_text()
 
     def setup(self, stage: str) -> None:
-        model_vocab_size = (
-            getattr(self.trainer.lightning_module, "vocab_size", None) if self.trainer else None
-        )
+        model_vocab_size = getattr(self.trainer.lightning_module, "vocab_size", None) if self.trainer else None
         if model_vocab_size is not None and model_vocab_size < self.vocab_size:
             raise UsageError(
                 f"the data has {self.vocab_size} token ids but the model's vocab_size is {model_vocab_size}; "
@@ -153,7 +151,7 @@ class TokenData(LightningDataModule):
         return self.trainer.strategy.root_device, self.trainer.global_rank
 
     def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> StoppableLoader:
-        """One rank's batches for a device, in or out of a Trainer; held-out ones end on ``stop_requested``."""
+        """One rank's batches for a device, in a Trainer or not; held-out ones end on ``stop_requested``."""
         stop = self._stop if held_out else _never
         drawing = Drawing(
             self._source(held_out), self.batch_size, self.context_length, (self.seed, rank, int(held_out))
@@ -201,6 +199,4 @@ class TokenData(LightningDataModule):
             if getattr(self, name) < limit:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least {limit}")
         if self.num_workers and self.placement == "device":
-            raise UsageError(
-                "num_workers needs placement pinned: batches on the device have no loader processes"
-            )
+            raise UsageError("num_workers needs placement pinned: batches on the device have no loader processes")

@@ -53,9 +53,7 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
         UsageError: a vocabulary below 257, or a cache folder that cannot be written.
     """
     if vocab_size < MINIMUM_VOCAB_SIZE:
-        raise UsageError(
-            f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}"
-        )
+        raise UsageError(f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}")
     path = cache_dir / f"{_key(corpus, vocab_size)}.tokens"
     tokens = _open(path)
     if tokens is None:

@@ -36,15 +36,20 @@ class DeviceSensor:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._nvml = _load_nvml() if device.type == "cuda" else None
         self._handle = _find(self._nvml, device) if self._nvml is not None else None
 
     def facts(self) -> dict[str, Any]:
-        """What does not change: the fields of `environment.gpu`, and the driver's version under `driver`."""
+        """What does not change: the fields of `environment.gpu`, and the driver's version under `driver`.
+
+        Where NVML does not answer, PyTorch does for what it knows.
+        """
         ask = self._ask
         capability = ask("nvmlDeviceGetCudaComputeCapability")
         mig = ask("nvmlDeviceGetMigMode")
-        return {
+        known = _torch_facts(self._device) if self._device.type == "cuda" else {}
+        told = {
             "name": ask("nvmlDeviceGetName"),
             "uuid": ask("nvmlDeviceGetUUID"),
             "sku": ask("nvmlDeviceGetBoardPartNumber"),
@@ -57,6 +62,7 @@ class DeviceSensor:
             "is_mig": None if mig is None else bool(mig[0]),
             "driver": self._driver(),
         }
+        return {name: known.get(name) if value is None else value for name, value in told.items()}
 
     def read(self) -> Reading:
         """How the device stands now: the fields of `device_state.open` and `.close`.
@@ -185,6 +191,20 @@ def _load_nvml() -> Any:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def _torch_facts(device: torch.device) -> dict[str, Any]:
+    import torch
+
+    facts = torch.cuda.get_device_properties(device)
+    uuid = getattr(facts, "uuid", None)
+    return {
+        "name": facts.name,
+        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "pci_bus_id": _pci_address(facts),
+        "compute_capability": f"{facts.major}.{facts.minor}",
+        "memory_total_bytes": facts.total_memory,
+    }
 
 
 def _find(nvml: Any, device: torch.device) -> Any:

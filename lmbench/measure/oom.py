@@ -44,10 +44,13 @@ class OutOfMemory:
 
 
 def out_of_memory(exc: BaseException) -> OutOfMemory | None:
-    """The lack of memory behind an exception: itself, one that caused it, or one in its group; None if none is.
+    """The lack of memory behind an exception: itself, one that caused it, or one in its group; None if none.
 
-    Bytes asked for are as exact as the message: PyTorch rounds to two decimals of its unit on a GPU.
+    A Ctrl-C stays one even while such an error is being handled. Bytes asked for are as exact as the message:
+    for a GPU, PyTorch rounds to two decimals of its unit.
     """
+    if isinstance(exc, KeyboardInterrupt):
+        return None
     for link in _chain(exc):
         where = _where(link)
         if where is not None:

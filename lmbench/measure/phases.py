@@ -7,13 +7,19 @@ actions into a sequence of phases; `BorderProfiler` is the delegating profiler t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
 # Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
 EXCLUDED = "excluded"
+
+
+# What to do when an action starts, and when it stops.
+Handlers = tuple[Callable[[], None], Callable[[], None]]
 
 
 class PhaseTrack:
@@ -113,6 +119,11 @@ class PhaseTrack:
         self._announce()
 
 
+def phase_of(exception: BaseException) -> str:
+    """The phase an exception was raised in; `setup` before the first step."""
+    return str(getattr(exception, "lmbench_phase", "setup"))
+
+
 def _nothing() -> None:
     pass
 
@@ -137,6 +148,10 @@ class BorderProfiler(Profiler):
         handler()
 
     def stop(self, action_name: str) -> None:
+        exception = sys.exc_info()[1]
+        if exception is not None and not hasattr(exception, "lmbench_phase"):
+            # Actions are stopped while an exception unwinds them: the innermost knows where it was raised.
+            exception.lmbench_phase = self.track.current  # type: ignore[attr-defined]
         handler = self._on_stop.get(action_name)
         if handler is not None:
             handler()
@@ -150,28 +165,27 @@ class BorderProfiler(Profiler):
         self._on_stop[action_name] = stop
         return start
 
-    def _handlers(self, action_name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    def _handlers(self, action_name: str) -> Handlers:
         track = self.track
         owner, _, hook = action_name.rpartition(".")
-        if hook in ("train_dataloader_next", "val_next", "test_next"):
-            return track.start_data, track.stop_data
-        if action_name == "save_checkpoint":
-            return (lambda: track.enter(EXCLUDED)), track.leave
-        if owner.startswith("[Strategy]"):
-            if hook == "batch_to_device":
-                return track.start_transfer, track.leave
-            if hook in ("training_step", "validation_step", "test_step"):
-                return track.start_forward, track.leave
-            if hook == "backward":
-                return (lambda: track.enter("backward")), track.stop_backward
-        if owner.startswith("[LightningModule]"):
-            if hook == "optimizer_step":
-                return track.start_optimizer_step, track.leave
-            if hook == "optimizer_zero_grad":
-                return (lambda: track.enter("zero_grad")), track.stop_zero_grad
-            if hook == "configure_gradient_clipping":
-                return track.start_clip, track.stop_clip
-        return _nothing, _nothing
+        fetch = (track.start_data, track.stop_data)
+        step = (track.start_forward, track.leave)
+        known: dict[tuple[str, str], Handlers] = {
+            ("[_", "train_dataloader_next"): fetch,
+            ("[_", "val_next"): fetch,
+            ("[_", "test_next"): fetch,
+            ("[S", "batch_to_device"): (track.start_transfer, track.leave),
+            ("[S", "training_step"): step,
+            ("[S", "validation_step"): step,
+            ("[S", "test_step"): step,
+            ("[S", "backward"): (partial(track.enter, "backward"), track.stop_backward),
+            ("[L", "optimizer_step"): (track.start_optimizer_step, track.leave),
+            ("[L", "optimizer_zero_grad"): (partial(track.enter, "zero_grad"), track.stop_zero_grad),
+            ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
+            ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
+        }
+        # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
+        return known.get((owner[:2], hook), (_nothing, _nothing))
 
     # The rest of a profiler's life belongs to the user's own.
 

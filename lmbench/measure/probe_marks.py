@@ -23,9 +23,9 @@ def _walk(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif any(isinstance(m, nn.ModuleList | nn.Sequential) for m in child.modules()):
-            yield from _walk(child)
-        elif len(list(module.children())) == 1 and len(list(child.children())) > 1:
+        elif any(isinstance(m, nn.ModuleList | nn.Sequential) for m in child.modules()) or (
+            len(list(module.children())) == 1 and len(list(child.children())) > 1
+        ):
             yield from _walk(child)
         else:
             yield child

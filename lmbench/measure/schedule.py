@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from lmbench.errors import UsageError
 
 
-class Stage(str, Enum):
+class Stage(StrEnum):
     WARMUP = "warmup"
     WINDOW = "window"
     PROBE = "probe"
@@ -19,7 +19,7 @@ class Stage(str, Enum):
 MAX_SETTLE_STEPS = 50
 
 
-class ProbeKind(str, Enum):
+class ProbeKind(StrEnum):
     """What a probe step looks at; one thing each, since they disturb each other."""
 
     SETTLE = "settle"  # lets the queue fill again after the window's last synchronize; as many steps as that takes

@@ -50,4 +50,7 @@ def describe_data(trainer: Trainer) -> dict[str, Any]:
     if data is None:
         return {"source": "the module's own loaders"}
     tell = getattr(data, "describe", None)
-    return {"name": f"{type(data).__module__}.{type(data).__qualname__}", **(tell() if callable(tell) else {})}
+    return {
+        "name": f"{type(data).__module__}.{type(data).__qualname__}",
+        **(tell() if callable(tell) else {}),
+    }

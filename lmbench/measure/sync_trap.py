@@ -13,9 +13,7 @@ import lightning
 import torch
 
 # Folders whose frames are machinery, not the line that asked for the synchronize.
-_MACHINERY = tuple(
-    str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__
-)
+_MACHINERY = tuple(str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__)
 
 
 class SyncTrap:
@@ -33,7 +31,7 @@ class SyncTrap:
         self._catcher = warnings.catch_warnings()
         self._catcher.__enter__()
         warnings.simplefilter("always")
-        self._show, warnings.showwarning = warnings.showwarning, self._note  # type: ignore[assignment]
+        self._show, warnings.showwarning = warnings.showwarning, self._note
         torch.cuda.set_sync_debug_mode("warn")
 
     def disarm(self) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lmbench.measure.clock import Clock
@@ -98,7 +99,7 @@ class Timeline:
         device: dict[str, float] = {}
         host: dict[str, float] = {}
         spans = StepSpans(step.facts, device, host)
-        for start, end in zip(marks, marks[1:], strict=False):
+        for start, end in pairwise(marks):
             lag = self._lag(start)
             seconds = clock.seconds(start.stamp, end.stamp)
             self._device_s += seconds

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 
-def gradient_facts(module: nn.Module) -> dict[str, Any]:
+def gradient_facts(module: nn.Module, scale: float = 1.0) -> dict[str, Any]:
     """What the gradients of a module's trainable parameters are like, before clipping. Synchronizes.
 
     Names of parameters without a gradient (`missing_gradients`), with one that is zero everywhere (`zero_gradients`)
-    or not finite (`nonfinite_gradients`), their number, and the 2-norm of all gradients together.
+    or not finite (`nonfinite_gradients`), their number, and the 2-norm of all gradients together, divided by `scale`.
     """
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     norms = {
@@ -27,7 +27,7 @@ def gradient_facts(module: nn.Module) -> dict[str, Any]:
         "missing_gradients": [name for name in trainable if name not in norms],
         "zero_gradients": [name for name, norm in norms.items() if norm == 0.0],
         "nonfinite_gradients": [name for name, norm in norms.items() if not math.isfinite(norm)],
-        "gradient_norm": math.hypot(*norms.values()) if norms else None,
+        "gradient_norm": math.hypot(*norms.values()) / scale if norms else None,
     }
 
 

@@ -149,7 +149,7 @@ class LanguageModel(LightningModule):
 def matmul_dtype(precision: str) -> torch.dtype:
     """The dtype of matmuls under one of Lightning's precision strings."""
     dtypes = {"16": torch.float16, "32": torch.float32, "64": torch.float64}
-    return dtypes.get(precision.split("-")[0], torch.bfloat16)
+    return dtypes.get(precision.partition("-")[0], torch.bfloat16)
 
 
 def _check_settings(

@@ -81,11 +81,7 @@ class Transformer(nn.Module):
         cos, sin = rope_tables(self.context_length, self.shape.head_dim)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        mask = (
-            torch.ones(self.context_length, self.context_length, dtype=torch.bool).triu(1)
-            if needs_mask
-            else None
-        )
+        mask = torch.ones(self.context_length, self.context_length, dtype=torch.bool).triu(1) if needs_mask else None
         self.register_buffer("mask", mask, persistent=False)
 
     def _tables(self, x: Tensor) -> Tables:

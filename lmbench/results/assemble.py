@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmbench.results.guards import evaluate_guards
-from lmbench.results.summary import summarize_steps
+from lmbench.results.summary import select_window, summarize_steps
 from lmbench.results.throughput import throughput
 
 Record = dict[str, Any]
@@ -15,10 +15,8 @@ Record = dict[str, Any]
 
 def complete_run(run: Record, steps: Sequence[Record]) -> None:
     """Fill in, in place, what follows from the facts of the run and its steps (`stage` window or warm-up)."""
-    window = [step for step in steps if step["stage"] == "window"]
-    _complete_window(run["window"], window)
+    _complete_window(run["window"], steps)
     run["phases"] = summarize_steps(steps)
-    run["loss"] = loss_facts(steps, window)
     flops = run.get("flops") or {}
     run["throughput"] = throughput(
         tokens=run["window"].get("tokens"),
@@ -32,31 +30,18 @@ def complete_run(run: Record, steps: Sequence[Record]) -> None:
     run["guards"] = [guard.as_dict() for guard in evaluate_guards(run, steps)]
 
 
-def _complete_window(window: Record, steps: Sequence[Record]) -> None:
+def _complete_window(window: Record, records: Sequence[Record]) -> None:
     """Subtract the pauses from the wall time, and compare it with the sum of the steps."""
+    steps = [record for record in records if record["stage"] == "window"]
     window["steps_sum_s"] = math.fsum(step["step_s"] for step in steps)
     window["excluded_s"] = math.fsum(step["excluded_s"] for step in steps)
     window["excluded_count"] = sum(step["excluded_s"] > 0 for step in steps)
-    window["skipped_count"] = sum(step["is_skipped"] for step in steps)
-    window["short_count"] = sum(step["micro_batches"] < window["micro_batches"] for step in steps)
+    selected = select_window(records, window["micro_batches"])
+    window["skipped_count"], window["short_count"] = selected.skipped_count, selected.short_count
     raw_wall_s = window.pop("raw_wall_s", None)
     if raw_wall_s is not None:
         window["wall_s"] = raw_wall_s - window["excluded_s"]
         window["identity_error_fraction"] = (window["steps_sum_s"] - window["wall_s"]) / window["wall_s"]
-
-
-def loss_facts(steps: Sequence[Record], window: Sequence[Record]) -> Record:
-    """First loss of the run, last and mean of the window, and exp of the mean as the perplexity."""
-    every = [step["loss"] for step in steps if step["loss"] is not None]
-    losses = [step["loss"] for step in window if step["loss"] is not None]
-    mean = math.fsum(losses) / len(losses) if losses else None
-    return {
-        "first": every[0] if every else None,
-        "last": losses[-1] if losses else None,
-        "mean": mean,
-        # Over 709 the perplexity is no float any more; the loss itself says enough.
-        "perplexity": math.exp(mean) if mean is not None and mean < 700 else None,
-    }
 
 
 def _why_no_mfu(run: Record, flops: Record) -> str | None:

@@ -28,7 +28,6 @@ _RUN = group(
         ("replay_command", "text", "replay", "The command that repeats this run."),
         ("config", "tree", "config", "The full resolved configuration."),
         ("world_size", "count", "ranks", "Number of processes that trained together."),
-        ("nonfinite", "tree", "non-finite", "Paths and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."),
         ("repairs", "tree", "repairs", "What of Lightning was changed for this run, each with its reason."),
         ("guards", "tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice."),
     ),

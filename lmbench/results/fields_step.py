@@ -20,15 +20,17 @@ _IDENTITY = group(
             "excluded_s", "s", "excluded",
             "Validation, checkpoints and record writing between this step and the one before; already subtracted.",
         ),
-        ("nonfinite", "tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."),
     ),
 )  # fmt: skip
 
 _SHARED = group(
     "Step records: which step",
     "both",
-    (("rank", "index", "rank", "Rank of the process that measured."),),
-)
+    (
+        ("rank", "index", "rank", "Rank of the process that measured."),
+        ("nonfinite", "tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."),
+    ),
+)  # fmt: skip
 
 _DEVICE = group(
     "Step records: device spans",

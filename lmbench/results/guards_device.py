@@ -63,11 +63,7 @@ def other_processes(run: Record, steps: Sequence[Record]) -> Guard:
     if count is None:
         hidden = "the driver does not show this machine's processes"
         return not_applicable(name, hidden if run.get("device_type") == "cuda" else _no_counter(run))
-    pids = {
-        pid
-        for end in ("open", "close")
-        for pid in lookup(run, f"device_state.{end}.other_process_pids") or ()
-    }
+    pids = {pid for end in ("open", "close") for pid in lookup(run, f"device_state.{end}.other_process_pids") or ()}
     message = f"{count:.0f} other processes on the GPU" + (f": pid {_joined(pids)}" if pids else "")
     advice = "End them or take another GPU: they share its time, memory and power."
     return at_most(name, count, 0, "count", message, advice=advice)
@@ -81,8 +77,7 @@ def allocator_growth(run: Record, steps: Sequence[Record]) -> Guard:
         return not_applicable(name, "no caching allocator was read")
     message = f"reserved memory grew by {growth / _MIB:.0f} MiB in the window"
     advice = (
-        "Warm up for longer: an allocation from the device waits for it. If it never ends, memory leaks "
-        "or fragments."
+        "Warm up for longer: an allocation from the device waits for it. If it never ends, memory leaks or fragments."
     )
     return at_most(name, growth, 0, "bytes", message, advice=advice)
 
@@ -95,8 +90,7 @@ def allocator_retries(run: Record, steps: Sequence[Record]) -> Guard:
         return not_applicable(name, "no caching allocator was read")
     message = f"{count:.0f} allocations in the window needed the cache emptied"
     advice = (
-        "Memory is nearly full: take a smaller batch, or PYTORCH_ALLOC_CONF=expandable_segments:True "
-        "against fragments."
+        "Memory is nearly full: take a smaller batch, or PYTORCH_ALLOC_CONF=expandable_segments:True against fragments."
     )
     return at_most(name, count, 0, "count", message, advice=advice)
 

@@ -27,8 +27,7 @@ def launch_blocking(run: Record, steps: Sequence[Record]) -> Guard:
 def anomaly_mode(run: Record, steps: Sequence[Record]) -> Guard:
     """Fails if autograd's anomaly detection is on."""
     advice = (
-        "Turn off detect_anomaly (--trainer.detect_anomaly false, torch.autograd.set_detect_anomaly) "
-        "and measure again."
+        "Turn off detect_anomaly (--trainer.detect_anomaly false, torch.autograd.set_detect_anomaly) and measure again."
     )
     return _off("anomaly_mode", run, ("anomaly_mode",), "anomaly detection", advice)
 
@@ -36,8 +35,7 @@ def anomaly_mode(run: Record, steps: Sequence[Record]) -> Guard:
 def deterministic(run: Record, steps: Sequence[Record]) -> Guard:
     """Fails if PyTorch or cuDNN is kept to deterministic algorithms."""
     advice = (
-        "Turn off deterministic mode (--trainer.deterministic, torch.use_deterministic_algorithms) and "
-        "measure again."
+        "Turn off deterministic mode (--trainer.deterministic, torch.use_deterministic_algorithms) and measure again."
     )
     flags = ("deterministic_algorithms", "cudnn_deterministic")
     return _off("deterministic", run, flags, "deterministic mode", advice)
@@ -47,13 +45,12 @@ def recompiles(run: Record, steps: Sequence[Record]) -> Guard:
     """Fails if torch.compile compiled something inside the window."""
     name = "recompiles"
     count = number(run, "compile.window_recompile_count")
-    if lookup(run, "compile.is_enabled") is not True and not count:
+    is_enabled = lookup(run, "compile.is_enabled")
+    if is_enabled is False and not count:
         return not_applicable(name, "torch.compile is off")
     if count is None:
         return not_applicable(name, "recompilations were not counted")
-    advice = (
-        "Warm up for longer and keep shapes fixed (drop_last, one batch size): the window timed the compiler."
-    )
+    advice = "Warm up for longer and keep shapes fixed (drop_last, one batch size): the window timed the compiler."
     return at_most(
         name,
         count,

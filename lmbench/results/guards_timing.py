@@ -55,9 +55,7 @@ def trend(run: Record, steps: Sequence[Record]) -> Guard:
         return not_applicable(name, "fewer than 6 steps")
     message = f"step time drifts by {drift:+.1%} over the window (p = {chance:.2g})"
     if abs(drift) > TREND_LIMIT_FRACTION and chance >= TREND_P:
-        return Guard(
-            name, "pass", abs(drift), TREND_LIMIT_FRACTION, "fraction", f"{message}: not told from noise"
-        )
+        return Guard(name, "pass", abs(drift), TREND_LIMIT_FRACTION, "fraction", f"{message}: not told from noise")
     advice = (
         "Steps get slower: see power, temperature and clock, or memory that grows; measure a longer window."
         if drift > 0
@@ -92,9 +90,7 @@ def hidden_syncs(run: Record, steps: Sequence[Record]) -> Guard:
     if found is None:
         return not_applicable(name, "no probe step looked for them")
     message = f"{len(found)} hidden synchronizes in a step"
-    advice = (
-        "See their stacks under probe.hidden_syncs (.item(), .cpu(), printing a tensor, a boolean index)."
-    )
+    advice = "See their stacks under probe.hidden_syncs (.item(), .cpu(), printing a tensor, a boolean index)."
     return at_most(name, len(found), 0, "count", message, advice=advice)
 
 
@@ -111,10 +107,7 @@ def other_share(run: Record, steps: Sequence[Record]) -> Guard:
     if waiting:
         return not_applicable(name, f"the step is not device-bound ({', '.join(waiting)})")
     message = f"`other` is {share:.1%} of the step"
-    advice = (
-        "Work outside every phase reaches the device: look at callbacks, logging and hooks between the "
-        "phases."
-    )
+    advice = "Work outside every phase reaches the device: look at callbacks, logging and hooks between the phases."
     return at_most(name, share, OTHER_LIMIT_FRACTION, "fraction", message, advice=advice)
 
 
@@ -125,6 +118,4 @@ def mfu(run: Record, steps: Sequence[Record]) -> Guard:
     if value is None:
         return not_applicable(name, str(lookup(run, "throughput.mfu_reason") or "no MFU"))
     advice = "The FLOP count, the peak or the clock is wrong: check flops.source and flops.peak_source."
-    return at_most(
-        name, value, MFU_LIMIT_FRACTION, "fraction", f"MFU {value:.1%}", advice=advice, otherwise="fail"
-    )
+    return at_most(name, value, MFU_LIMIT_FRACTION, "fraction", f"MFU {value:.1%}", advice=advice, otherwise="fail")

@@ -19,9 +19,7 @@ def finite_loss(run: Record, steps: Sequence[Record]) -> Guard:
     """Fails if a step, warm-up included, or the summary has a loss that is nan or infinite."""
     name = "finite_loss"
     losses = [step["loss"] for step in steps if step.get("loss") is not None]
-    summary = [
-        value for key in ("first", "last", "mean") if (value := lookup(run, f"loss.{key}")) is not None
-    ]
+    summary = [value for key in ("first", "last", "mean") if (value := lookup(run, f"loss.{key}")) is not None]
     if not losses and not summary:
         return not_applicable(name, "no loss was recorded")
     bad = sum(map(is_nonfinite, losses)) or sum(map(is_nonfinite, summary))
@@ -30,8 +28,7 @@ def finite_loss(run: Record, steps: Sequence[Record]) -> Guard:
         first = next((step["step"] for step in steps if is_nonfinite(step.get("loss"))), None)
         message += f", the first at step {first}" if first is not None else ", in the summary"
     advice = (
-        "Lower the learning rate, clip gradients or use a wider precision; the speed of a diverged run "
-        "is no result."
+        "Lower the learning rate, clip gradients or use a wider precision; the speed of a diverged run is no result."
     )
     return at_most(name, bad, 0, "count", message, advice=advice, otherwise="fail")
 
@@ -44,18 +41,12 @@ def gradients(run: Record, steps: Sequence[Record]) -> Guard:
         return not_applicable(name, checked)
     bad = _names(run, "nonfinite_gradients")
     if bad and lookup(run, "probe.training.is_skipped") is not True:
-        advice = (
-            "Lower the learning rate or the loss scale; find the operation with "
-            "torch.autograd.detect_anomaly."
-        )
+        advice = "Lower the learning rate or the loss scale; find the operation with torch.autograd.detect_anomaly."
         message = f"{len(bad)} of {checked} gradients are not finite: {_listed(bad)}"
         return Guard(name, "fail", len(bad), 0, "count", message, advice)
     without = _names(run, "missing_gradients") + _names(run, "zero_gradients")
     if len(without) >= checked:
-        advice = (
-            "Check that the loss depends on the parameters and that they require gradients; nothing was "
-            "trained."
-        )
+        advice = "Check that the loss depends on the parameters and that they require gradients; nothing was trained."
         message = f"none of {checked} parameters has a non-zero gradient"
         return Guard(name, "fail", len(without), 0, "count", message, advice)
     message = f"{len(without)} of {checked} parameters have no or zero gradients"
@@ -80,18 +71,13 @@ def trained(run: Record, steps: Sequence[Record]) -> Guard:
     unmoved = _names(run, "unmoved_parameters")
     if len(unmoved) >= checked:
         advice = (
-            "Check the learning rate (a warm-up from 0 moves nothing) and which parameters the optimizer "
-            "was given."
+            "Check the learning rate (a warm-up from 0 moves nothing) and which parameters the optimizer was given."
         )
-        return Guard(
-            name, "fail", len(unmoved), 0, "count", f"the step moved none of {checked} parameters", advice
-        )
+        return Guard(name, "fail", len(unmoved), 0, "count", f"the step moved none of {checked} parameters", advice)
     message = f"{len(unmoved)} of {checked} parameters did not move"
     if unmoved:
         message += f": {_listed(unmoved)}"
-    advice = (
-        "Check that the optimizer holds these parameters and that the update is not below their precision."
-    )
+    advice = "Check that the optimizer holds these parameters and that the update is not below their precision."
     return at_most(name, len(unmoved), 0, "count", message, advice=advice)
 
 
@@ -106,9 +92,7 @@ def first_loss(run: Record, steps: Sequence[Record]) -> Guard:
     if is_nonfinite(loss):
         return not_applicable(name, "the first loss is not finite")
     message = f"first loss {loss:.2f}, ln(vocab) {math.log(vocab):.2f}"
-    advice = (
-        "Check the initialisation, the labels' shift and the loss's mean: an untrained model guesses evenly."
-    )
+    advice = "Check the initialisation, the labels' shift and the loss's mean: an untrained model guesses evenly."
     return at_most(name, abs(loss - math.log(vocab)), FIRST_LOSS_LIMIT_NAT, "nat", message, advice=advice)
 
 
@@ -119,9 +103,7 @@ def skipped_steps(run: Record, steps: Sequence[Record]) -> Guard:
         return not_applicable(name, "no gradient scaler at this precision")
     window = select_window(steps)
     count = window.skipped_count
-    message = (
-        f"the scaler skipped {count} of {count + len(window.used) + window.short_count} steps of the window"
-    )
+    message = f"the scaler skipped {count} of {count + len(window.used) + window.short_count} steps of the window"
     advice = "Warm up for longer, so that the loss scale settles before the window."
     return at_most(name, count, 0, "count", message, advice=advice)
 

@@ -72,9 +72,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs")
         below = [folder.resolve() for folder in _walk(root)]
         if not below:
-            raise UsageError(
-                f"{str(path)!r} holds no lmbench result; give a run's folder or a folder of runs"
-            )
+            raise UsageError(f"{str(path)!r} holds no lmbench result; give a run's folder or a folder of runs")
         found.update(below)
     return sorted(found)
 

@@ -44,9 +44,7 @@ class RunFolder:
         """
         parent = Path(results_dir).absolute()
         if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
-            raise UsageError(
-                f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first"
-            )
+            raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
         made = tuple(folder for folder in (parent, *parent.parents) if not folder.exists())
         try:
             parent.mkdir(parents=True, exist_ok=True)

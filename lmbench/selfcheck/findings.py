@@ -106,7 +106,13 @@ def flops(device: torch.device) -> list[CheckResult]:
         counted = counter_flops(module, batch, 2 * context).per_token_flops
         formula = forward_flops(module.shape, context).per_token_flops
         results.append(
-            judged(f"model FLOPs of {size}", counted == formula, f"{formula:,}/token", f"{counted:,}/token", "exact")
+            judged(
+                f"model FLOPs of {size}",
+                counted == formula,
+                f"{formula:,}/token",
+                f"{counted:,}/token",
+                "exact",
+            )
         )
     return results
 

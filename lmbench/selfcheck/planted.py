@@ -28,7 +28,7 @@ class _BackwardWork(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ctx.work()
         return grad, None
 
@@ -38,7 +38,7 @@ class _WorkingSGD(torch.optim.SGD):
 
     work: Work = staticmethod(nothing)
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
         self.work()
         return loss
@@ -54,7 +54,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.forward_work()
-        y: Tensor = _BackwardWork.apply(x @ self.weight, self.backward_work)
+        y: Tensor = _BackwardWork.apply(x @ self.weight, self.backward_work)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -73,7 +73,7 @@ class Planted(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = _WorkingSGD(self.parameters(), lr=0.01)
-        optimizer.work = self.optimizer_work  # type: ignore[method-assign]
+        optimizer.work = self.optimizer_work
         return optimizer
 
 

@@ -1,0 +1,55 @@
+"""Turn jsonargparse's complaints into one line: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_GIVEN = re.compile(r"(?:Given value|Got value): (.*)")
+_EXPECTED = re.compile(r"Expected an? (<class '[^']+'>|typing\.Literal\[[^\]]*\]|[^.\n]+)")
+_UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(?:--)?([\w.+-]+)(.*)", re.DOTALL)
+
+
+def translate(text: str, options: Iterable[str]) -> str:
+    """One line for a message of jsonargparse; `options` are the names a misspelt one may have been meant for."""
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        return _misspelt(unknown.group(1), list(options))
+    key, given = _KEY.search(text), _GIVEN.search(text)
+    if key and given:
+        return f"{key.group(1)} is {given.group(1).strip()!r}; {_allowed(text)}"
+    return " ".join(text.split())
+
+
+def _misspelt(name: str, options: list[str]) -> str:
+    if name not in options and not any(option.startswith(name + ".") for option in options):
+        near = get_close_matches(name, options, 1, 0.6)
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        return f"unknown option --{name}{hint} (`lmbench fit -h` lists them all)"
+    return f"--{name} was not understood here; options are --name value, after the command"
+
+
+def _allowed(text: str) -> str:
+    """The choices or types that would have done, in the reader's words."""
+    choices: list[str] = []
+    for expected in _EXPECTED.findall(text):
+        if expected.startswith("typing.Literal"):
+            choices += [word.strip().strip("'\"") for word in expected[len("typing.Literal[") : -1].split(",")]
+        elif expected != "<class 'NoneType'>" and not expected.startswith("path but"):
+            choices.append(_TYPES.get(expected, expected.removeprefix("<class '").removesuffix("'>")))
+    unique = list(dict.fromkeys(choices))
+    if "typing.Literal" in text:
+        unique = [choice for choice in unique if choice not in _TYPES.values()]
+    return f"allowed: {', '.join(unique)}" if unique else "that is not of the right form"
+
+
+_TYPES = {
+    "<class 'int'>": "a whole number",
+    "<class 'float'>": "a number",
+    "<class 'str'>": "a text",
+    "<class 'bool'>": "true or false",
+    "<class 'list'>": "a list, such as '[a, b]'",
+    "<class 'tuple'>": "a list of two, such as '[0.9, 0.95]'",
+}

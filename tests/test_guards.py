@@ -1,0 +1,324 @@
+"""Every guard: passes on a healthy run, judges a planted fault, and never passes on what it cannot know."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from lmbench.results.fields import unregistered
+from lmbench.results.guard import Guard, worst_status
+from lmbench.results.guards import CHECKS, evaluate_guards
+from lmbench.results.summary import summarize_steps
+
+STEP_S = 0.1
+
+
+def _steps(count=25, warmup=5):
+    return [
+        {
+            "step": step,
+            "rank": 0,
+            "stage": "warmup" if step < warmup else "window",
+            "is_warmup": step < warmup,
+            "micro_batches": 1,
+            "step_s": STEP_S * (1 + 0.001 * (step * 7 % 3)),
+            "other_s": 0.0005,
+            "loss": 9.2 - 0.01 * step,
+            "is_skipped": False,
+        }
+        for step in range(count)
+    ]
+
+
+def _healthy():
+    """A run on a GPU with nothing wrong with it, and its steps."""
+    steps = _steps()
+    window = [step for step in steps if step["stage"] == "window"]
+    total = math.fsum(step["step_s"] for step in window)
+    reading = {"sm_clock_hz": 1.98e9, "temperature_c": 60, "other_process_pids": [], "other_process_count": 0}
+    run = {
+        "mode": "train_step",
+        "device_type": "cuda",
+        "precision": "16-mixed",
+        "rank": 0,
+        "compile": {"is_enabled": True, "window_recompile_count": 0},
+        "model": {"vocab_size": 10_000, "is_fresh": True},
+        "environment": {
+            "gpu": {"power_limit_w": 700.0},
+            "variables": {},
+            "flags": {"anomaly_mode": False, "deterministic_algorithms": False, "cudnn_deterministic": False},
+        },
+        "window": {"steps": len(window), "wall_s": total * 1.0001, "steps_sum_s": total},
+        "phases": summarize_steps(steps),
+        "throughput": {"mfu_fraction": 0.5},
+        "loss": {"first": 9.2, "last": 8.96, "mean": 9.0},
+        "memory": {"window_reserved_growth_bytes": 0, "window_alloc_retry_count": 0},
+        "device_state": {
+            "open": reading,
+            "close": reading,
+            "power_capped_fraction": 0.0,
+            "thermal_capped_fraction": 0.0,
+            "sm_clock_drop_fraction": 0.0,
+            "other_process_count": 0,
+        },
+        "probe": {
+            "hidden_syncs": [],
+            "verdicts": {phase: {"verdict": "queued"} for phase in ("forward", "backward")},
+            "training": {
+                "parameters": 4,
+                "missing_gradients": [],
+                "zero_gradients": [],
+                "nonfinite_gradients": [],
+                "unmoved_parameters": [],
+                "is_skipped": False,
+            },
+        },
+    }
+    return run, steps
+
+
+def _plant(run, path, value):
+    run = copy.deepcopy(run)
+    *parents, last = path.split(".")
+    holder = run
+    for key in parents:
+        holder = holder.setdefault(key, {})
+    holder[last] = value
+    return run
+
+
+def _judge(run, steps, name):
+    guards = {guard.name: guard for guard in evaluate_guards(run, steps)}
+    assert len(guards) == len(CHECKS)
+    assert list(guards) == [check.__name__ for check in CHECKS]
+    return guards[name]
+
+
+def test_a_healthy_run_passes_every_guard_without_advice():
+    guards = evaluate_guards(*_healthy())
+    assert {guard.status for guard in guards} == {"pass"}
+    assert {guard.advice for guard in guards} == {""}
+    assert worst_status(guards) == "pass"
+
+
+def test_the_healthy_run_of_these_tests_uses_registered_names():
+    run, steps = _healthy()
+    assert unregistered(run, "run") == []
+    assert unregistered(steps[0], "step") == []
+
+
+FAULTS = [
+    ("compile.window_recompile_count", 2, "recompiles", "fail", 2),
+    ("environment.variables", {"CUDA_LAUNCH_BLOCKING": "1"}, "launch_blocking", "fail", None),
+    ("environment.flags.anomaly_mode", True, "anomaly_mode", "fail", None),
+    ("environment.flags.deterministic_algorithms", True, "deterministic", "fail", None),
+    ("environment.flags.cudnn_deterministic", True, "deterministic", "fail", None),
+    ("throughput.mfu_fraction", 1.01, "mfu", "fail", 1.01),
+    ("loss.first", 12.0, "first_loss", "warn", 12.0 - math.log(10_000)),
+    ("loss.mean", math.nan, "finite_loss", "fail", 1),
+    ("probe.training.missing_gradients", ["a", "b", "c", "d"], "gradients", "fail", 4),
+    ("probe.training.zero_gradients", ["a", "b", "c", "d"], "gradients", "fail", 4),
+    ("probe.training.zero_gradients", ["a"], "gradients", "warn", 1),
+    ("probe.training.nonfinite_gradients", ["a"], "gradients", "fail", 1),
+    ("probe.training.parameters", 0, "gradients", "fail", 0),
+    ("probe.training.unmoved_parameters", ["a", "b", "c", "d"], "trained", "fail", 4),
+    ("probe.training.unmoved_parameters", ["a"], "trained", "warn", 1),
+    ("window.wall_s", 2.02, "window_identity", "fail", None),
+    ("phases.step.trend_fraction", 0.03, "trend", None, None),
+    ("phases.step.cv_fraction", 0.11, "spread", "warn", 0.11),
+    ("phases.other.share_fraction", 0.021, "other_share", "warn", 0.021),
+    ("probe.hidden_syncs", [{"location": "x.py:1"}], "hidden_syncs", "warn", 1),
+    ("device_state.power_capped_fraction", 0.4, "power_cap", "warn", 0.4),
+    ("device_state.thermal_capped_fraction", 0.4, "thermal_cap", "warn", 0.4),
+    ("device_state.sm_clock_drop_fraction", 0.06, "sm_clock_drop", "warn", 0.06),
+    ("device_state.other_process_count", 2, "other_processes", "warn", 2),
+    ("memory.window_reserved_growth_bytes", 2**21, "allocator_growth", "warn", 2**21),
+    ("memory.window_alloc_retry_count", 1, "allocator_retries", "warn", 1),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "name", "status", "figure"), FAULTS)
+def test_a_planted_fault_is_judged_by_its_own_guard_alone(path, value, name, status, figure):
+    run, steps = _healthy()
+    if name == "trend":
+        run, status = _plant(run, "phases.step.trend_p", 0.001), "warn"
+    guards = evaluate_guards(_plant(run, path, value), steps)
+    found = {guard.name: guard for guard in guards if guard.status not in ("pass", "n/a")}
+    if path == "probe.training.parameters":
+        # Where there is nothing to train, nothing moves either.
+        assert found.pop("trained").status == "fail"
+    assert set(found) == {name}
+    guard = found[name]
+    assert guard.status == status
+    assert guard.advice.endswith(".")
+    assert guard.message
+    if figure is not None:
+        assert guard.value == pytest.approx(figure)
+        assert guard.limit is not None
+
+
+def test_every_guard_has_a_planted_fault():
+    assert {fault[2] for fault in FAULTS} | {"skipped_steps"} == {check.__name__ for check in CHECKS}
+
+
+def test_nothing_passes_on_an_empty_run():
+    guards = evaluate_guards({}, [])
+    assert {guard.status for guard in guards} == {"n/a"}
+    assert all(guard.message for guard in guards)
+    assert worst_status(guards) == "n/a"
+
+
+def test_a_cpu_run_is_not_judged_on_what_only_a_gpu_has():
+    run, steps = _healthy()
+    run |= {
+        "device_type": "cpu",
+        "device_state": {"open": {}, "close": {}},
+        "memory": {"host_peak_rss_bytes": 1},
+    }
+    run["probe"] |= {"hidden_syncs": None, "verdicts": {}}
+    status = {guard.name: guard.status for guard in evaluate_guards(run, steps)}
+    absent = {name for name, value in status.items() if value == "n/a"}
+    assert absent == {
+        "other_share", "hidden_syncs", "launch_blocking", "power_cap", "thermal_cap", "sm_clock_drop",
+        "other_processes", "allocator_growth", "allocator_retries",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"), [("inference", ("gradients", "trained")), ("forward_backward", ("trained",))]
+)
+def test_modes_without_gradients_or_optimizer_are_not_said_to_pass(mode, names):
+    run, steps = _healthy()
+    run = _plant(_plant(run, "mode", mode), "probe.training.unmoved_parameters", None)
+    for name in names:
+        assert _judge(run, steps, name).status == "n/a"
+
+
+def test_a_checked_step_that_the_scaler_skipped_says_nothing_of_training():
+    run, steps = _healthy()
+    run["probe"]["training"] |= {
+        "is_skipped": True, "nonfinite_gradients": ["a"], "unmoved_parameters": ["a", "b", "c", "d"],
+    }  # fmt: skip
+    assert _judge(run, steps, "trained").status == "n/a"
+    assert _judge(run, steps, "gradients").status == "pass"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", [0, 12])
+def test_a_non_finite_loss_in_any_step_fails_and_names_the_first(bad, where):
+    run, steps = _healthy()
+    steps[where]["loss"] = bad
+    guard = _judge(run, steps, "finite_loss")
+    assert (guard.status, guard.value) == ("fail", 1)
+    assert guard.message.endswith(f"the first at step {where}")
+
+
+def test_skipped_steps_are_counted_in_the_window_only():
+    run, steps = _healthy()
+    for index in (0, 1, 10, 11, 12):
+        steps[index]["is_skipped"] = True
+    guard = _judge(run, steps, "skipped_steps")
+    assert (guard.status, guard.value) == ("warn", 3)
+    assert guard.message == "the scaler skipped 3 of 20 steps of the window"
+    assert _judge(_plant(run, "precision", "bf16-mixed"), steps, "skipped_steps").status == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "status"),
+    [("cuda", 0.0009, "pass"), ("cuda", -0.0011, "fail"), ("cpu", 0.0045, "pass"), ("cpu", -0.0055, "fail")],
+)
+def test_the_windows_identity_has_a_limit_for_each_device(device, error, status):
+    run, steps = _healthy()
+    run = _plant(_plant(run, "device_type", device), "window.wall_s", run["window"]["steps_sum_s"] * (1 + error))
+    assert _judge(run, steps, "window_identity").status == status
+
+
+def test_the_windows_identity_rests_on_the_records_not_on_a_stored_sum():
+    run, steps = _healthy()
+    steps[10]["step_s"] += 0.05
+    assert run["window"]["steps_sum_s"] == pytest.approx(run["window"]["wall_s"], rel=1e-3)
+    assert _judge(run, steps, "window_identity").status == "fail"
+
+
+def test_the_windows_identity_takes_the_stored_sum_where_records_were_lost():
+    run, steps = _healthy()
+    assert _judge(run, steps[:-3], "window_identity").status == "pass"
+
+
+def test_a_drift_that_noise_makes_as_often_is_no_trend():
+    run, steps = _healthy()
+    run = _plant(_plant(run, "phases.step.trend_fraction", -0.04), "phases.step.trend_p", 0.4)
+    guard = _judge(run, steps, "trend")
+    assert guard.status == "pass"
+    assert "not told from noise" in guard.message
+    faster = _judge(_plant(run, "phases.step.trend_p", 0.001), steps, "trend")
+    assert faster.status == "warn"
+    assert "faster" in faster.advice
+
+
+@pytest.mark.parametrize("verdict", ["host-bound", "mixed"])
+def test_framework_time_is_not_judged_where_the_host_is_the_bottleneck(verdict):
+    run, steps = _healthy()
+    run = _plant(_plant(run, "phases.other.share_fraction", 0.3), "probe.verdicts.backward.verdict", verdict)
+    guard = _judge(run, steps, "other_share")
+    assert guard.status == "n/a"
+    assert "backward" in guard.message
+
+
+def test_mfu_gives_the_recorded_reason_where_there_is_none():
+    run, steps = _healthy()
+    run["throughput"] = {"mfu_fraction": None, "mfu_reason": "no peak known for this GPU"}
+    assert _judge(run, steps, "mfu") == Guard("mfu", "n/a", None, None, "", "no peak known for this GPU")
+
+
+def test_a_loaded_model_is_not_expected_to_guess_evenly():
+    run, steps = _healthy()
+    run = _plant(_plant(run, "model.is_fresh", False), "loss.first", 2.0)
+    assert _judge(run, steps, "first_loss").status == "n/a"
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_launch_blocking_switched_off_by_name_passes(value):
+    run, steps = _healthy()
+    run = _plant(run, "environment.variables", {"CUDA_LAUNCH_BLOCKING": value})
+    assert _judge(run, steps, "launch_blocking").status == "pass"
+
+
+def test_a_rising_clock_is_no_drop():
+    run, steps = _healthy()
+    guard = _judge(_plant(run, "device_state.sm_clock_drop_fraction", -0.2), steps, "sm_clock_drop")
+    assert guard.status == "pass"
+
+
+def test_advice_names_the_run_it_is_about():
+    run, steps = _healthy()
+    power = _judge(_plant(run, "device_state.power_capped_fraction", 0.83), steps, "power_cap")
+    assert "83.0%" in power.message
+    assert "700 W" in power.advice
+    run["device_state"]["close"] = {"other_process_pids": [41, 7], "other_process_count": 2}
+    others = _judge(_plant(run, "device_state.other_process_count", 2), steps, "other_processes")
+    assert others.message.endswith("pid 7, 41")
+
+
+def test_guards_read_only_and_are_stored_as_json():
+    run, steps = _healthy()
+    before = json.dumps([run, steps])
+    guards = evaluate_guards(run, steps)
+    assert json.dumps([run, steps]) == before
+    assert Guard(**json.loads(json.dumps(guards[0].as_dict()))) == guards[0]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst"),
+    [
+        (["pass", "fail", "warn"], "fail"),
+        (["n/a", "warn", "pass"], "warn"),
+        (["n/a", "pass"], "pass"),
+        ([], "n/a"),
+    ],
+)
+def test_the_worst_status_is_the_gravest(statuses, worst):
+    assert worst_status(Guard("x", status, None, None, "", "") for status in statuses) == worst

@@ -1,0 +1,199 @@
+# ruff: noqa: E501 (messages as they are)
+"""A lack of memory is recognised however it is said, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lmbench.measure.oom import out_of_memory
+
+ABSURD_BYTES = 2**50
+
+
+def _raised(function):
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 (whatever it raises is what is judged)
+        function()
+    return raised.value
+
+
+def test_the_cpu_allocators_failure_is_recognised_with_its_bytes():
+    found = out_of_memory(_raised(lambda: torch.empty(ABSURD_BYTES, dtype=torch.uint8)))
+    assert (found.requested_bytes, found.where) == (ABSURD_BYTES, "host")
+    assert "DefaultCPUAllocator" in found.message
+    assert "\n" not in found.message
+
+
+def test_pythons_and_numpys_failures_are_recognised():
+    assert out_of_memory(_raised(lambda: bytearray(2**62))).where == "host"
+    found = out_of_memory(_raised(lambda: np.empty(ABSURD_BYTES, np.uint8)))
+    assert (found.requested_bytes, found.where) == (ABSURD_BYTES, "host")
+
+
+class Greedy(Dataset):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if self.kind == "numpy":
+            return np.empty(ABSURD_BYTES, np.uint8)
+        return torch.empty(ABSURD_BYTES, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_failure_in_a_loaders_worker_is_recognised(kind):
+    batches = iter(DataLoader(Greedy(kind), num_workers=1, multiprocessing_context="fork"))
+    found = out_of_memory(_raised(lambda: next(batches)))
+    # Left to the garbage collector, the worker is waited for in some other test.
+    batches._shutdown_workers()
+    assert (found.requested_bytes, found.where) == (ABSURD_BYTES, "host")
+    assert "\n" not in found.message
+
+
+def test_a_training_step_under_a_memory_limit_is_recognised():
+    code = (
+        "import json, resource, torch\n"
+        "from lmbench.measure.oom import out_of_memory\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))\n"
+        "torch.set_num_threads(1)\n"
+        "try:\n"
+        "    x = torch.ones(2**12, 2**12, requires_grad=True)\n"
+        "    kept = [x.exp() for _ in range(1000)]\n"
+        "except Exception as error:\n"
+        "    found = out_of_memory(error)\n"
+        "    print(json.dumps([found.requested_bytes, found.where]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [2**26, "host"]
+
+
+GPU = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 3.50 GiB is "
+    "free. Process 1 has 136.21 GiB memory in use. Of the allocated memory 135.00 GiB is allocated by PyTorch, and "
+    "512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+def test_the_gpu_allocators_error_is_recognised_by_type_and_text():
+    found = out_of_memory(torch.OutOfMemoryError(GPU))
+    assert (found.requested_bytes, found.where) == (20 * 2**30, "device")
+    assert found.message.startswith("CUDA out of memory. Tried to allocate 20.00 GiB")
+    assert out_of_memory(torch.OutOfMemoryError("worded anew")).where == "device"
+
+
+@pytest.mark.parametrize(
+    ("text", "requested_bytes", "where"),
+    [
+        (GPU, 20 * 2**30, "device"),
+        ("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has", 2 * 2**20, "device"),
+        ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0", 512, "device"),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", None, "device"),
+        ("HIP out of memory. Tried to allocate 1.50 GiB. GPU 0", 3 * 2**29, "device"),
+        ("MPS backend out of memory (MPS allocated: 5.00 GB). Tried to allocate 1.00 GB on private pool.", 2**30, "device"),
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", None, "device"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", None, "device"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", None, "device"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", None, "device"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", None, "host"),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", None, "device"),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", None, "device"),
+        ("NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'", None, "device"),
+        ("Failed with cudaErrorMemoryAllocation", None, "device"),
+        (
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 4294967296000 bytes. Error code 12 (Cannot allocate memory)", 4294967296000, "host",
+        ),
+        (
+            "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate "
+            "400 bytes.", 400, "host",
+        ),
+        ("unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)", 4096, "host"),
+    ],
+)  # fmt: skip
+def test_every_wording_is_recognised(text, requested_bytes, where):
+    found = out_of_memory(RuntimeError(text))
+    assert (found.requested_bytes, found.where) == (requested_bytes, where)
+    assert found.message
+    assert "\n" not in found.message
+
+
+def test_the_line_that_tells_is_the_message():
+    found = out_of_memory(RuntimeError("Caught it in worker 0.\nTraceback:\n  CUDA error: out of memory\nCompile"))
+    assert found.message == "CUDA error: out of memory"
+
+
+def test_oserror_counts_by_its_number():
+    assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")).where == "host"
+    assert out_of_memory(OSError(errno.ENOSPC, "No space left on device")) is None
+
+
+def _wrapped(raise_outer):
+    try:
+        raise torch.OutOfMemoryError(GPU)
+    except RuntimeError as error:
+        raise_outer(error)
+
+
+def test_causes_and_contexts_are_followed_but_not_suppressed_ones():
+    def with_cause(error):
+        raise ValueError("compile failed") from error
+
+    def with_context(error):
+        raise ValueError("while handling")
+
+    def suppressed(error):
+        raise ValueError("another matter") from None
+
+    assert out_of_memory(_raised(lambda: _wrapped(with_cause))).requested_bytes == 20 * 2**30
+    assert out_of_memory(_raised(lambda: _wrapped(with_context))).where == "device"
+    assert out_of_memory(_raised(lambda: _wrapped(suppressed))) is None
+
+
+def test_members_of_a_group_are_looked_at_and_circles_end():
+    group = ExceptionGroup("ranks", [ValueError("x"), ExceptionGroup("inner", [RuntimeError(GPU)])])
+    assert out_of_memory(group).where == "device"
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert out_of_memory(first) is None
+
+
+def test_a_ctrl_c_while_such_an_error_is_handled_is_a_ctrl_c():
+    def interrupt(error):
+        raise KeyboardInterrupt
+
+    assert out_of_memory(_raised(lambda: _wrapped(interrupt))) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("out of resource: shared memory, Required: 270336, Hardware limit: 232448"),
+        ValueError("CUDA out of memory. is what a message may quote"),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        SystemExit(1),
+    ],
+)
+def test_other_errors_are_not_taken_for_it(error):
+    assert out_of_memory(error) is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_full_is_recognised_with_its_bytes():
+    found = out_of_memory(_raised(lambda: torch.empty(2**46, dtype=torch.uint8, device="cuda")))
+    assert (found.requested_bytes, found.where) == (2**46, "device")

@@ -1,0 +1,210 @@
+"""Writing results: folders that never collide, run.json whole or not at all, steps as strict JSON."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmbench.errors import UsageError
+from lmbench.results import store
+from lmbench.results.encoding import decode, encode
+from lmbench.results.fields import SCHEMA_VERSION
+from lmbench.results.load import load_run
+from lmbench.results.store import RunFolder
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own_whatever_the_seed(tmp_path):
+    def create(_):
+        random.seed(0)
+        return RunFolder.create(tmp_path / "results", slug="large bf16/mixed").run_id
+
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(create, range(64)))
+    assert len(set(names)) == 64
+    assert all("large-bf16-mixed" in name for name in names)
+    assert len(list((tmp_path / "results").iterdir())) == 64
+
+
+def test_a_clock_that_was_set_back_does_not_make_runs_meet(tmp_path, monkeypatch):
+    class Frozen(store.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(store, "datetime", Frozen)
+    first, second = RunFolder.create(tmp_path), RunFolder.create(tmp_path)
+    assert first.run_id.startswith("20260101T000000Z-")
+    assert first.path != second.path
+
+
+def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
+    RunFolder.create(tmp_path, run_id="mine").write_run({"schema_version": SCHEMA_VERSION, "outcome": "ok"})
+    with pytest.raises(UsageError, match="'mine' exists already"):
+        RunFolder.create(tmp_path, run_id="mine")
+    assert load_run(tmp_path / "mine").outcome == "ok"
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "a/b", ".hidden", "a b"])
+def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
+    with pytest.raises(UsageError, match="only letters"):
+        RunFolder.create(tmp_path, run_id=run_id)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_way_is_a_usage_error(tmp_path):
+    (tmp_path / "results").write_text("")
+    with pytest.raises(UsageError, match="a file stands in the way"):
+        RunFolder.create(tmp_path / "results")
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunFolder.create(tmp_path / "results" / "below")
+
+
+def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path):
+    # Root may write anywhere but into the kernel's own file systems.
+    target = Path("/proc") if os.geteuid() == 0 else tmp_path / "readonly"
+    if target != Path("/proc"):
+        target.mkdir(mode=0o555)
+    with pytest.raises(UsageError, match=r"results folder '.*' cannot be written: .*; choose another one"):
+        RunFolder.create(target / "results")
+
+
+def test_an_unused_folder_goes_with_the_parents_made_for_it(tmp_path):
+    folder = RunFolder.create(tmp_path / "new" / "results")
+    folder.append_steps([])
+    assert folder.remove_if_empty()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_used_folder_and_parents_that_were_there_stay(tmp_path):
+    used = RunFolder.create(tmp_path)
+    used.append_steps([{"step": 0}])
+    assert not used.remove_if_empty()
+    assert load_run(used.path).steps == [{"step": 0}]
+    assert RunFolder.create(tmp_path).remove_if_empty()
+    assert list(tmp_path.iterdir()) == [used.path]
+
+
+def test_run_json_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
+    folder = RunFolder.create(tmp_path)
+    for outcome in ("running", "ok"):
+        folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": outcome})
+    assert [file.name for file in folder.path.iterdir()] == ["run.json"]
+    assert json.loads((folder.path / "run.json").read_text())["outcome"] == "ok"
+
+
+def test_a_failed_write_keeps_the_old_run_json(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path)
+    folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "running"})
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "ok"})
+    assert [file.name for file in folder.path.iterdir()] == ["run.json"]
+    assert json.loads((folder.path / "run.json").read_text())["outcome"] == "running"
+
+
+def test_steps_are_appended_in_one_write_of_one_line_each(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path)
+    sizes = []
+    write = os.write
+    monkeypatch.setattr(store.os, "write", lambda fd, data: sizes.append(len(data)) or write(fd, data))
+    folder.append_steps([{"step": step, "loss": 1.5} for step in range(50)])
+    folder.append_steps([{"step": 50}])
+    assert len(sizes) == 2
+    folder.close()
+    folder.close()
+    lines = (folder.path / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(51))
+
+
+def test_a_partial_line_that_cannot_be_cut_off_costs_only_itself(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path)
+    folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "ok"})
+    folder.append_steps([{"step": 0}])
+    write = os.write
+
+    def half(fd, data):
+        if data.startswith(b"{"):
+            write(fd, data[:5])
+        raise OSError(errno.EIO, "Input/output error")
+
+    def refuse(fd, length):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        # A first, short write, then the error: what a disk that fills up does.
+        patch.setattr(store.os, "write", lambda fd, data: write(fd, data[:5]) if data[0] == 123 else half(fd, data))
+        patch.setattr(store.os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            folder.append_steps([{"step": 1}])
+    folder.append_steps([{"step": 2}])
+    run = load_run(folder.path)
+    assert [step["step"] for step in run.steps] == [0, 2]
+    assert run.damage == "steps.jsonl: 1 unreadable lines, the first is line 2"
+
+
+def test_nonfinite_numbers_are_null_for_strict_readers_and_come_back():
+    record = {"loss": math.nan, "a": {"b": [1.0, -math.inf]}, "tokens": None, "x.y": math.inf, "step_s": 0.1}
+    text = encode(record)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    strict = json.loads(text, parse_constant=refuse)
+    assert strict["loss"] is None
+    assert strict["nonfinite"] == {"loss": "nan", "a.b.1": "-inf", "x.y": "inf"}
+    back = decode(text)
+    assert math.isnan(back["loss"])
+    assert back["a"] == {"b": [1.0, -math.inf]}
+    assert (back["tokens"], back["step_s"]) == (None, 0.1)
+    assert "nonfinite" not in back
+
+
+def test_floats_survive_exactly():
+    values = [0.1, 1e-300, 1 / 3, 2.0**60, 5e-324]
+    assert decode(encode({"v": values}))["v"] == values
+
+
+def test_foreign_values_of_a_config_are_stored_readably():
+    record = {
+        "path": Path("a/b"),
+        "n": np.float32(0.5),
+        "k": np.int64(3),
+        "dtype": np.dtype("int8"),
+        "t": (1, 2),
+    }
+    assert decode(encode(record)) == {"path": "a/b", "n": 0.5, "k": 3, "dtype": "int8", "t": [1, 2]}
+
+
+def test_a_file_size_limit_keeps_whole_lines_and_says_so(tmp_path):
+    code = (
+        "import resource, sys, errno\n"
+        "from lmbench.results.store import RunFolder\n"
+        "folder = RunFolder.create(sys.argv[1], run_id='limited')\n"
+        "folder.write_run({'schema_version': 1, 'outcome': 'ok'})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "try:\n"
+        "    for start in range(0, 10**6, 7):\n"
+        "        folder.append_steps({'step': s, 'pad': 'x' * 50} for s in range(start, start + 7))\n"
+        "except OSError as error:\n"
+        "    print(error.errno == errno.EFBIG)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    run = load_run(tmp_path / "limited")
+    assert run.damage is None
+    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    assert 10_000 - 80 < (tmp_path / "limited" / "steps.jsonl").stat().st_size <= 10_000

@@ -1,0 +1,228 @@
+"""Statistics against numpy and scipy, and the median's interval against simulation."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lmbench.results.statistics import median_interval, trend
+from lmbench.results.summary import select_window, summarize, summarize_steps
+
+SIZES = [1, 2, 3, 5, 6, 19, 20, 37, 99, 100, 101, 250, 1000]
+
+
+def _series(n, seed=0):
+    return np.random.default_rng(seed).lognormal(-3, 0.1, n)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_moments_and_quantiles_agree_with_numpy(n):
+    values = _series(n)
+    found = summarize(values.tolist())
+    expected = {
+        "mean_s": values.mean(),
+        "min_s": values.min(),
+        "max_s": values.max(),
+        "median_s": np.median(values),
+        "p25_s": np.quantile(values, 0.25),
+        "p75_s": np.quantile(values, 0.75),
+        "std_s": values.std(ddof=1) if n > 1 else None,
+        "cv_fraction": values.std(ddof=1) / values.mean() if n > 1 else None,
+        "p5_s": np.quantile(values, 0.05) if n >= 20 else None,
+        "p95_s": np.quantile(values, 0.95) if n >= 20 else None,
+        "p99_s": np.quantile(values, 0.99) if n >= 100 else None,
+    }
+    assert found["n"] == n
+    assert {name for name in expected if found[name] is None} == {k for k, v in expected.items() if v is None}
+    known = {name: value for name, value in expected.items() if value is not None}
+    assert {name: found[name] for name in known} == pytest.approx(known, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_autocorrelation_agrees_with_numpy(n):
+    values = _series(n)
+    found = summarize(values.tolist())["lag1_autocorrelation"]
+    if n < 3:
+        assert found is None
+        return
+    centred = values - values.mean()
+    correlation = np.correlate(centred, centred, "full")
+    assert found == pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
+
+
+def test_autocorrelation_of_a_process_that_has_one_is_found():
+    noise = np.random.default_rng(1).normal(size=20_000)
+    values = np.zeros_like(noise)
+    for i in range(1, len(noise)):
+        values[i] = 0.6 * values[i - 1] + noise[i]
+    assert summarize((values + 100).tolist())["lag1_autocorrelation"] == pytest.approx(0.6, abs=0.03)
+
+
+def _reference_rank(n):
+    """The largest rank whose interval covers at least 95 %, tried one by one."""
+    ranks = [k for k in range(1, n // 2 + 1) if 1 - 2 * stats.binom.cdf(k - 1, n, 0.5) >= 0.95]
+    return max(ranks, default=0)
+
+
+@pytest.mark.parametrize("n", [*range(1, 200), 999, 1000, 4096, 10_001])
+def test_the_medians_interval_is_the_narrowest_that_covers_95_percent(n):
+    found = median_interval(list(range(1, n + 1)))
+    rank = _reference_rank(n)
+    if rank == 0:
+        assert found is None
+        assert n < 6
+        return
+    low, high, coverage = found
+    assert (low, high) == (rank, n + 1 - rank)
+    assert coverage == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, n, 0.5), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 33, 100])
+@pytest.mark.parametrize("draw", ["lognormal", "exponential", "normal"])
+def test_the_medians_interval_covers_as_often_as_it_says(n, draw):
+    repeats = 20_000
+    rng = np.random.default_rng(n)
+    samples = np.sort(getattr(rng, draw)(size=(repeats, n)), axis=1)
+    true_median = {"lognormal": 1.0, "exponential": np.log(2), "normal": 0.0}[draw]
+    low, high, coverage = median_interval(list(range(n)))
+    hits = (samples[:, low] <= true_median) & (true_median <= samples[:, high])
+    # Four standard errors of a simulated share: 15 cases, no false alarm.
+    tolerance = 4 * np.sqrt(coverage * (1 - coverage) / repeats)
+    assert hits.mean() == pytest.approx(coverage, abs=tolerance)
+    assert coverage >= 0.95
+
+
+def test_a_million_steps_have_an_interval_at_once():
+    ordered = range(1_000_000)
+    start = time.perf_counter()
+    low, high, coverage = median_interval(ordered)
+    assert time.perf_counter() - start < 0.5
+    assert coverage == pytest.approx(0.95, abs=1e-3)
+    assert high - low == pytest.approx(2 * 1.96 * 500, rel=0.01)
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 99, 100])
+@pytest.mark.parametrize("slope", [0.0, 0.001, -0.01])
+def test_trend_agrees_with_scipy_up_to_a_hundred_steps(n, slope):
+    values = _series(n) + slope * np.arange(n)
+    drift, chance = trend(values.tolist())
+    assert drift == pytest.approx(stats.theilslopes(values).slope * (n - 1), rel=1e-9)
+    reference = stats.kendalltau(np.arange(n), values, method="asymptotic")
+    assert chance == pytest.approx(reference.pvalue, rel=1e-6)
+
+
+def test_trend_with_ties_agrees_with_scipy():
+    values = np.round(_series(60, seed=3), 2)
+    assert len(set(values)) < 20
+    reference = stats.kendalltau(np.arange(60), values, method="asymptotic")
+    assert trend(values.tolist())[1] == pytest.approx(reference.pvalue, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [101, 1234, 10_000])
+def test_trend_of_a_long_series_is_found_by_blocks(n):
+    values = 1.0 + 0.05 * np.arange(n) / (n - 1) + np.random.default_rng(0).normal(0, 0.01, n)
+    found = summarize(values.tolist())
+    assert found["trend_fraction"] == pytest.approx(0.05 / 1.025, rel=0.1)
+    assert found["trend_p"] < 1e-6
+
+
+def test_a_trend_in_pure_noise_is_rarely_significant():
+    rng = np.random.default_rng(0)
+    chances = [trend(rng.lognormal(size=25).tolist())[1] for _ in range(2000)]
+    assert np.mean(np.array(chances) < 0.05) == pytest.approx(0.05, abs=0.02)
+
+
+def test_outliers_are_those_of_the_modified_z_score():
+    values = _series(500)
+    values[[3, 77, 400]] *= 3
+    deviation = np.abs(values - np.median(values))
+    expected = int((0.6745 * deviation / stats.median_abs_deviation(values) > 3.5).sum())
+    assert summarize(values.tolist())["outlier_count"] == expected
+    assert expected >= 3
+
+
+def test_a_coarse_clock_makes_no_outliers_and_a_real_one_is_still_found():
+    values = [2.0e-6] * 60 + [2.5e-6] * 40
+    assert summarize(values)["outlier_count"] == 0
+    assert summarize([*values, 50e-6])["outlier_count"] == 1
+
+
+def test_a_constant_series_has_no_spread_trend_or_outliers():
+    found = summarize([0.25] * 30)
+    assert (found["std_s"], found["cv_fraction"], found["outlier_count"]) == (0, 0, 0)
+    assert (found["trend_fraction"], found["trend_p"], found["lag1_autocorrelation"]) == (0, 1, None)
+
+
+def test_short_series_have_every_key_and_null_where_too_short():
+    keys = set(summarize(_series(200).tolist()))
+    for n in range(7):
+        found = summarize(_series(n).tolist())
+        assert set(found) == keys
+        assert (found["median_low_s"] is None) == (n < 6)
+        assert (found["std_s"] is None) == (n < 2)
+    assert summarize([])["mean_s"] is None
+
+
+def test_the_unit_ends_the_names():
+    assert "mean_bytes" in summarize([1.0], unit="bytes")
+    assert "mean" in summarize([1.0], unit="")
+
+
+def test_a_non_finite_value_is_refused():
+    with pytest.raises(ValueError, match="non-finite"):
+        summarize([1.0, float("nan")])
+
+
+def _step(step, stage="window", micro_batches=2, is_skipped=False, **spans):
+    return {
+        "step": step,
+        "stage": stage,
+        "micro_batches": micro_batches,
+        "is_skipped": is_skipped,
+        "step_s": 1.0,
+        "step_host_s": 0.5,
+        "lag_step_s": 0.01 * step,
+        "forward_s": 0.25,
+        "forward_host_s": 0.2,
+        "lag_forward_s": -0.001,
+        "backward_s": 0.75,
+        "clip_s": None,
+        **spans,
+    }
+
+
+def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
+    records = [
+        _step(0, stage="warmup", step_s=9.0),
+        _step(1, step_s=9.0, is_skipped=True),
+        _step(2),
+        _step(3, step_s=9.0, micro_batches=1),
+        _step(4),
+    ]
+    window = select_window(records)
+    assert [step["step"] for step in window.used] == [2, 4]
+    assert (window.micro_batches, window.skipped_count, window.short_count) == (2, 1, 1)
+    summary = summarize_steps(records)
+    assert (summary["step"]["n"], summary["step"]["max_s"]) == (2, 1.0)
+
+
+def test_a_full_step_is_known_even_if_the_window_has_only_short_ones():
+    assert select_window([_step(0, micro_batches=1)], micro_batches=4).short_count == 1
+
+
+def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
+    summary = summarize_steps([_step(step) for step in range(10)])
+    assert list(summary) == ["step", "forward", "backward"]
+    assert summary["forward"]["share_fraction"] == 0.25
+    assert summary["step"]["share_fraction"] == 1.0
+    assert summary["forward"]["host"] == {"mean_s": 0.2, "min_s": 0.2, "median_s": 0.2, "max_s": 0.2}
+    assert summary["backward"]["host"]["mean_s"] is None
+    assert summary["step"]["lag"] == pytest.approx({"min_s": 0.0, "median_s": 0.045, "max_s": 0.09})
+
+
+def test_no_steps_have_no_summary():
+    assert summarize_steps([]) == {}
+    assert summarize_steps([_step(0, stage="warmup")]) == {}
