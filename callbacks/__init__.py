@@ -1,5 +1,6 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
+from lmbench.callbacks.compiler import Compiler
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.quiet_host import QuietHost
@@ -10,6 +11,7 @@ from lmbench.callbacks.throughput_meter import ThroughputMeter
 from lmbench.callbacks.training_check import TrainingCheck
 
 __all__ = [
+    "Compiler",
     "MeasurementSession",
     "MemoryRecorder",
     "Observer",

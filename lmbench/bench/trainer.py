@@ -9,7 +9,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.bench.precision import REPAIRS, RepairedMixedPrecision
+from lmbench.callbacks import Compiler
 from lmbench.errors import UsageError
+from lmbench.measure.compiling import CompileOptions
 
 # What would add time or synchronize inside the window is off unless asked for.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -25,10 +27,22 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-class BenchTrainer(Trainer):
-    """A Trainer for one device whose defaults disturb nothing; takes every flag that Lightning's takes."""
+def _as_list(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+
+class BenchTrainer(Trainer):
+    """A Trainer for one device whose defaults disturb nothing; takes every flag that Lightning's takes.
+
+    Args:
+        compile: compile the module in place: true, or options.
+    """
+
+    def __init__(self, *args: Any, compile: bool | CompileOptions = False, **kwargs: Any) -> None:
+        options = CompileOptions() if compile is True else compile or None
+        kwargs["callbacks"] = [Compiler(options), *_as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")
         accumulated = kwargs.get("accumulate_grad_batches", 1)
         if accumulated < 1:

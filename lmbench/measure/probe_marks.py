@@ -53,7 +53,25 @@ class ProbeMarks:
     def __init__(self, module: nn.Module, note: Callable[[], None]) -> None:
         self._note = note
         self._modules = block_modules(module)
-        self._handles: list[RemovableHandle] = [m.register_forward_hook(self._forward) for m in self._modules]
+        self._handles: list[RemovableHandle] = []
+        self._compiled: dict[nn.Module, Callable[..., Any]] = {}
+        for marked in self._modules:
+            self._watch(marked)
+
+    def _watch(self, module: nn.Module) -> None:
+        compiled = module._compiled_call_impl
+        if compiled is None:
+            self._handles.append(module.register_forward_hook(self._forward))
+            return
+        # A compiled call does not look at hooks that come after its compilation.
+        self._compiled[module] = compiled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = compiled(*args, **kwargs)
+            self._forward(module, args, output)
+            return output
+
+        module._compiled_call_impl = call  # type: ignore[method-assign,assignment]
 
     @property
     def count(self) -> int:
@@ -72,3 +90,5 @@ class ProbeMarks:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for module, compiled in self._compiled.items():
+            module._compiled_call_impl = compiled  # type: ignore[method-assign,assignment]

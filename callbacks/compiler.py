@@ -1,0 +1,75 @@
+"""Compiles the module in place and records what compiling did."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lmbench.callbacks.session import Observer
+from lmbench.errors import UsageError
+from lmbench.measure.clock import synchronize
+from lmbench.measure.compiling import CompileOptions, compile_in_place, graph_counts, use_cache
+from lmbench.measure.schedule import ProbeKind, Stage
+
+
+class Compiler(Observer):
+    """torch.compile as a Trainer flag; asserts that something was compiled.
+
+    Args:
+        options: how to compile; None leaves the module alone and says so in the record.
+
+    Leaves `compile.*`: the options, `is_enabled`, `targets`, `first_step_s` (the first step up to its end on the device,
+    compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`.
+    """
+
+    def __init__(self, options: CompileOptions | None = None) -> None:
+        self.options = options
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._module = pl_module
+
+    def run_started(self) -> None:
+        facts: dict[str, Any] = {"is_enabled": self.options is not None}
+        self.session.facts["compile"] = facts
+        if self.options is not None:
+            torch._dynamo.utils.counters.clear()
+            if self.options.cache == "private":
+                # Removed with this object, at the latest when the process ends.
+                self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
+                use_cache(self._cache.name)
+            facts.update(asdict(self.options))
+            facts["targets"] = compile_in_place(self._module, self.options)
+        self._started_at = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.options is not None and self.options.uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        if self.options is not None and self.session.step_facts["step"] == 0:
+            synchronize(self.session.device)
+            self.session.facts["compile"]["first_step_s"] = time.perf_counter() - self._started_at
+
+    def before_window(self) -> None:
+        if self.options is None:
+            return
+        self._at_open = graph_counts()
+        # Without warm-up the first graphs are the window's own.
+        if self.session.steps_done and not self._at_open["graph_count"]:
+            raise UsageError(
+                f"trainer.compile compiled no graph of {', '.join(self.session.facts['compile']['targets'])}; "
+                "give the module a `compile_targets()` that names what its training_step calls"
+            )
+
+    def window_closed(self) -> None:
+        if self.options is None:
+            return
+        counts = graph_counts()
+        recompiled = counts["graph_count"] - self._at_open["graph_count"]
+        self.session.facts["compile"].update(counts, window_recompile_count=recompiled)

@@ -1,0 +1,106 @@
+"""torch.compile in place: what is compiled, and what compiling did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+@dataclass
+class CompileOptions:
+    """How to compile: `--trainer.compile true`, or any of these as `--trainer.compile.mode max-autotune`.
+
+    Args:
+        mode: torch.compile's mode.
+        fullgraph: a graph break is an error.
+        dynamic: shapes that may change without a new graph; false gives every shape its own.
+        regional: compile each block by itself (fast to compile) instead of the whole network.
+        backend: torch.compile's backend.
+        cache: private starts from an empty cache, so that the cold time is one; shared uses what is on the disk.
+    """
+
+    mode: CompileMode = "default"
+    fullgraph: bool = False
+    dynamic: bool | None = False
+    regional: bool = False
+    backend: str = "inductor"
+    cache: Literal["private", "shared"] = "private"
+
+    @property
+    def uses_cudagraphs(self) -> bool:
+        return self.mode in ("reduce-overhead", "max-autotune")
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `torch.compile`."""
+        mode = None if self.mode == "default" else self.mode
+        return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}
+
+
+def compile_in_place(module: LightningModule, options: CompileOptions) -> list[str]:
+    """Compile `module`'s targets, keeping every parameter's name; returns the targets' names.
+
+    Targets are the module's own `compile_targets()` if it has one, else the module itself if it defines `forward`, else
+    each of its children. With `regional`, the members of the lists of modules inside those.
+    """
+    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
+    targets = _targets(module)
+    if options.regional:
+        targets = _blocks(targets)
+    for target in targets:
+        if target is module:
+            target.compile(**options.arguments())
+        else:
+            _compile_call(target, options)
+    return [names.get(id(target), type(target).__name__) for target in targets]
+
+
+def use_cache(folder: str) -> None:
+    """Point Inductor's and Triton's caches of this process at a folder."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+
+
+def _targets(module: LightningModule) -> list[nn.Module]:
+    own: Callable[[], list[nn.Module]] | None = getattr(module, "compile_targets", None)
+    if callable(own):
+        return list(own())
+    if type(module).forward is not LightningModule.forward:
+        return [module]
+    return list(module.children())
+
+
+def _blocks(targets: list[nn.Module]) -> list[nn.Module]:
+    lists = [m for t in targets for m in t.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    nested = {id(m) for outer in lists for child in outer for m in child.modules()}
+    blocks = [child for outer in lists if id(outer) not in nested for child in outer]
+    return blocks or targets
+
+
+def _compile_call(target: nn.Module, options: CompileOptions) -> None:
+    # `nn.Sequential().compile()` and its like compile nothing, since frames of torch.nn are skipped; a frame of our
+    # own around the call is compiled for every module.
+    call = target._call_impl
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    target._compiled_call_impl = torch.compile(forward, **options.arguments())
+
+
+def graph_counts() -> dict[str, int]:
+    """Graphs compiled and graph breaks met in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return {
+        "graph_count": int(counters["stats"]["unique_graphs"]),
+        "graph_break_count": int(sum(counters["graph_break"].values())),
+    }
