@@ -3,6 +3,7 @@
 from lmbench.callbacks.compiler import Compiler
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.phase_timer import PhaseTimer
+from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.callbacks.quiet_host import QuietHost
 from lmbench.callbacks.run_recorder import RunRecorder
 from lmbench.callbacks.session import MeasurementSession, Observer
@@ -16,6 +17,7 @@ __all__ = [
     "MemoryRecorder",
     "Observer",
     "PhaseTimer",
+    "ProgressLine",
     "QuietHost",
     "RunRecorder",
     "SyncFinder",

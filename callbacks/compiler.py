@@ -23,8 +23,8 @@ class Compiler(Observer):
     Args:
         options: how to compile; None leaves the module alone and says so in the record.
 
-    Leaves `compile.*`: the options, `is_enabled`, `targets`, `first_step_s` (the first step up to its end on the device,
-    compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`.
+    Leaves `compile.*`: the options, `is_enabled`, `targets`, `first_step_s` (the first step up to its end on the
+    device, compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`.
     """
 
     def __init__(self, options: CompileOptions | None = None) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import quiet_trainer
 from lightning.pytorch import LightningModule
-from test_fit import bench
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -14,6 +12,9 @@ from lmbench.callbacks import Compiler, MeasurementSession
 from lmbench.errors import UsageError
 from lmbench.measure.compiling import CompileOptions
 from lmbench.measure.schedule import Schedule
+
+from conftest import quiet_trainer
+from test_fit import bench
 
 # Traces and cuts graphs like the default back end, without a minute of code generation.
 QUICK = CompileOptions(backend="aot_eager")

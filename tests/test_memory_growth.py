@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import QUIET
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -22,6 +21,8 @@ from lmbench.callbacks import (
     ThroughputMeter,
 )
 from lmbench.measure.schedule import Schedule, Stage
+
+from conftest import QUIET
 
 # What a process's resident size does by itself: the allocator's arenas, pages of libraries touched late.
 TOLERANCE_BYTES = 2 * 2**20

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from lmbench.bench.announcement import Announcement
 from lmbench.bench.modes import apply_mode
 from lmbench.bench.settings import MeasureSettings
 from lmbench.bench.trainer import TRAINER_DEFAULTS, BenchTrainer
@@ -16,6 +17,7 @@ from lmbench.callbacks import (
     MeasurementSession,
     MemoryRecorder,
     PhaseTimer,
+    ProgressLine,
     QuietHost,
     RunRecorder,
     SyncFinder,
@@ -31,8 +33,9 @@ class BenchCLI(LightningCLI):
 
     recorder: RunRecorder | None = None
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], announces: bool = False) -> None:
         self.argv = args
+        self.announces = announces
         super().__init__(
             model_class=LanguageModel,
             datamodule_class=TokenData,
@@ -89,6 +92,7 @@ class BenchCLI(LightningCLI):
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,
+            *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
             MeasurementSession(settings.schedule()),
         ]
         return super()._instantiate_trainer(config, callbacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lmbench.bench.cli import BenchCLI
 from lmbench.bench.messages import translate
+from lmbench.bench.words import expand_configs, take_flag
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.terminal import print_run
@@ -26,17 +28,22 @@ class _Measurement(BenchCLI):
 
     latest: _Measurement | None = None
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], announces: bool) -> None:
         _Measurement.latest = self
-        super().__init__(args)
+        super().__init__(args, announces)
 
 
 def run(args: list[str]) -> int:
-    """Run `lmbench fit|validate|test` with the given words; returns the exit code."""
+    """Run `lmbench fit|validate|test` with the given words; returns the exit code.
+
+    `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
+    """
     _quiet()
     _Measurement.latest = None
+    as_json, args = take_flag(args, "--json")
+    is_quiet, args = take_flag(args, "--quiet")
     try:
-        _Measurement(args)
+        _Measurement(expand_configs(args), announces=not (as_json or is_quiet))
     except ArgumentError as error:
         return _complain(translate(str(error), _options(args[0])))
     except (UsageError, MisconfigurationException) as error:
@@ -53,7 +60,7 @@ def run(args: list[str]) -> int:
             traceback.print_exc()
         if recorder is None:
             return ExitCode.INTERNAL
-    return _finish()
+    return _finish(as_json, is_quiet)
 
 
 def _quiet() -> None:
@@ -83,10 +90,15 @@ def _complain(line: str) -> int:
     return ExitCode.USAGE
 
 
-def _finish() -> int:
+def _finish(as_json: bool, is_quiet: bool) -> int:
     recorder = _ended_recorder()
     assert recorder is not None
     assert recorder.folder is not None
     assert recorder.exit_code is not None
-    print_run(recorder.run, recorder.folder.path)
+    if as_json:
+        print(json.dumps(recorder.run, indent=1, default=str))
+    elif is_quiet:
+        print(recorder.folder.path)
+    else:
+        print_run(recorder.run, recorder.folder.path, with_banner=False)
     return int(recorder.exit_code)

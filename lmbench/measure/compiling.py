@@ -93,7 +93,7 @@ def _compile_call(target: nn.Module, options: CompileOptions) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    target._compiled_call_impl = torch.compile(forward, **options.arguments())
+    target._compiled_call_impl = torch.compile(forward, **options.arguments())  # type: ignore[no-untyped-call]
 
 
 def graph_counts() -> dict[str, int]:

@@ -71,7 +71,7 @@ class ProbeMarks:
             self._forward(module, args, output)
             return output
 
-        module._compiled_call_impl = call  # type: ignore[method-assign,assignment]
+        module._compiled_call_impl = call
 
     @property
     def count(self) -> int:
@@ -91,4 +91,4 @@ class ProbeMarks:
         for handle in self._handles:
             handle.remove()
         for module, compiled in self._compiled.items():
-            module._compiled_call_impl = compiled  # type: ignore[method-assign,assignment]
+            module._compiled_call_impl = compiled

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,6 +17,8 @@ from lmbench.report.units import count, gib, milliseconds, percent
 from lmbench.results.vocabulary import PHASES
 
 Record = dict[str, Any]
+_LABEL = 13
+_CLOCKS = {"events": "device span", "sync": "synchronized time (slower than the step itself)"}
 _STATUSES = ("pass", "warn", "fail", "n/a")
 _STATISTICS = ("mean_s", "std_s", "median_s", "min_s", "max_s")
 
@@ -26,50 +29,101 @@ def make_console(stream: Any = None) -> Console:
     return Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
 
 
-def print_run(run: Record, path: Path, console: Console | None = None) -> None:
+def print_run(run: Record, path: Path, console: Console | None = None, with_banner: bool = True) -> None:
     """Print a run's record; `path` is its result folder."""
     console = console or make_console()
-    console.print(headline(run), markup=False)
+    if with_banner:
+        print_banner(run, console)
     if run.get("phases", {}).get("step"):
         console.print(phase_table(run))
     for line in (*figures(run), *guard_lines(run), *closing_lines(run, path)):
-        console.print(line, markup=False)
+        console.print(_hanging(line, console.width), markup=False)
 
 
-def headline(run: Record) -> str:
-    """What was measured, in one or two lines."""
-    model, data = run.get("model", {}), run.get("data", {})
-    gpu = (run.get("environment", {}).get("gpu") or {}).get("name")
-    parts = [
-        f"{model.get('size') or model.get('name', 'model')} ({count(model.get('parameter_count'))} parameters)",
-        run.get("mode", ""),
-        f"batch {data.get('batch_size', '?')} x context {data.get('context_length', '?')}",
-        f"{run.get('precision')}, float32 matmul {run.get('matmul_precision')}",
-        f"attention {model.get('attention', '?')}",
-        gpu or run.get("device_type", ""),
+def print_banner(run: Record, console: Console | None = None) -> None:
+    """Print what is measured, with what, on what."""
+    console = console or make_console()
+    for line in banner(run):
+        console.print(_hanging(line, console.width), markup=False)
+
+
+def _hanging(line: str, width: int) -> str:
+    """Wrap a line under its own text, not under its label; a path or a command stays whole, to be copied."""
+    if line.startswith(("result", "repeat")):
+        return line
+    return "\n".join(wrap(line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False))
+
+
+def banner(run: Record) -> list[str]:
+    """The configuration in a few labelled lines."""
+    model, data, window = run.get("model", {}), run.get("data", {}), run.get("window", {})
+    measure = (run.get("config") or {}).get("measure", {})
+    gpu = (run.get("environment") or {}).get("gpu") or {}
+    limit = f", power limit {gpu['power_limit_w']:.0f} W" if gpu.get("power_limit_w") else ""
+    parameters = f", {count(model['parameter_count'])} parameters" if model.get("parameter_count") else ""
+    device = gpu.get("name") or (run.get("environment", {}).get("host") or {}).get("cpu_model") or "CPU"
+    steps = measure.get("steps") or window.get("steps") or "all"
+    seconds = f" and {measure['min_window_s']:g} s" if measure.get("min_window_s") else ""
+    return [
+        _line("model", f"{model.get('size') or model.get('name') or '(not built)'}{parameters}{_choices(run)}"),
+        _line("step", f"{run.get('mode')}, batch {_shape(data)}{_accumulation(window)}"),
+        _line("precision", f"{run.get('precision')}, float32 matmul {run.get('matmul_precision')}{_compiled(run)}"),
+        _line("device", f"{device}{limit}"),
+        _line("window", f"{steps} steps{seconds} at least, after {window.get('warmup_steps')} steps of warm-up"),
     ]
-    return " | ".join(str(part) for part in parts if part)
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _choices(run: Record) -> str:
+    model = run.get("model", {})
+    named = [f"attention {model['attention']}" if model.get("attention") else "", model.get("optimizer") or ""]
+    return "".join(f", {choice}" for choice in named if choice)
+
+
+def _shape(data: Record) -> str:
+    if not data.get("batch_size"):
+        return "as the data gives it"
+    return f"{data['batch_size']} x context {data.get('context_length', '?')}, {data.get('source', '?')} tokens"
+
+
+def _accumulation(window: Record) -> str:
+    micro = window.get("micro_batches") or 1
+    return f", {micro} micro-batches a step" if micro > 1 else ""
+
+
+def _compiled(run: Record) -> str:
+    options = run.get("compile") or {}
+    if not options.get("is_enabled"):
+        return ", eager"
+    return f", compiled ({options.get('mode')}{', regional' if options.get('regional') else ''})"
 
 
 def phase_table(run: Record) -> Table:
     """Phases by mean, spread and share of the step, in milliseconds, with the verdict of the lag probes."""
     window = run["window"]
-    title = f"device span in ms, {window.get('steps', '?')} steps after {window.get('warmup_steps')} of warm-up"
+    clock = {"host": "time", "sync": "synchronized time (not the step's own speed)"}.get(
+        str(run.get("clock")), "device span"
+    )
+    title = f"{clock} in ms, {window.get('steps', '?')} steps after {window.get('warmup_steps')} of warm-up"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("phase")
     for name in ("mean", "std", "median", "min", "max", "share"):
         table.add_column(name, justify="right")
-    table.add_column("verdict")
-    verdicts = run.get("probe", {}).get("verdicts", {})
+    verdicts = run.get("probe", {}).get("verdicts") or {}
+    if verdicts:
+        table.add_column("verdict")
     for phase in (*PHASES, "step"):
         summary = run["phases"].get(phase)
         if not summary:
             continue
         cells = [milliseconds(summary.get(name)) for name in _STATISTICS]
-        verdict = verdicts.get(phase, {}).get("verdict", "")
+        verdict = [verdicts.get(phase, {}).get("verdict", "")] if verdicts else []
         if phase == "step":
             table.add_section()
-        table.add_row(phase, *cells, percent(summary.get("share_fraction")), verdict)
+        table.add_row(phase, *cells, percent(summary.get("share_fraction")), *verdict)
     return table
 
 

@@ -1,0 +1,20 @@
+"""The banner before a measurement."""
+
+from __future__ import annotations
+
+from lmbench.callbacks import Observer, RunRecorder
+from lmbench.report.terminal import print_banner
+
+
+class Announcement(Observer):
+    """Prints what is about to be measured, once the recorder knows it."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self._recorder = recorder
+
+    def run_started(self) -> None:
+        print_banner(
+            self._recorder.run
+            | {"window": self.session.facts["window"]}
+            | {"compile": self.session.facts.get("compile", {})}
+        )
