@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
+import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.session import Observer
 from lmbench.errors import ExitCode, UsageError
+from lmbench.interruption import held, interrupt, received
+from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
 from lmbench.measure.host import process_identity
 from lmbench.measure.losses import loss_facts
-from lmbench.measure.oom import out_of_memory
 from lmbench.measure.phases import phase_of
+from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
 from lmbench.results.assemble import complete_run
 from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.load import load_run
+from lmbench.results.step_log import StepLog
 from lmbench.results.store import RunFolder
 
 
@@ -35,7 +39,8 @@ class RunRecorder(Observer):
         facts: what only the caller knows of the run (command line, resolved config, mode); kept as it is.
         config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
 
-    `run` is the record as last written, `folder` where it lies, `exit_code` None while the run goes on.
+    `run` is the record as last written, `folder` where it lies, `exit_code` None while the run goes on. A disk that is
+    full does not end the run: what cannot be written is tried again, and at the end the loss is an `error`.
     """
 
     def __init__(
@@ -50,37 +55,23 @@ class RunRecorder(Observer):
         self.run: dict[str, Any] = {}
         self.folder: RunFolder | None = None
         self.exit_code: ExitCode | None = None
-        self._lost: OSError | None = None
+        self._has_warned = False
 
     # hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._trainer, self._module = trainer, pl_module
-        self.folder = RunFolder.create(self.results_dir)
-        self.run = {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": self.folder.run_id,
-            "outcome": "running",
-            "error": None,
-            "exit_code": None,
-            **process_identity(),
-            "started_at": _now(),
-            "ended_at": None,
-            **self.given,
-            "rank": trainer.global_rank,
-            "world_size": trainer.world_size,
-            "precision": str(trainer.precision),
-            "device_type": trainer.strategy.root_device.type,
-            "is_profiled": False,
-            "repairs": getattr(trainer, "repairs", []),
-        }
-        if self.config_yaml is not None:
-            path = self.folder.path / "config.yaml"
-            path.write_text(self.config_yaml)
-            command = str(self.run.get("command", "fit"))
-            self.run["replay_command"] = shlex.join(["lmbench", command, "--config", str(path)])
-        self.folder.write_run(self.run)
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        with held():
+            self._open(
+                rank=trainer.global_rank,
+                world_size=trainer.world_size,
+                precision=str(trainer.precision),
+                device_type=trainer.strategy.root_device.type,
+                is_profiled=not isinstance(getattr(profiler, "inner", profiler), PassThroughProfiler),
+                repairs=getattr(trainer, "repairs", []),
+            )
 
     def run_started(self) -> None:
         self.run["environment"] = capture_environment(self.session.device)
@@ -93,65 +84,180 @@ class RunRecorder(Observer):
         run["model"] = describe_model(self._module)
         run["flops"] = describe_flops(self._module, mode, run["precision"], matmul_precision, gpu_name)
         run["data"] = describe_data(self._trainer)
-        assert self.folder is not None
-        self.folder.write_run(self.run)
+        self._write()
         for observer in self.session.observers:
             if isinstance(observer, PhaseTimer):
                 observer.sinks.append(self._append)
 
-    def _append(self, records: list[dict[str, Any]]) -> None:
-        assert self.folder is not None
-        if self._lost is None:
-            self.folder.append_steps(records)
-
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        if self.folder is None:
-            return
-        if isinstance(exception, UsageError | MisconfigurationException):
-            # Nothing was measured: leave no half-made result behind.
-            shutil.rmtree(self.folder.path)
-            self.folder = None
-            return
-        has_begun = "environment" in self.run
-        self._finish(*judge_exception(exception, phase_of(exception) if has_begun else "setup"))
+    def between_steps(self) -> None:
+        # What a signal raised can get lost in a bare `except` or in a destructor.
+        if (signum := received()) is not None:
+            interrupt(signum)
 
     def run_ended(self) -> None:
-        self._finish("ok", ExitCode.OK, None)
+        session = self.session
+        if session.window_steps:
+            self._finish(COMPLETE)
+            return
+        opens = f"the window opens after {session.schedule.warmup_steps} of warm-up"
+        message = (
+            f"training ended after {session.steps_done} steps and nothing was measured: {opens}; lift what ends "
+            "training (--trainer.max_steps, max_epochs, max_time, limit_*_batches, fast_dev_run) or ask for less warm-up"
+        )
+        self._finish(failed("EmptyWindow", message, "setup", ExitCode.USAGE))
 
-    def _finish(self, outcome: str, exit_code: ExitCode, error: dict[str, Any] | None) -> None:
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        self.fail(exception)
+
+    def fail(self, exception: BaseException) -> None:
+        """Record what ended the run, also where Lightning never saw it; the first cause that is recorded stays.
+
+        The user's mistakes before the window leave nothing behind.
+        """
+        if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
+            return
+        session = self._session
+        if is_usage_error(exception) and received() is None and (session is None or not session.window_steps):
+            self._discard()
+            return
+        with held():
+            if self.folder is None:
+                self._open()
+            ending = judge(exception, self._phase_of(exception))
+            if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
+                # Probes take memory of their own, and the window was complete before them.
+                session.facts.setdefault("probe", {})["error"] = ending.error
+                ending = COMPLETE
+            self._finish(ending)
+
+    # beginning
+
+    def _open(self, **facts: Any) -> None:
+        """Make the result folder: from here on the run has a record, however it ends."""
+        self.folder = RunFolder.create(self.results_dir)
+        self._log = StepLog(self.folder)
+        self.exit_code = None
+        self.run = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": self.folder.run_id,
+            "outcome": "running",
+            "error": None,
+            "exit_code": None,
+            **process_identity(),
+            "started_at": _now(),
+            "ended_at": None,
+            **self.given,
+            **facts,
+        }
+        try:
+            if self.config_yaml is not None:
+                path = self.folder.path / "config.yaml"
+                path.write_text(self.config_yaml)
+                command = str(self.run.get("command", "fit"))
+                self.run["replay_command"] = shlex.join(["lmbench", command, "--config", str(path)])
+            self.folder.write_run(self.run)
+        except OSError as error:
+            self._discard()
+            why = error.strerror or str(error)
+            raise UsageError(f"results folder {self.results_dir!r} cannot be written: {why}; choose another") from error
+        self.folder.reserve()
+
+    def _discard(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            self.folder = None
+
+    # writing
+
+    def _append(self, records: list[dict[str, Any]]) -> None:
+        self._log.append(records)
+        if self._log.error is not None:
+            self._warn(self._log.error)
+
+    def _write(self) -> bool:
         assert self.folder is not None
-        self.run.update(self.session.facts)
-        self.run.update(outcome=outcome, error=error, ended_at=_now())
-        self.folder.close()
-        steps = load_run(self.folder.path).steps
+        try:
+            self.folder.write_run(self.run)
+        except OSError as error:
+            self._warn(error)
+            return False
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        """Say once that the result cannot be written; a progress line may stand where the cursor is."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        assert self.folder is not None
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""
+        why = error.strerror or str(error)
+        with suppress(OSError):
+            print(f"{start}lmbench: {self.folder.path}: {why}; measuring goes on, records wait in memory", file=sys.stderr)
+
+    # the end
+
+    def _phase_of(self, exception: BaseException) -> str:
+        if "environment" not in self.run or self._session is None:
+            return "setup"
+        return str(getattr(exception, "lmbench_phase", self._session.track.current))
+
+    def _finish(self, ending: Ending) -> None:
+        """Close the record, or change its ending where something failed after it was closed."""
+        assert self.folder is not None
+        with held():
+            is_first = self.exit_code is None
+            self._note(ending)
+            if is_first:
+                if ending is not COMPLETE:
+                    # A summary takes time; the outcome shall be there whatever happens meanwhile.
+                    self._write()
+                ending = self._close(ending)
+                self._note(ending)
+            self.folder.release()
+            if not self._write() and ending.outcome == "ok":
+                self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
+
+    def _note(self, ending: Ending) -> None:
+        self.exit_code = ending.exit_code
+        self.run.update(
+            outcome=ending.outcome, error=ending.error, exit_code=int(ending.exit_code), ended_at=_now()
+        )
+
+    def _close(self, ending: Ending) -> Ending:
+        """Bring the steps to the disk and summarize them; returns the ending with what that found."""
+        self._log.close()
+        self.run["unwritten_step_count"] = self._log.unwritten_count
+        if self._session is not None:
+            window = self._session.facts["window"]
+            window["steps"] = self._session.window_steps
+            self.run.update(self._session.facts)
+            try:
+                self._summarize()
+            except Exception as fault:
+                traceback.print_exc()
+                if ending.outcome == "ok":
+                    ending = failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+        return self._checked(ending) if ending.outcome == "ok" else ending
+
+    def _summarize(self) -> None:
+        try:
+            steps = self._log.steps()
+        except (OSError, UsageError):
+            # Somebody removed the folder; the timer still has the latest.
+            steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
         self.run["loss"] = loss_facts(steps)
         complete_run(self.run, steps)
-        failed = [guard for guard in self.run["guards"] if guard["status"] == "fail"]
-        if exit_code is ExitCode.OK and failed and self.given.get("strict"):
-            exit_code = ExitCode.GUARD_FAILED
-        self.exit_code = exit_code
-        self.run["exit_code"] = int(exit_code)
-        self.folder.write_run(self.run)
 
-
-def judge_exception(exception: BaseException, phase: str) -> tuple[str, ExitCode, dict[str, Any]]:
-    """Outcome, exit code and the record's `error` for what ended a run."""
-    error: dict[str, Any] = {
-        "kind": type(exception).__name__,
-        "message": " ".join(str(exception).split())[:2000],
-        "phase": phase,
-        "requested_bytes": None,
-        "where": None,
-    }
-    memory = out_of_memory(exception)
-    if memory is not None:
-        error.update(message=memory.message, requested_bytes=memory.requested_bytes, where=memory.where)
-        return "oom", ExitCode.OUT_OF_MEMORY, error
-    if isinstance(exception, SIGTERMException):
-        return "interrupted", ExitCode.TERMINATED, error
-    if isinstance(exception, KeyboardInterrupt):
-        return "interrupted", ExitCode.INTERRUPTED, error
-    return "error", ExitCode.INTERNAL, error
+    def _checked(self, ending: Ending) -> Ending:
+        """What else can be wrong with a run that ended by itself."""
+        if (signum := received()) is not None:
+            return interrupted(signum, "summary")
+        if self._log.unwritten_count or self._log.error is not None:
+            why = (self._log.error and self._log.error.strerror) or "memory for records that wait was used up"
+            lost = f"{self._log.unwritten_count} steps are not in steps.jsonl; the summary has them"
+            return failed("OSError", f"{why}: {lost}", "recording")
+        is_failed = any(guard["status"] == "fail" for guard in self.run["guards"])
+        return Ending("ok", ExitCode.GUARD_FAILED) if is_failed and self.given.get("strict") else ending
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
+from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import EXCLUDED, BorderProfiler, PhaseTrack
 from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
@@ -19,7 +20,8 @@ class Observer(Callback):
     """A measuring callback: hears of the window and the probe steps from the run's `MeasurementSession`.
 
     Alone in a stranger's Trainer the first observer attaches a session that only watches: warm-up of 5 steps, then a
-    window until training ends, no probe steps, nothing stopped.
+    window until training ends, no probe steps, nothing stopped. What was attached is gone when the run is over; every
+    further `fit`, `validate` or `test` is a run of its own, and facts and records are those of the latest.
     """
 
     _session: MeasurementSession | None = None
@@ -34,11 +36,6 @@ class Observer(Callback):
         if self not in self.session.observers:
             self.session.observers.append(self)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # An exception before `setup` (data that cannot be read, say) found nothing to leave facts about.
-        if self._session is not None:
-            self.run_failed(trainer, exception)
-
     def run_started(self) -> None:
         """The first batch is about to be fetched."""
 
@@ -51,17 +48,23 @@ class Observer(Callback):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         """An optimizer step ended, in `stage`."""
 
+    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
+        """The timer hands over the records of finished steps, outside of every step."""
+
     def between_steps(self) -> None:
         """A step is over and the next one belongs to the same stage; work here is taken out of both."""
 
     def window_closed(self) -> None:
         """The window's wall clock has stopped on an idle device."""
 
+    def run_closing(self, exception: BaseException | None) -> None:
+        """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
+
     def run_ended(self) -> None:
-        """Training or evaluation ended by itself; every other observer has left its facts."""
+        """Training or evaluation ended by itself; every observer has left its facts."""
 
     def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ends the run; Lightning calls no other hook after this."""
+        """An exception ended the run; every observer has left its facts. Lightning calls no other hook after this."""
 
     def probe_begins(self, kind: ProbeKind) -> None:
         """The steps that look at `kind` begin."""
@@ -87,6 +90,11 @@ class MeasurementSession(Callback):
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
+        self._trainer: Trainer | None = None
+        self._is_attached = False
+        self._reset()
+
+    def _reset(self) -> None:
         self.observers: list[Observer] = []
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
@@ -97,6 +105,8 @@ class MeasurementSession(Callback):
         self.window_steps = 0
         self.stop_requested = False
         self.device = torch.device("cpu")
+        self._has_started = False
+        self._bypass: BypassWatch | None = None
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
@@ -109,18 +119,58 @@ class MeasurementSession(Callback):
     def of(cls, trainer: Trainer) -> MeasurementSession:
         """The trainer's session; made, and put last among its callbacks, when there is none yet."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        session = next((c for c in callbacks if isinstance(c, cls)), None) or cls()
+        session = next((c for c in callbacks if isinstance(c, cls)), None)
+        if session is None:
+            session = cls()
+            session._is_attached = True
         if callbacks[-1] is not session:
             # A new list: Lightning may be walking over the old one right now.
             trainer.callbacks = [*(c for c in callbacks if c is not session), session]  # type: ignore[attr-defined]
-        session._watch(trainer)
+        session._open(trainer)
         return session
 
-    def _watch(self, trainer: Trainer) -> None:
-        profiler = trainer.profiler  # type: ignore[attr-defined]
-        if not (isinstance(profiler, BorderProfiler) and profiler.track is self.track):
-            inner = profiler.inner if isinstance(profiler, BorderProfiler) else profiler
-            trainer.profiler = BorderProfiler(inner, self.track)  # type: ignore[attr-defined]
+    @property
+    def only_watches(self) -> bool:
+        """A run in somebody's own Trainer, which ends when training does: nothing may be changed for its sake."""
+        return self.schedule.steps is None
+
+    def _open(self, trainer: Trainer) -> None:
+        """Begin anew for the run that is being set up, unless that was done."""
+        if self._trainer is trainer and not self._has_started:
+            return
+        self._close()
+        self._reset()
+        self._trainer = trainer
+        self._tee = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
+        trainer.profiler = self._tee  # type: ignore[attr-defined]
+
+    def _close(self) -> None:
+        """Leave the trainer as it was; facts and records stay until the next run."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is None:
+            return
+        self.track.listeners.clear()
+        self._stop_bypass_watch()
+        if trainer.profiler is self._tee:  # type: ignore[attr-defined]
+            trainer.profiler = self._tee.inner  # type: ignore[attr-defined]
+        if self._is_attached:
+            others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
+            trainer.callbacks = others  # type: ignore[attr-defined]
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # An exception before `setup` (data that cannot be read, say) found nothing to leave facts about.
+        if self._trainer is not trainer:
+            return
+        try:
+            for observer in self.observers:
+                observer.run_closing(exception)
+            for observer in self.observers:
+                observer.run_failed(trainer, exception)
+        finally:
+            self._close()
 
     def add_tokens(self, count: int) -> None:
         self._tokens += count
@@ -140,6 +190,9 @@ class MeasurementSession(Callback):
         self.track.has_scaler = isinstance(plugin, MixedPrecision) and plugin.scaler is not None
         own_clipping = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
+        if not pl_module.automatic_optimization:
+            self.track.watch_manual_optimization()
+            self._bypass = BypassWatch(pl_module, trainer.optimizers, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.facts["window"]["micro_batches"] = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -177,6 +230,9 @@ class MeasurementSession(Callback):
         if trainer.state.fn != "fit":
             self._micro_batches += 1
             self._end_step(trainer)
+            if self.stop_requested:
+                # An evaluation loop has no other end than its loader's, which may be far or nowhere.
+                raise StopIteration
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer)
@@ -192,9 +248,7 @@ class MeasurementSession(Callback):
     def _start(self, trainer: Trainer) -> None:
         self.device = trainer.strategy.root_device
         self.track.reset()
-        # An evaluation loop ends with its loader: data that can be told when the measurement is over is told.
-        if hasattr(trainer.datamodule, "stop_requested"):  # type: ignore[attr-defined]
-            trainer.datamodule.stop_requested = lambda: self.stop_requested  # type: ignore[attr-defined]
+        self._has_started = True
         for observer in self.observers:
             observer.run_started()
         if self.schedule.warmup_steps == 0:
@@ -214,6 +268,8 @@ class MeasurementSession(Callback):
         self.steps_done += 1
         if stage is Stage.WINDOW:
             self.window_steps += 1
+        if stage is Stage.WINDOW:
+            self._stop_bypass_watch()
         for observer in self.observers:
             observer.step_ended(stage, kind)
         self._advance(trainer)
@@ -232,7 +288,14 @@ class MeasurementSession(Callback):
         elif self.stage is Stage.PROBE:
             self._next_probe(trainer)
 
+    def _stop_bypass_watch(self) -> None:
+        if self._bypass is not None:
+            self._bypass.remove()
+            self._bypass = None
+
     def _open_window(self) -> None:
+        if self.steps_done:
+            self._stop_bypass_watch()
         for observer in self.observers:
             observer.before_window()
         synchronize(self.device)
@@ -272,5 +335,13 @@ class MeasurementSession(Callback):
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
             self._close_window()
+        if self.probe_kind is not None:
+            # Training ended by itself before the probes did.
+            for observer in self.observers:
+                observer.probe_ended(self.probe_kind)
+            self.probe_kind = None
+        self.facts["unseen_phases"] = self.track.unseen_phases()
+        for observer in self.observers:
+            observer.run_closing(None)
         for observer in self.observers:
             observer.run_ended()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+
+from lmbench.interruption import exit_code, listening, received
 
 # name: (module, what it does). Every module has `run(args: list[str]) -> int`.
 COMMANDS = {
@@ -27,8 +31,32 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    args = sys.argv[1:] if argv is None else argv
+    """Run one command; returns its exit code. Ctrl-C and SIGTERM end it with 130 and 143, without a traceback."""
+    with listening(until_exit=argv is None):
+        try:
+            return _flushed(_run(sys.argv[1:] if argv is None else argv))
+        except BaseException:
+            signum = received()
+            if signum is None:
+                raise
+            print(f"lmbench: stopped by {signal.Signals(signum).name}", file=sys.stderr)
+            return exit_code(signum)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once the output is out. A reader that went away (`| head`) is no failure."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would be tried again, and complained about, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"lmbench: standard output: {error.strerror}", file=sys.stderr)
+            return code or 1
+    return code
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0

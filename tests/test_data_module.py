@@ -12,10 +12,12 @@ import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 
+from lmbench.callbacks import MeasurementSession
 from lmbench.data import batches
 from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
+from lmbench.measure.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -125,14 +127,13 @@ def test_in_a_trainer_no_batch_is_built_or_copied_after_the_first_step(
     assert addresses[:8] == addresses[8:16]
 
 
-def test_validation_ends_when_it_is_told_to(text: dict[str, Any]) -> None:
+def test_a_measured_validation_ends_although_the_batches_do_not(text: dict[str, Any]) -> None:
     for settings in all_settings(text):
         data, seen = TokenData(**SMALL, **settings), Seen()
-        data.stop_requested = lambda: len(seen.batches) >= 5  # noqa: B023
         model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
-        quiet_trainer(seen).validate(model, data, verbose=False)
-        # Lightning had fetched one more batch before the stop.
-        assert len(seen.batches) == 6
+        session = MeasurementSession(Schedule(warmup_steps=1, steps=4))
+        quiet_trainer(seen, session).validate(model, data, verbose=False)
+        assert len(seen.batches) == 5
 
 
 @pytest.mark.parametrize("placement", ["device", "pinned"])

@@ -49,6 +49,7 @@ def control(arm, *options):
         ["--measure.mode", "forward"],
         ["--data.placement", "pinned"],
         ["--measure.warmup_steps", "0"],
+        ["--trainer.compile.backend", "aot_eager"],
     ],
     ids=lambda options: " ".join(word.removeprefix("--") for word in options) or "defaults",
 )

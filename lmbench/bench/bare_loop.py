@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lmbench.bench.control_window import ControlWindow
 from lmbench.errors import UsageError
+from lmbench.measure.compiling import CompileOptions, compile_in_place
 
 MIXED_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 TRUE_DTYPES = {
@@ -56,7 +57,13 @@ class LoopSettings:
 class BareLoop:
     """Trains a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step`."""
 
-    def __init__(self, module: LightningModule, settings: LoopSettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: LightningModule,
+        settings: LoopSettings,
+        device: torch.device,
+        compile_options: CompileOptions | None = None,
+    ) -> None:
         self.settings = settings
         self.module = module
         self.device = device
@@ -70,6 +77,9 @@ class BareLoop:
         if not isinstance(optimizer, Optimizer):
             raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
         self.optimizer = optimizer
+        if compile_options is not None:
+            compile_in_place(module, compile_options)
+        self._uses_cudagraphs = compile_options is not None and compile_options.uses_cudagraphs
 
     def run(self, batches: Iterable[Iterable[Tensor]], window: ControlWindow) -> None:
         """Train until the window is complete; a batch is a sequence of tensors."""
@@ -94,6 +104,8 @@ class BareLoop:
 
     def _micro_batch(self, batch: Iterable[Tensor], index: int) -> Tensor:
         """Forward and backward; returns the loss on the device, without its graph."""
+        if self._uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
         batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
         with self._precision():
             loss = cast(Tensor, self.module.training_step(batch, index))
@@ -102,7 +114,8 @@ class BareLoop:
         if self.settings.mode != "forward":
             scaled = loss / self.settings.micro_batches if self.settings.micro_batches > 1 else loss
             (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
-        return loss.detach()
+        # A CUDA graph writes the next loss where this one is.
+        return loss.detach().clone() if self._uses_cudagraphs else loss.detach()
 
     def _precision(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:

@@ -29,7 +29,7 @@ from lmbench.model.language_model import LanguageModel
 
 
 class BenchCLI(LightningCLI):
-    """Parses, builds and runs one measurement. `recorder` is there as soon as the trainer is."""
+    """Parses, builds and runs one measurement. `recorder` is there once the command line is understood."""
 
     recorder: RunRecorder | None = None
 
@@ -67,22 +67,20 @@ class BenchCLI(LightningCLI):
             super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
-        settings = self.config[self.subcommand].measure
-        self.mode = MeasureSettings(**settings.as_dict()).mode_of(str(self.subcommand))
+        self.settings = settings = MeasureSettings(**self.config[self.subcommand].measure.as_dict())
+        self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        self.settings: MeasureSettings = self._get(self.config_init, "measure")
         self._dump_config()
         # Without the targets of links: they follow from their sources and may not be set by hand.
-        self.config_yaml = self._parser(self.subcommand).dump(
+        config_yaml = self._parser(self.subcommand).dump(
             self.config[self.subcommand], skip_link_targets=True, skip_none=False
         )
-        return super().instantiate_trainer(**kwargs)
+        # From here on a failure has somewhere to be recorded, also that of building the model.
+        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), config_yaml)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
-        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), self.config_yaml)
+        assert self.recorder is not None
         callbacks = [
             *callbacks,
             *([] if settings.gc_in_window else [QuietHost()]),

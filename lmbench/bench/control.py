@@ -1,7 +1,7 @@
 """The control arms of `lmbench overhead`: `python -m lmbench.bench.control ARM RESULT fit [OPTIONS]`.
 
 One process measures one arm and leaves its record as JSON in the file RESULT. Every arm reads the very same
-configuration as `lmbench fit`.
+configuration as `lmbench fit`; where that compiles, a control compiles too, with the cache on the disk.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 # As for `lmbench fit`: LightningCLI's use of deprecated interfaces is not the user's business.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
+import torch
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
@@ -27,7 +28,9 @@ from lmbench.bench.control_window import ControlWindow
 from lmbench.bench.hook_clock import HookClock, HookWatch, clock_hooks
 from lmbench.bench.modes import apply_mode
 from lmbench.bench.trainer import TRAINER_DEFAULTS
+from lmbench.callbacks import Compiler
 from lmbench.errors import ExitCode, UsageError
+from lmbench.measure.compiling import CompileOptions, compile_in_place
 from lmbench.measure.oom import out_of_memory
 from lmbench.measure.schedule import Schedule
 
@@ -41,11 +44,18 @@ class WallClock(Callback):
         self._schedule = schedule
         self._gc_in_window = gc_in_window
         self._losses: list[Tensor] = []
+        self.compile_options: CompileOptions | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.compile_options is not None:
+            compile_in_place(pl_module, self.compile_options)
         self._steps_seen = trainer.global_step
         self.window = ControlWindow(self._schedule, trainer.strategy.root_device, self._gc_in_window)
         self.window.begin()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.compile_options is not None and self.compile_options.uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -72,6 +82,11 @@ class ControlCLI(BenchCLI):
         off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
         trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
         assert isinstance(trainer, Trainer)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        compiler = next(callback for callback in callbacks if isinstance(callback, Compiler))
+        # It brings a measuring session with it, so that its work is done here.
+        callbacks.remove(compiler)
+        self.clock.compile_options = compiler.options
         return trainer
 
 
@@ -111,7 +126,7 @@ class BareCLI(ControlCLI):
         module.trainer = data.trainer = trainer
         data.prepare_data()
         data.setup("fit")
-        loop = BareLoop(module, settings, device)
+        loop = BareLoop(module, settings, device, self.clock.compile_options)
         window = ControlWindow(self.schedule, device, self.settings.gc_in_window)
         loop.run(data.train_dataloader(), window)
         self.record = window.record

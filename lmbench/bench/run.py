@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -13,14 +12,17 @@ import warnings
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 from jsonargparse import ArgumentError
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lmbench.bench.cli import BenchCLI
 from lmbench.bench.messages import translate
 from lmbench.bench.words import expand_configs, take_flag
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
+from lmbench.interruption import received
+from lmbench.measure.ending import is_usage_error
+from lmbench.measure.oom import out_of_memory
 from lmbench.report.terminal import print_run
+from lmbench.results.encoding import encode
 
 
 class _Measurement(BenchCLI):
@@ -44,23 +46,54 @@ def run(args: list[str]) -> int:
     is_quiet, args = take_flag(args, "--quiet")
     try:
         _Measurement(expand_configs(args), announces=not (as_json or is_quiet))
-    except ArgumentError as error:
-        return _complain(translate(str(error), _options(args[0])))
-    except (UsageError, MisconfigurationException) as error:
-        return _complain(" ".join(str(error).split()))
-    except SystemExit as error:
-        # Help texts and --print_config end this way with 0; Lightning turns Ctrl-C into SystemExit(1).
-        if error.code in (0, None):
+    except BaseException as error:
+        code = _ended_by(error, args[0])
+        if code is not None:
+            return code
+    recorder = _recorder()
+    assert recorder is not None
+    return _finish(recorder, as_json, is_quiet)
+
+
+def _ended_by(error: BaseException, command: str) -> int | None:
+    """The exit code where the error leaves no result, said in one line; None where a result tells of it."""
+    recorder = _recorder()
+    if received() is None:
+        error = _as_usage_error(error, command)
+    if recorder is None:
+        return _before_anything(error)
+    try:
+        recorder.fail(error)
+    except UsageError as unwritable:
+        return _complain(unwritable)
+    if recorder.folder is None:
+        return _complain(error)
+    # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
+    if recorder.exit_code is ExitCode.INTERNAL:
+        traceback.print_exception(error)
+    return None
+
+
+def _before_anything(error: BaseException) -> int:
+    """The command line was not understood, or asked for help."""
+    if received() is None:
+        if is_usage_error(error):
+            return _complain(error)
+        if isinstance(error, SystemExit) and error.code in (0, None):
             return ExitCode.OK
-        if _ended_recorder() is None:
-            raise
-    except BaseException:
-        recorder = _ended_recorder()
-        if recorder is None or recorder.exit_code is ExitCode.INTERNAL:
-            traceback.print_exc()
-        if recorder is None:
-            return ExitCode.INTERNAL
-    return _finish(as_json, is_quiet)
+        memory = out_of_memory(error)
+        if memory is not None:
+            return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+    raise error
+
+
+def _as_usage_error(error: BaseException, command: str) -> BaseException:
+    """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
+    if isinstance(error, ArgumentError):
+        return UsageError(translate(str(error), _options(command)))
+    if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
+        return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()}")
+    return error
 
 
 def _quiet() -> None:
@@ -71,10 +104,8 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
 
 
-def _ended_recorder() -> RunRecorder | None:
-    """The recorder, if it got as far as recording an end."""
-    recorder = _Measurement.latest.recorder if _Measurement.latest else None
-    return recorder if recorder is not None and recorder.exit_code is not None else None
+def _recorder() -> RunRecorder | None:
+    return _Measurement.latest.recorder if _Measurement.latest else None
 
 
 def _options(command: str) -> list[str]:
@@ -85,20 +116,24 @@ def _options(command: str) -> list[str]:
     return [name[2:] for name in parser._option_string_actions if name.startswith("--")]
 
 
-def _complain(line: str) -> int:
-    print(f"lmbench: {line}", file=sys.stderr)
-    return ExitCode.USAGE
+def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
+    print(f"lmbench: {' '.join(str(what).split())}", file=sys.stderr)
+    return code
 
 
-def _finish(as_json: bool, is_quiet: bool) -> int:
-    recorder = _ended_recorder()
-    assert recorder is not None
+def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     assert recorder.folder is not None
     assert recorder.exit_code is not None
-    if as_json:
-        print(json.dumps(recorder.run, indent=1, default=str))
-    elif is_quiet:
-        print(recorder.folder.path)
-    else:
-        print_run(recorder.run, recorder.folder.path, with_banner=False)
+    try:
+        if as_json:
+            print(encode(recorder.run, indent=1))
+        elif is_quiet:
+            print(recorder.folder.path)
+        else:
+            print_run(recorder.run, recorder.folder.path, with_banner=False)
+    except Exception as fault:
+        if not isinstance(fault, OSError):
+            traceback.print_exc()
+        print(f"lmbench: the result could not be printed ({fault}); it is in {recorder.folder.path}", file=sys.stderr)
+        return int(recorder.exit_code or ExitCode.INTERNAL)
     return int(recorder.exit_code)

@@ -85,9 +85,9 @@ def measure(fit_options: list[str], rounds: int, folder: Path) -> Record:
         for arm in (*ARMS[turn:], *ARMS[:turn]):
             found = measure_arm(arm, options, folder / f"{arm}-{index}")
             measurements.append({"arm": arm, "round": index, **found})
+            check_same_work(measurements)
             step_ms = found["wall_s"] / found["steps"] * 1e3
             _progress(f"round {index + 1} of {rounds}, {arm}: {step_ms:.3f} ms/step")
-    check_same_work(measurements)
     return _result(pilot, measurements, rounds)
 
 

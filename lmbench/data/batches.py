@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -97,20 +97,6 @@ class PrebuiltDataset(IterableDataset[TokenBatch]):
 
     def __iter__(self) -> Iterator[TokenBatch]:
         return itertools.islice(itertools.cycle(self.batches), _worker() % len(self.batches), None)
-
-
-class StoppableLoader:
-    """An iterable without a length over another, until it is told to stop.
-
-    Lightning fetches one batch ahead of an iterable without a length, so a stop takes effect one batch late.
-    """
-
-    def __init__(self, batches: Iterable[TokenBatch], stop: Callable[[], bool]) -> None:
-        self.batches = batches
-        self.stop = stop
-
-    def __iter__(self) -> Iterator[TokenBatch]:
-        return itertools.takewhile(lambda _: not self.stop(), self.batches)
 
 
 def _worker() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from lmbench.data.batches import (
     PrebuiltDataset,
     RandomSource,
     Source,
-    StoppableLoader,
     TextSource,
     TokenBatch,
     on_device,
@@ -32,15 +31,10 @@ MINIMUM_BATCHES = 8
 HELD_OUT_FRACTION = 0.1
 
 
-def _never() -> bool:
-    return False
-
-
 class TokenData(LightningDataModule):
     """Endless batches of (tokens, targets), int64 of shape ``batch seq``; targets are the next tokens.
 
-    Validation and test draw other batches (from text: from its held-out end), and end when ``stop_requested``
-    says so.
+    Validation and test draw other batches (from text: from its held-out end).
 
     Args:
         source: uniformly random tokens, or text. batch_size: sequences in a batch. context_length: tokens in
@@ -85,7 +79,6 @@ class TokenData(LightningDataModule):
         self.seed = seed
         self.text_files = list(text_files or [])
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-        self.stop_requested: Callable[[], bool] = _never
         self._text: tuple[Corpus, TokenIds] | None = None
         self._check_settings()
 
@@ -105,18 +98,18 @@ class TokenData(LightningDataModule):
             self._text = self._read_text()
             self._source(held_out=stage != "fit")
 
-    def train_dataloader(self) -> StoppableLoader:
+    def train_dataloader(self) -> Iterable[TokenBatch]:
         return self.loader(*self._place())
 
-    def val_dataloader(self) -> StoppableLoader:
+    def val_dataloader(self) -> Iterable[TokenBatch]:
         return self.loader(*self._place(), held_out=True)
 
-    def _stop(self) -> bool:
-        # Looked up at every batch: the attribute may be set after the loader was made.
-        return self.stop_requested()
-
-    def test_dataloader(self) -> StoppableLoader:
+    def test_dataloader(self) -> Iterable[TokenBatch]:
         return self.val_dataloader()
+
+    def tokens_per_batch(self, batch: TokenBatch) -> int:
+        """Tokens in a batch, for modules that do not count them themselves."""
+        return batch.tokens.numel()
 
     def describe(self) -> dict[str, Any]:
         """What the data was, for the run's record; about a text's corpus once ``setup`` has run."""
@@ -150,26 +143,25 @@ class TokenData(LightningDataModule):
             return torch.device("cpu"), 0
         return self.trainer.strategy.root_device, self.trainer.global_rank
 
-    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> StoppableLoader:
-        """One rank's batches for a device, in a Trainer or not; held-out ones end on ``stop_requested``."""
-        stop = self._stop if held_out else _never
+    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> Iterable[TokenBatch]:
+        """One rank's batches for a device, in a Trainer or not."""
         drawing = Drawing(
             self._source(held_out), self.batch_size, self.context_length, (self.seed, rank, int(held_out))
         )
         if self.placement == "device":
             resident = [on_device(batch, device) for batch in drawing.first(self.num_batches)]
-            return StoppableLoader(PrebuiltDataset(resident), stop)
+            return PrebuiltDataset(resident)
         dataset: IterableDataset[TokenBatch] = (
             DrawnDataset(drawing) if self._draws_anew else PrebuiltDataset(drawing.first(self.num_batches))
         )
-        loader = DataLoader(
+        loader: DataLoader[TokenBatch] = DataLoader(
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=device.type == "cuda",
             persistent_workers=self.num_workers > 0,
         )
-        return StoppableLoader(loader, stop)
+        return loader
 
     def _source(self, held_out: bool) -> Source:
         if self.source == "random":

@@ -14,6 +14,8 @@ from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
+from lmbench.results.vocabulary import PHASES
+
 # Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
 EXCLUDED = "excluded"
 
@@ -34,13 +36,44 @@ class PhaseTrack:
     def __init__(self, has_scaler: bool = False, clips: bool = True) -> None:
         self.has_scaler = has_scaler
         self.clips = clips
+        self.is_manual = False
         self.listeners: list[Callable[[str], None]] = []
         self._stack = ["other"]
         self._current = "other"
+        self._hidden: set[str] = set()
+        self._announced: set[str] = set()
 
     @property
     def current(self) -> str:
         return self._current
+
+    @property
+    def innermost(self) -> str:
+        """The phase that is going on, also where it is hidden."""
+        return self._stack[-1]
+
+    # manual optimization
+
+    def watch_manual_optimization(self) -> None:
+        """A `training_step` that optimizes by hand: of what it does, only what Lightning announces has borders.
+
+        These are `manual_backward` (between the hooks on_before_backward and on_after_backward) and the update of
+        Lightning's optimizers (from on_before_optimizer_step to the end of `step`; under a scaler the unscaling before
+        it has no border). The rest of the step is `other`: forward, clipping and zeroing cannot be told apart.
+        """
+        self.is_manual = True
+        self._hidden = {"forward", "clip", "zero_grad"} | ({"optimizer"} if self.has_scaler else set())
+
+    def hide(self, phase: str) -> None:
+        """From now on the phase's time is `other`."""
+        self._hidden.add(phase)
+
+    def unseen_phases(self) -> list[str]:
+        """Phases whose time is in `other` because nobody can tell where they begin and end."""
+        if not self.is_manual:
+            return []
+        unannounced = {"backward", "optimizer"} - self._announced
+        return [phase for phase in PHASES if phase in self._hidden | unannounced]
 
     def reset(self) -> None:
         """Forget what was going on (a run begins, or an exception cut a phase short)."""
@@ -63,6 +96,8 @@ class PhaseTrack:
 
     def _announce(self) -> None:
         phase = self._stack[-1]
+        if phase in self._hidden:
+            phase = "other"
         if phase != self._current:
             self._current = phase
             for listener in self.listeners:
@@ -71,12 +106,17 @@ class PhaseTrack:
     # One method for each action that means something.
 
     def start_data(self) -> None:
-        self._stack = ["other"]
+        if "forward" not in self._stack:
+            self._stack = ["other"]
         self.enter("data")
 
     def stop_data(self) -> None:
-        # What follows up to the end of `batch_to_device` prepares and moves the batch.
-        self._stack[-1] = "transfer"
+        if "forward" in self._stack:
+            # A module that takes the dataloader's iterator fetches and moves its batch itself, inside its step.
+            self._stack.pop()
+        else:
+            # What follows up to the end of `batch_to_device` prepares and moves the batch.
+            self._stack[-1] = "transfer"
         self._announce()
 
     def start_transfer(self) -> None:
@@ -84,9 +124,6 @@ class PhaseTrack:
             self.enter("transfer")
 
     def start_forward(self) -> None:
-        # A module that takes the dataloader's iterator itself never moves a batch: the transfer ended unseen.
-        if self._stack[-1] == "transfer":
-            self._stack.pop()
         self.enter("forward")
 
     def stop_backward(self) -> None:
@@ -117,6 +154,21 @@ class PhaseTrack:
         if self._stack[-1] == "optimizer":
             self._stack[-1] = "other"
         self._announce()
+
+
+    # The same in manual optimization, where these happen inside the forward.
+
+    def start_manual(self, phase: str) -> None:
+        if self._stack[-1] == phase:
+            # An optimizer that runs its closure several times: forwards lie inside the update.
+            self.hide(phase)
+            return
+        self._announced.add(phase)
+        self.enter(phase)
+
+    def stop_manual(self, phase: str) -> None:
+        if self._stack[-1] == phase:
+            self.leave()
 
 
 def phase_of(exception: BaseException) -> str:
@@ -184,6 +236,16 @@ class BorderProfiler(Profiler):
             ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
             ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
         }
+        if track.is_manual:
+            # The first of the callbacks' hooks after backward ends it; the module's own comes last.
+            end_backward = (partial(track.stop_manual, "backward"), _nothing)
+            known |= {
+                ("[L", "on_before_backward"): (_nothing, partial(track.start_manual, "backward")),
+                ("[C", "on_after_backward"): end_backward,
+                ("[L", "on_after_backward"): end_backward,
+                ("[L", "on_before_optimizer_step"): (_nothing, partial(track.start_manual, "optimizer")),
+                ("", "optimizer_step"): (_nothing, partial(track.stop_manual, "optimizer")),
+            }
         # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
         return known.get((owner[:2], hook), (_nothing, _nothing))
 

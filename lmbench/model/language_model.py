@@ -89,7 +89,8 @@ class LanguageModel(LightningModule):
         self.betas = (betas[0], betas[1])
 
     def setup(self, stage: str) -> None:
-        check_attention(self.attention, self.shape, self.device, matmul_dtype(str(self.trainer.precision)))
+        device = self.trainer.strategy.root_device
+        check_attention(self.attention, self.shape, device, matmul_dtype(str(self.trainer.precision)))
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""

@@ -100,8 +100,9 @@ class Transformer(nn.Module):
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer would return for x: autocast's dtype where that is on (meta has none)."""
+    """What a linear layer would return for x: autocast's dtype where that is on."""
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # Meta has no autocast and may not be asked; `is_autocast_available` would cut torch 2.11's graph here.
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype

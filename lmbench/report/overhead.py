@@ -107,8 +107,8 @@ def _notes(result: Record) -> list[str]:
     lightning = _interval(result["arms"]["trainer"]["over_bare_s"], 1e3, "+.3f")
     return [
         f"bottleneck: {result['bottleneck']}{why}",
-        f"own hooks: {hooks['calls']:.0f} calls a step, {hooks['median_step_s'] * 1e3:.3f} ms in the median one; "
-        f"the clock's own {hooks['clocking_s'] * 1e3:.3f} is off",
+        f"own hooks: {hooks['calls']:.0f} calls, median step {hooks['median_step_s'] * 1e3:.3f} ms; "
+        f"{hooks['clocking_s'] * 1e3:.3f} ms of clocking taken off",
         "harness - trainer: with Lightning's own cost of calling lmbench's callbacks",
         f"Lightning's own part (trainer - bare): {lightning} ms a step",
         f"writing records: {result['pause_s'] * 1e3:.3f} ms a step of both, in pauses that a run subtracts",

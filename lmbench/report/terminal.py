@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
-from textwrap import wrap
+from textwrap import shorten, wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -138,13 +138,14 @@ def figures(run: Record) -> list[str]:
         causal = rate.get("mfu_causal_fraction")
         half = f" ({percent(causal)} with causal attention counted half)" if causal is not None else ""
         lines.append(f"MFU          {percent(rate['mfu_fraction'])}{half}")
-    elif rate.get("mfu_reason"):
+    elif rate.get("tokens_per_s") and rate.get("mfu_reason"):
         lines.append(f"MFU          none: {rate['mfu_reason']}")
     if memory.get("run_peak_allocated_bytes"):
+        peak = memory.get("steady_peak_allocated_bytes")
+        steady = f"; in the window {gib(peak)}" if peak else ""
         lines.append(
             f"peak memory  {gib(memory['run_peak_allocated_bytes'])} allocated, "
-            f"{gib(memory.get('run_peak_reserved_bytes'))} reserved of {gib(memory.get('device_total_bytes'))}; "
-            f"steady {gib(memory.get('steady_peak_allocated_bytes'))}"
+            f"{gib(memory.get('run_peak_reserved_bytes'))} reserved of {gib(memory.get('device_total_bytes'))}{steady}"
         )
     elif memory.get("host_peak_rss_bytes"):
         lines.append(f"peak memory  {gib(memory['host_peak_rss_bytes'])} resident (host)")
@@ -179,7 +180,9 @@ def closing_lines(run: Record, path: Path) -> list[str]:
         error = run.get("error") or {}
         where = f" in {error['phase']}" if error.get("phase") else ""
         asked = f", {gib(error['requested_bytes'])} asked for" if error.get("requested_bytes") else ""
-        lines.append(f"outcome      {run.get('outcome')}{where}{asked}: {error.get('message', '')}")
+        lines.append(
+            f"outcome      {run.get('outcome')}{where}{asked}: {shorten(error.get('message') or '', 160, placeholder=' ...')}"
+        )
     lines.append(f"result       {path}")
     if run.get("replay_command"):
         lines.append(f"repeat       {run['replay_command']}")

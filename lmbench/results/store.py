@@ -16,12 +16,14 @@ from lmbench.results.vocabulary import Record
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
+RESERVE_FILE = ".reserve"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class RunFolder:
-    """The folder of one run that is being written. `path` is the folder, its name the run id.
+    """The folder of one run that is being written. `path` is the folder, its name the run id, `steps_written` how
+    many step records it took.
 
     Use `create`. Nothing waits in a buffer of this process: after a SIGKILL all that was handed over is
     there.
@@ -29,6 +31,7 @@ class RunFolder:
 
     def __init__(self, path: Path, made_parents: tuple[Path, ...] = ()) -> None:
         self.path = path
+        self.steps_written = 0
         self._made_parents = made_parents
         self._steps_fd: int | None = None
         self._ends_torn = False
@@ -62,6 +65,19 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
+    def reserve(self, size_bytes: int = 64 * 1024) -> None:
+        """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
+        path = self.path / RESERVE_FILE
+        try:
+            path.write_bytes(bytes(size_bytes))
+        except OSError:
+            self.release()
+
+    def release(self) -> None:
+        """Give the reserved space back; may be called again."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE_FILE).unlink(missing_ok=True)
+
     def write_run(self, run: Record) -> None:
         """Replace run.json in one move: a reader sees the old or the new one, also after a crash.
 
@@ -85,7 +101,8 @@ class RunFolder:
         Raises OSError if not all could be written: the lines that fitted are kept whole, a partial one is cut
         off, and later calls may go on.
         """
-        data = "".join(f"{encode(record)}\n" for record in records).encode()
+        lines = [f"{encode(record)}\n" for record in records]
+        data = "".join(lines).encode()
         if not data:
             return
         if self._steps_fd is None:
@@ -97,8 +114,11 @@ class RunFolder:
             while written < len(data):
                 written += os.write(self._steps_fd, data[written:])
         except OSError:
-            self._cut(start + data.rfind(b"\n", 0, written) + 1, torn=written > 0)
+            whole = data.rfind(b"\n", 0, written) + 1
+            self._cut(start + whole, torn=written > whole)
+            self.steps_written += data.count(b"\n", 0, whole) - data.startswith(b"\n") * (whole > 0)
             raise
+        self.steps_written += len(lines)
         self._ends_torn = False
 
     def _cut(self, length: int, torn: bool) -> None:
