@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.session import Observer
 from lmbench.measure.host import peak_rss_bytes
@@ -16,12 +16,15 @@ class MemoryRecorder(Observer):
     """Peaks of the caching allocator, read outside the window and, phase by phase, in probe steps only.
 
     Leaves under `memory`: `run_peak_allocated_bytes` and `run_peak_reserved_bytes` (from the first allocation to the
-    window's end: what decides whether a run fits), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
+    window's end: what decides whether a run fits; PyTorch has one set of peaks, reset when the window opens and in
+    probe steps, so a reading of your own sees less), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
     (the window's own), `phase_peak_allocated_bytes`, `run_alloc_retry_count`, `window_alloc_retry_count`,
     `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`. On a CPU only the last is known.
     """
 
-    def __init__(self) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._trainer = trainer
         self._run_allocated = 0
         self._run_reserved = 0
         self._phase_peaks: dict[str, int] = {}
@@ -71,10 +74,13 @@ class MemoryRecorder(Observer):
             self.session.track.listeners.remove(self._border)
             self.session.facts["memory"]["phase_peak_allocated_bytes"] = dict(self._phase_peaks)
 
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+    def run_closing(self, exception: BaseException | None) -> None:
+        if exception is None:
+            return
         memory: dict[str, Any] = self.session.facts.setdefault("memory", {})
         memory["host_peak_rss_bytes"] = peak_rss_bytes()
-        if trainer.strategy.root_device.type == "cuda":
+        # The session knows its device only once the run has started.
+        if self._trainer.strategy.root_device.type == "cuda":
             self._take_run_peak()
             self._leave_run_peak(memory)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.callbacks.session import Observer
 from lmbench.errors import UsageError
+from lmbench.interruption import held
 from lmbench.measure.clock import make_clock, synchronize
 from lmbench.measure.lag import HOST_BOUND_LAG_S, lag_verdicts
 from lmbench.measure.phases import EXCLUDED
@@ -36,8 +37,9 @@ class PhaseTimer(Observer):
         clock: `events` (device events, no synchronize in the window) or `sync` (a synchronize at every border: the
             second instrument, which slows the run and stays out of timing tables). On a CPU both are the host clock.
 
-    Leaves one record per step with whoever appended to `sinks`, and keeps the last 10 000 in `records`: `step_s`,
-    `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see the field registry).
+    Hands one record per step to every observer's `steps_recorded`, and keeps the last 10 000 of the latest run in
+    `records`: `step_s`, `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see the
+    field registry). The loss is what `training_step` returned, alone or as `loss` in a dictionary; null without one.
     """
 
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
@@ -45,11 +47,13 @@ class PhaseTimer(Observer):
             raise UsageError(f"timer.clock is {clock!r}; allowed: events, sync")
         self.clock = clock
         self.records: deque[dict[str, Any]] = deque(maxlen=10_000)
-        self.sinks: list[Callable[[list[dict[str, Any]]], None]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self.records.clear()
         self._timeline: Timeline | None = None
         self._losses: list[int] = []
         self._scale = float("inf")
-        self._probe_spans: list[StepSpans] = []
         self._marks: ProbeMarks | None = None
 
     # hooks
@@ -59,6 +63,7 @@ class PhaseTimer(Observer):
         if any(isinstance(o, PhaseTimer) and o is not self for o in self.session.observers):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
         self._trainer, self._module = trainer, pl_module
+        self._forget()
 
     def run_started(self) -> None:
         device = self.session.device
@@ -67,6 +72,8 @@ class PhaseTimer(Observer):
         self._ring = ScalarRing(device)
         plugin = self._trainer.precision_plugin
         self._scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        # Lightning hands out the loss as it is accumulated: divided by the number of micro-batches of a full step.
+        self._micro_batches = self._trainer.accumulate_grad_batches if self._trainer.training else 1
         self._timeline = Timeline(clock)
         self._restart()
         self.session.track.listeners.append(self._border)
@@ -78,8 +85,8 @@ class PhaseTimer(Observer):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor):
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             self._losses.append(self._ring.put(loss))
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
@@ -89,8 +96,10 @@ class PhaseTimer(Observer):
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
 
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        if self._timeline is not None:
+    def run_closing(self, exception: BaseException | None) -> None:
+        if self._marks is not None:
+            self._marks.remove()
+        if exception is not None and self._timeline is not None:
             self._deliver()
 
     # the session's stages
@@ -148,10 +157,11 @@ class PhaseTimer(Observer):
         self._marks.remove()
         synchronize(self.session.device)
         spans = [s for s in self._timeline.drain() if s.facts["stage"] == Stage.PROBE.value]
+        spans = spans[-self.session.schedule.probe_steps :]
         probe = self.session.facts.setdefault("probe", {})
-        probe["steps"] = self.session.schedule.probe_steps
+        probe["steps"] = len(spans)
         probe["marked_modules"] = self._marks.count
-        probe["verdicts"] = lag_verdicts(spans[-self.session.schedule.probe_steps :])
+        probe["verdicts"] = lag_verdicts(spans)
         self._restart()
 
     # delivery
@@ -162,13 +172,16 @@ class PhaseTimer(Observer):
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _deliver(self) -> None:
-        """Hand the finished steps of warm-up and window to the sinks."""
+        """Hand over the finished steps of warm-up and window."""
         assert self._timeline is not None
-        records = [self._record(spans) for spans in self._timeline.drain() if spans.facts["stage"] != Stage.PROBE.value]
-        self.records.extend(records)
-        if records:
-            for sink in self.sinks:
-                sink(records)
+        # A Ctrl-C between taking steps out and handing them over would lose them.
+        with held():
+            steps = [spans for spans in self._timeline.drain() if spans.facts["stage"] != Stage.PROBE.value]
+            records = [self._record(spans) for spans in steps]
+            self.records.extend(records)
+            if records:
+                for observer in self.session.observers:
+                    observer.steps_recorded(records)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _record(self, spans: StepSpans) -> dict[str, Any]:
@@ -176,7 +189,7 @@ class PhaseTimer(Observer):
         losses = [self._ring.get(slot) for slot in facts.pop("_losses")]
         scale_slot = facts.pop("_scale", None)
         record = step_record(spans)
-        record["loss"] = sum(losses) / len(losses) if losses else None
+        record["loss"] = self._micro_batches * sum(losses) / len(losses) if losses else None
         record["is_skipped"] = False
         if scale_slot is not None:
             # GradScaler halves its scale exactly when it found an infinity and skipped the update.

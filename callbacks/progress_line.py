@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.session import Observer
 from lmbench.measure.schedule import ProbeKind, Stage
 
@@ -23,12 +22,9 @@ class ProgressLine(Observer):
         self._width = 0
 
     def run_started(self) -> None:
-        for observer in self.session.observers:
-            if isinstance(observer, PhaseTimer):
-                observer.sinks.append(self._records)
         self._show("first step (compiling, where that was asked for) ...")
 
-    def _records(self, records: list[dict[str, Any]]) -> None:
+    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
         session, schedule = self.session, self.session.schedule
         pace = f"{records[-1]['step_s'] * 1e3:.1f} ms/step"
         if session.stage is Stage.WARMUP:

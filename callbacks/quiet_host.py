@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import gc
 
-from lightning.pytorch import Trainer
-
 from lmbench.callbacks.session import Observer
 
 
 class QuietHost(Observer):
     """Collects and freezes garbage before the window, turns collection off in it, and restores it afterwards.
 
-    Leaves `gc_policy`.
+    In a Trainer of your own, whose window has no end but training's, it leaves the collector alone. Leaves `gc_policy`.
     """
 
     def __init__(self) -> None:
         self._is_off = False
 
     def before_window(self) -> None:
+        if self.session.only_watches:
+            self.session.facts["gc_policy"] = "left alone"
+            return
         self.session.facts["gc_policy"] = "collected and frozen, off in the window"
         self._was_enabled = gc.isenabled()
         gc.collect()
@@ -37,5 +38,5 @@ class QuietHost(Observer):
                 gc.enable()
             self._is_off = False
 
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+    def run_closing(self, exception: BaseException | None) -> None:
         self.window_closed()

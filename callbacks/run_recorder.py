@@ -22,7 +22,6 @@ from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usa
 from lmbench.measure.environment import capture_environment
 from lmbench.measure.host import process_identity
 from lmbench.measure.losses import loss_facts
-from lmbench.measure.phases import phase_of
 from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
 from lmbench.results.assemble import complete_run
@@ -85,9 +84,6 @@ class RunRecorder(Observer):
         run["flops"] = describe_flops(self._module, mode, run["precision"], matmul_precision, gpu_name)
         run["data"] = describe_data(self._trainer)
         self._write()
-        for observer in self.session.observers:
-            if isinstance(observer, PhaseTimer):
-                observer.sinks.append(self._append)
 
     def between_steps(self) -> None:
         # What a signal raised can get lost in a bare `except` or in a destructor.
@@ -99,21 +95,28 @@ class RunRecorder(Observer):
         if session.window_steps:
             self._finish(COMPLETE)
             return
-        opens = f"the window opens after {session.schedule.warmup_steps} of warm-up"
         message = (
-            f"training ended after {session.steps_done} steps and nothing was measured: {opens}; lift what ends "
-            "training (--trainer.max_steps, max_epochs, max_time, limit_*_batches, fast_dev_run) or ask for less warm-up"
+            f"nothing was measured: training ended at step {session.steps_done}, the window begins after "
+            f"{session.schedule.warmup_steps}; lift max_steps, max_epochs, max_time or limits, or lower warmup_steps"
         )
-        self._finish(failed("EmptyWindow", message, "setup", ExitCode.USAGE))
+        self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
 
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        self.fail(exception)
-
-    def fail(self, exception: BaseException) -> None:
-        """Record what ended the run, also where Lightning never saw it; the first cause that is recorded stays.
+    def end_by(self, exception: BaseException) -> None:
+        """Record what ended the run, also where Lightning never told; the first cause that was recorded stays.
 
         The user's mistakes before the window leave nothing behind.
+
+        Raises:
+            UsageError: there is no result folder yet, and none can be made.
         """
+        if self._session is not None:
+            self._session.fail(exception)
+        self._fail(exception)
+
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        self._fail(exception)
+
+    def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
         session = self._session
@@ -169,7 +172,7 @@ class RunRecorder(Observer):
 
     # writing
 
-    def _append(self, records: list[dict[str, Any]]) -> None:
+    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
         self._log.append(records)
         if self._log.error is not None:
             self._warn(self._log.error)
@@ -192,7 +195,8 @@ class RunRecorder(Observer):
         start = "\r\x1b[K" if sys.stderr.isatty() else ""
         why = error.strerror or str(error)
         with suppress(OSError):
-            print(f"{start}lmbench: {self.folder.path}: {why}; measuring goes on, records wait in memory", file=sys.stderr)
+            told = f"{self.folder.path}: {why}; measuring goes on, records wait in memory"
+            print(f"{start}lmbench: {told}", file=sys.stderr)
 
     # the end
 
@@ -219,9 +223,7 @@ class RunRecorder(Observer):
 
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code
-        self.run.update(
-            outcome=ending.outcome, error=ending.error, exit_code=int(ending.exit_code), ended_at=_now()
-        )
+        self.run.update(outcome=ending.outcome, error=ending.error, exit_code=int(ending.exit_code), ended_at=_now())
 
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""

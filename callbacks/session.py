@@ -99,7 +99,14 @@ class MeasurementSession(Callback):
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
         self.probe_kind: ProbeKind | None = None
-        self.facts: dict[str, Any] = {"window": {"warmup_steps": self.schedule.warmup_steps, "micro_batches": 1}}
+        self.facts: dict[str, Any] = {
+            "window": {
+                "warmup_steps": self.schedule.warmup_steps,
+                "requested_steps": self.schedule.steps,
+                "requested_s": self.schedule.min_window_s,
+                "micro_batches": 1,
+            }
+        }
         self.step_facts: dict[str, Any] = {}
         self.steps_done = 0
         self.window_steps = 0
@@ -162,15 +169,29 @@ class MeasurementSession(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # An exception before `setup` (data that cannot be read, say) found nothing to leave facts about.
-        if self._trainer is not trainer:
+        if self._trainer is trainer:
+            self.fail(exception)
+
+    def fail(self, exception: BaseException) -> None:
+        """Tell the observers what ended the run, unless that was done."""
+        trainer = self._trainer
+        if trainer is None:
             return
         try:
             for observer in self.observers:
-                observer.run_closing(exception)
+                self._leave_facts(observer, exception)
             for observer in self.observers:
                 observer.run_failed(trainer, exception)
         finally:
             self._close()
+
+    @staticmethod
+    def _leave_facts(observer: Observer, exception: BaseException) -> None:
+        try:
+            observer.run_closing(exception)
+        except Exception as fault:
+            # After a device error, say, nothing can be read any more; the others shall still leave their facts.
+            exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
 
     def add_tokens(self, count: int) -> None:
         self._tokens += count
@@ -283,6 +304,8 @@ class MeasurementSession(Callback):
         elif self.stage is Stage.WINDOW and self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s):
             self._close_window()
             self._plan = self.schedule.probe_plan()
+            if self._plan:
+                self.facts["probe"] = {"requested_steps": self.schedule.probe_steps, "is_complete": False}
             self.stage = Stage.PROBE
             self._next_probe(trainer)
         elif self.stage is Stage.PROBE:
@@ -328,6 +351,8 @@ class MeasurementSession(Callback):
                 for observer in self.observers:
                     observer.probe_begins(following)
         if following is None:
+            if "probe" in self.facts:
+                self.facts["probe"]["is_complete"] = True
             self.stage = Stage.DONE
             self.stop_requested = True
             trainer.should_stop = True

@@ -25,3 +25,9 @@ class SyncFinder(Observer):
         if self._trap is not None:
             self.session.facts.setdefault("probe", {})["hidden_syncs"] = self._trap.disarm()
             self._trap = None
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        # An exception in the probe step itself: its warnings are the user's again.
+        if self._trap is not None:
+            self._trap.disarm()
+            self._trap = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,21 +60,24 @@ def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
 def counter_flops(
     module: nn.Module, batch: Any, tokens: int, step: Callable[[nn.Module, Any], Any] | None = None
 ) -> FlopCount:
-    """Count one forward pass of any module on fake tensors: no memory, no kernels, nothing of it changed.
+    """Count one forward pass of a fake copy of any module: no memory, no kernels, nothing of it changed.
 
     Args:
-        module: any module; its own parameters are not copied, only their shapes, types and devices are taken.
+        module: any module; of its tensors only shapes, types and devices are copied. What it holds besides (metrics,
+            lists) is copied too, so that a step may change it, except for its trainer and its data.
         batch: what the step takes; tensors in it are replaced by fakes.
         tokens: tokens in that batch (the count is divided by it).
         step: calls the module on the batch; by default ``training_step(batch, 0)`` where the module has
-            one, else ``module(*batch)`` for a tuple or list and ``module(batch)`` otherwise.
+            one (without the 0 where it takes none), else ``module(*batch)`` for a tuple or list and
+            ``module(batch)`` otherwise.
 
     Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad
     head_dim, and some have no formula, which would count as zero. Operators outside PyTorch's own are not
     counted, and are named in ``source``.
 
     Raises:
-        UncountableError: the module does not run on fake tensors (it reads values, or calls a raw extension).
+        UncountableError: the module cannot be copied, or does not run on fake tensors (it reads values, or calls a
+            raw extension).
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -88,7 +92,7 @@ def counter_flops(
     try:
         # A compiled module would start to compile for fakes.
         eager = torch.compiler.set_stance("force_eager")
-        with _quiet_log(module), eager, sdpa_kernel(SDPBackend.MATH), counter:
+        with eager, sdpa_kernel(SDPBackend.MATH), counter:
             foreign = _run_on_fakes(module, batch, step or _default_step)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
@@ -100,9 +104,9 @@ def counter_flops(
 
 
 def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any], Any]) -> set[str]:
-    """Run the step with all its tensors replaced by fakes; return the names of foreign operators."""
+    """Run the step on a fake copy of the module; return the names of foreign operators."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map_only
 
@@ -114,41 +118,39 @@ def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any]
                 foreign.add(func.name())
             return func(*args, **(kwargs or {}))
 
-    class Step(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, inputs: Any) -> Any:
-            return step(self.module, inputs)
-
-    wrapper = Step()
-    tensors = dict(wrapper.named_parameters()) | dict(wrapper.named_buffers())
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[str, torch.Tensor] = {name: fake_mode.from_tensor(tensor) for name, tensor in tensors.items()}
+    with FakeCopyMode(fake_mode):  # type: ignore[no-untyped-call]
+        fake = copy.deepcopy(module, _shared(module))
+    _silence(fake)
     fake_batch = tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
     with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
-        torch.func.functional_call(wrapper, fakes, (fake_batch,))
+        step(fake, fake_batch)
     return foreign
 
 
+def _shared(module: nn.Module) -> dict[int, Any]:
+    """What a copy of the module has in common with it, as the memo of `copy.deepcopy`: its trainer and its data."""
+    from torch.utils.data import DataLoader, Dataset
+
+    held = [item for part in module.modules() for item in vars(part).items()]
+    return {id(value): value for name, value in held if name == "_trainer" or isinstance(value, (DataLoader, Dataset))}
+
+
+def _silence(module: nn.Module) -> None:
+    """Let ``log`` do nothing: outside of a loop it raises, and inside the trainer would keep fake tensors."""
+    for part in module.modules():
+        for name in ("log", "log_dict"):
+            if hasattr(part, name):
+                vars(part)[name] = lambda *args, **kwargs: None
+
+
 def _default_step(module: nn.Module, batch: Any) -> Any:
-    training_step: Callable[[Any, int], Any] | None = getattr(module, "training_step", None)
+    training_step = getattr(module, "training_step", None)
     if training_step is not None:
-        return training_step(batch, 0)
+        return call_step(training_step, batch)
     return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
 
 
-@contextmanager
-def _quiet_log(module: nn.Module) -> Iterator[None]:
-    """Silence a LightningModule's ``log``: outside of a loop it raises, inside it would keep fake tensors."""
-    names = [name for name in ("log", "log_dict") if hasattr(module, name)]
-    kept = {name: module.__dict__[name] for name in names if name in module.__dict__}
-    for name in names:
-        module.__dict__[name] = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        for name in names:
-            del module.__dict__[name]
-        module.__dict__.update(kept)
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
+    """Call a LightningModule's ``training_step`` or its like; ``batch_idx`` is optional in them."""
+    return step(batch, 0) if len(inspect.signature(step).parameters) > 1 else step(batch)

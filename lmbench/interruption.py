@@ -72,8 +72,8 @@ def listening(until_exit: bool = False) -> Iterator[None]:
             signal.signal(signum, _leave if until_exit else handler)
 
 
-class held:  # noqa: N801 (reads as a statement: `with held():`)
-    """Within, SIGINT and SIGTERM wait; at the end the first of them raises.
+class held:
+    """`with held():` makes SIGINT and SIGTERM wait; at the end of the block the first of them raises.
 
     In somebody else's program, where nobody is listening, Ctrl-C waits too.
     """

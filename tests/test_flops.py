@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.flops import FlopCount, UncountableError, counter_flops, forward_flops, mode_multiplier
@@ -107,6 +108,29 @@ def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was() -> None:
     after = list(module.parameters())
     assert all(torch.equal(one, two) for one, two in zip(weights, after, strict=True))
     assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in after)
+
+
+def test_what_a_step_keeps_is_kept_by_the_copy_alone() -> None:
+    class Keeping(LightningModule):
+        """Sums up in a plain tensor, as metrics do, counts, and takes no batch_idx."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 4)
+            self.total, self.steps, self.outputs = torch.zeros(()), 0, []
+            self.dataset = TensorDataset(torch.ones(3))
+
+        def training_step(self, batch: Tensor) -> Tensor:
+            loss = self.head(batch).sum()
+            self.total += loss
+            self.steps += 1
+            self.outputs.append(loss)
+            return loss
+
+    module = Keeping()
+    assert counter_flops(module, torch.ones(2, 4), tokens=2).per_token_flops == 2 * 4 * 4
+    assert type(module.total) is Tensor
+    assert (float(module.total), module.steps, module.outputs) == (0.0, 0, [])
 
 
 def test_a_step_that_reads_values_is_uncountable_with_its_reason() -> None:

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lmbench.callbacks import MeasurementSession, PhaseTimer
+from lmbench.callbacks import MeasurementSession, Observer, PhaseTimer
 from lmbench.errors import UsageError
 from lmbench.measure.schedule import Schedule
 from lmbench.results.vocabulary import PHASES
@@ -130,7 +130,10 @@ def test_validate_measures_inference_steps(sleeper):
 def test_a_slow_run_delivers_records_every_second(sleeper):
     sleeper.forward_s = 0.3
     delivered = []
-    timer, session = PhaseTimer(), MeasurementSession(Schedule(0, 8))
-    timer.sinks.append(lambda records: delivered.append((session.steps_done, len(records))))
-    quiet_trainer(timer, session).fit(sleeper, SlowBatches())
-    assert delivered[0][0] <= 4
+
+    class Reader(Observer):
+        def steps_recorded(self, records):
+            delivered.append(self.session.steps_done)
+
+    quiet_trainer(PhaseTimer(), Reader(), MeasurementSession(Schedule(0, 8))).fit(sleeper, SlowBatches())
+    assert delivered[0] <= 4

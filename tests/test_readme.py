@@ -7,10 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import Sleeper, SlowBatches
 
 from lmbench.cli import COMMANDS, main
 from lmbench.results.fields_table import field_table
+
+from conftest import Sleeper, SlowBatches
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text()

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmbench.callbacks import MeasurementSession, Observer
-from lmbench.measure.phases import BorderProfiler
+from lmbench.measure.phases import BorderProfiler, Scope
 from lmbench.measure.schedule import ProbeKind, Stage
 
 # The hooks that Lightning calls inside a training step.
@@ -140,8 +140,9 @@ def clock_hooks(trainer: Trainer, clock: HookClock) -> HookWatch:
     for callback in callbacks:
         if isinstance(callback, (Observer, MeasurementSession)):
             _wrap_callback(callback, clock)
-    for name in ("start", "stop"):
-        setattr(BorderProfiler, name, clock.wrap(f"BorderProfiler.{name}", getattr(BorderProfiler, name)))
+    for owner, names in ((BorderProfiler, ("start", "stop", "profile")), (Scope, ("__enter__", "__exit__"))):
+        for name in names:
+            setattr(owner, name, clock.wrap(f"{owner.__name__}.{name}", getattr(owner, name)))
     watch = HookWatch(clock)
     # The last observer, so that a step's reading holds all the others' work; the session stays last of all.
     callbacks.insert(len(callbacks) - 1, watch)

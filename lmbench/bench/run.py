@@ -63,7 +63,7 @@ def _ended_by(error: BaseException, command: str) -> int | None:
     if recorder is None:
         return _before_anything(error)
     try:
-        recorder.fail(error)
+        recorder.end_by(error)
     except UsageError as unwritable:
         return _complain(unwritable)
     if recorder.folder is None:
@@ -84,6 +84,9 @@ def _before_anything(error: BaseException) -> int:
         memory = out_of_memory(error)
         if memory is not None:
             return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+            return ExitCode.INTERNAL
     raise error
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lmbench.bench.arms import ArmFailed, measure_arm, run_fit
+from lmbench.bench.words import expand_configs
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.overhead import print_overhead
 from lmbench.report.terminal import make_console
@@ -70,7 +71,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UsageError(f"--rounds is {options.rounds}; an interval needs at least 2")
     if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise UsageError(f"--json {options.json} cannot be written; name a file in a folder that exists")
-    return options, fit_options
+    return options, expand_configs(fit_options)
 
 
 def measure(fit_options: list[str], rounds: int, folder: Path) -> Record:

@@ -91,9 +91,9 @@ def _compile_call(target: nn.Module, options: CompileOptions) -> None:
     call = target._call_impl
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+        return call(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    target._compiled_call_impl = torch.compile(forward, **options.arguments())  # type: ignore[no-untyped-call]
+    target._compiled_call_impl = torch.compile(forward, **options.arguments())
 
 
 def graph_counts() -> dict[str, int]:

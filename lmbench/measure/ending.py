@@ -13,7 +13,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import Terminated, received
 from lmbench.measure.oom import out_of_memory
 
-_SIGNAL_NAMES = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
+_SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def interrupted(signum: int, phase: str) -> Ending:
     return Ending("interrupted", exit_code, facts)
 
 
-def failed(kind: str, message: str, phase: str, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:
+def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:
     """The ending of a run that failed without an exception of its own."""
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
-def error_facts(kind: str, message: str, phase: str) -> dict[str, Any]:
+def error_facts(kind: str, message: str, phase: str | None) -> dict[str, Any]:
     """The record's `error`."""
     line = " ".join(message.split())[:2000]
     return {"kind": kind, "message": line, "phase": phase, "requested_bytes": None, "where": None}

@@ -180,9 +180,8 @@ def closing_lines(run: Record, path: Path) -> list[str]:
         error = run.get("error") or {}
         where = f" in {error['phase']}" if error.get("phase") else ""
         asked = f", {gib(error['requested_bytes'])} asked for" if error.get("requested_bytes") else ""
-        lines.append(
-            f"outcome      {run.get('outcome')}{where}{asked}: {shorten(error.get('message') or '', 160, placeholder=' ...')}"
-        )
+        message = shorten(error.get("message") or "", 160, placeholder=" ...")
+        lines.append(f"outcome      {run.get('outcome')}{where}{asked}: {message}")
     lines.append(f"result       {path}")
     if run.get("replay_command"):
         lines.append(f"repeat       {run['replay_command']}")

@@ -10,6 +10,8 @@ _WINDOW = group(
     "run",
     (
         ("warmup_steps", "count", "warm-up", "Steps before the window."),
+        ("requested_steps", "count", "steps asked for", "Steps the window was to have at least; null until training ends."),
+        ("requested_s", "s", "time asked for", "Seconds the window was to last at least."),
         ("steps", "count", "steps", "Steps in the window, skipped and short ones included."),
         ("first_step", "index", "first step", "Index of the window's first step."),
         ("micro_batches", "count", "micro-batches", "Micro-batches of a full step."),
@@ -126,6 +128,9 @@ _PROBE = group(
     "Probe steps",
     "run",
     (
+        ("requested_steps", "count", "probe steps asked for", "Steps that were to look at the lag."),
+        ("is_complete", "flag", "probed", "Every kind of probe step was taken."),
+        ("error", "tree", "probe error", "What ended the probe steps too soon, after a complete window: like `error`."),
         ("steps", "count", "probe steps", "Steps after the window that were probed; in no statistic."),
         ("marked_modules", "count", "marked modules", "Modules whose ends were marked in the probe steps."),
         ("verdicts.<phase>.verdict", "text", "<phase> verdict", "`host-bound`, `queued` or `mixed`, by the smallest lag within <phase>."),

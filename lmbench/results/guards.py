@@ -15,6 +15,8 @@ CHECKS: tuple[Callable[[Record, Sequence[Record]], Guard], ...] = (
     guards_training.gradients,
     guards_training.trained,
     guards_training.skipped_steps,
+    guards_timing.window_complete,
+    guards_timing.probe_steps,
     guards_timing.window_identity,
     guards_timing.mfu,
     guards_timing.trend,

@@ -25,7 +25,7 @@ def window_identity(run: Record, steps: Sequence[Record]) -> Guard:
     """
     name = "window_identity"
     wall = number(run, "window.wall_s")
-    if not wall:
+    if not wall or not number(run, "window.steps"):
         return not_applicable(name, "no window was closed")
     spans = [step.get("step_s") for step in steps if step.get("stage") == "window" and _is_own(run, step)]
     known = [span for span in spans if span is not None]
@@ -41,6 +41,43 @@ def window_identity(run: Record, steps: Sequence[Record]) -> Guard:
         "if there are none, please report it."
     )
     return at_most(name, error, limit, "fraction", message, advice=advice, otherwise="fail")
+
+
+def window_complete(run: Record, steps: Sequence[Record]) -> Guard:
+    """Warns if the window has fewer steps, or is shorter, than was asked for; fails if it has none."""
+    name = "window_complete"
+    asked, asked_s = number(run, "window.requested_steps"), number(run, "window.requested_s") or 0.0
+    count, wall_s = number(run, "window.steps"), number(run, "window.wall_s")
+    lasted_s = None if wall_s is None else wall_s + (number(run, "window.excluded_s") or 0.0)
+    if count is None:
+        return not_applicable(name, "no window was recorded")
+    advice = "The run ended first: lift what ends training (max_steps, max_epochs, max_time, limits), or ask for less."
+    message = f"{count:.0f} steps in the window"
+    if asked is not None:
+        message += f", {asked:.0f} asked for"
+    if not count:
+        return Guard(name, "fail", count, 1, "count", message, advice)
+    if asked is None or (lasted_s is not None and count >= asked and lasted_s >= asked_s):
+        return Guard(name, "pass", count, asked, "count", message)
+    if count >= asked:
+        message += f"; shorter than the {asked_s:g} s asked for"
+    return Guard(name, "warn", count, asked, "count", message, advice)
+
+
+def probe_steps(run: Record, steps: Sequence[Record]) -> Guard:
+    """Warns if the steps after the window, which look inside it, ended too soon."""
+    name = "probe_steps"
+    is_complete, error = lookup(run, "probe.is_complete"), lookup(run, "probe.error")
+    if is_complete is None:
+        return not_applicable(name, "no probe steps were taken")
+    if is_complete:
+        return Guard(name, "pass", None, None, "", "every kind of probe step was taken")
+    if error is None:
+        message = "the run ended before its probe steps did: some verdicts or checks are missing"
+        return Guard(name, "warn", None, None, "", message, "Lift what ends training, or ask for fewer steps.")
+    message = f"out of memory in the probe steps, in {error.get('phase')}, after a complete window"
+    advice = "Probes take memory of their own; --measure.probe_steps 0 leaves them out, a smaller batch makes room."
+    return Guard(name, "warn", None, None, "", message, advice)
 
 
 def _is_own(run: Record, step: Record) -> bool:
