@@ -2,6 +2,7 @@
 
 from lmbench.callbacks.compiler import Compiler
 from lmbench.callbacks.memory_recorder import MemoryRecorder
+from lmbench.callbacks.milestones import Milestones
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.callbacks.quiet_host import QuietHost
@@ -15,6 +16,7 @@ __all__ = [
     "Compiler",
     "MeasurementSession",
     "MemoryRecorder",
+    "Milestones",
     "Observer",
     "PhaseTimer",
     "ProgressLine",

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.session import Observer
 from lmbench.errors import UsageError
 from lmbench.measure.clock import synchronize
-from lmbench.measure.compiling import CompileOptions, compile_in_place, graph_counts, use_cache
+from lmbench.measure.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache
 from lmbench.measure.schedule import ProbeKind, Stage
 
 
@@ -40,12 +40,15 @@ class Compiler(Observer):
         if self.options is not None:
             torch._dynamo.utils.counters.clear()
             if self.options.cache == "private":
-                # Removed with this object, at the latest when the process ends.
-                self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
-                use_cache(self._cache.name)
+                use_cache(empty_cache() or self._temporary_cache())
             facts.update(asdict(self.options))
             facts["targets"] = compile_in_place(self._module, self.options)
         self._started_at = time.perf_counter()
+
+    def _temporary_cache(self) -> str:
+        # Removed with this object, at the latest when the process ends.
+        self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
+        return self._cache.name
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.options is not None and self.options.uses_cudagraphs:

@@ -22,6 +22,7 @@ from lmbench.measure.probe_marks import ProbeMarks
 from lmbench.measure.scalars import ScalarRing
 from lmbench.measure.schedule import ProbeKind, Stage
 from lmbench.measure.timeline import StepSpans, Timeline, step_record
+from lmbench.results.vocabulary import STAGES
 
 # What a SIGKILL may lose at most (design section 6).
 FLUSH_STEPS = 50
@@ -99,7 +100,13 @@ class PhaseTimer(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         if self._marks is not None:
             self._marks.remove()
-        if exception is not None and self._timeline is not None:
+        if self._timeline is None:
+            return
+        if exception is not None:
+            self._deliver()
+        elif self.session.stage is Stage.WARMUP:
+            # Training was over before there was a window.
+            synchronize(self.session.device)
             self._deliver()
 
     # the session's stages
@@ -130,6 +137,10 @@ class PhaseTimer(Observer):
         assert self._timeline is not None
         self._deliver()
         self.session.facts["window"]["clock_drift_fraction"] = self._timeline.calibrate()
+
+    def since_step_s(self) -> float | None:
+        assert self._timeline is not None
+        return self._timeline.since_step_s()
 
     def probe_begins(self, kind: ProbeKind) -> None:
         assert self._timeline is not None
@@ -176,7 +187,7 @@ class PhaseTimer(Observer):
         assert self._timeline is not None
         # A Ctrl-C between taking steps out and handing them over would lose them.
         with held():
-            steps = [spans for spans in self._timeline.drain() if spans.facts["stage"] != Stage.PROBE.value]
+            steps = [spans for spans in self._timeline.drain() if spans.facts["stage"] in STAGES]
             records = [self._record(spans) for spans in steps]
             self.records.extend(records)
             if records:

@@ -18,7 +18,7 @@ class ProgressLine(Observer):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._is_on = self._stream.isatty()
+        self._is_on = self._stream is not None and self._stream.isatty()
         self._width = 0
 
     def run_started(self) -> None:
@@ -44,7 +44,12 @@ class ProgressLine(Observer):
         self._show("")
 
     def _show(self, text: str) -> None:
-        if self._is_on:
+        if not self._is_on:
+            return
+        try:
             self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
             self._stream.flush()
-            self._width = len(text)
+        except OSError:
+            # The terminal is gone; the measurement goes on.
+            self._is_on = False
+        self._width = len(text)

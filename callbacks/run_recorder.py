@@ -16,12 +16,14 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.session import Observer
+from lmbench.callbacks.throughput_meter import ThroughputMeter
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held, interrupt, received
 from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
 from lmbench.measure.host import process_identity
 from lmbench.measure.losses import loss_facts
+from lmbench.measure.milestones import milestones, reach
 from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
 from lmbench.results.assemble import complete_run
@@ -33,10 +35,13 @@ from lmbench.results.store import RunFolder
 class RunRecorder(Observer):
     """Records a run under `results_dir/<run_id>/` (run.json, steps.jsonl).
 
+    Where there is no PhaseTimer to record the steps of, it brings one for the run.
+
     Args:
         results_dir: folder of result folders.
         facts: what only the caller knows of the run (command line, resolved config, mode); kept as it is.
         config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
+        run_id: the folder's name, for a single run; by default a new one is made up for every run.
 
     `run` is the record as last written, `folder` where it lies, `exit_code` None while the run goes on. A disk that is
     full does not end the run: what cannot be written is tried again, and at the end the loss is an `error`.
@@ -47,8 +52,10 @@ class RunRecorder(Observer):
         results_dir: str = "results",
         facts: dict[str, Any] | None = None,
         config_yaml: str | None = None,
+        run_id: str | None = None,
     ) -> None:
         self.results_dir = results_dir
+        self.run_id = run_id
         self.given = dict(facts or {})
         self.config_yaml = config_yaml
         self.run: dict[str, Any] = {}
@@ -61,6 +68,8 @@ class RunRecorder(Observer):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._trainer, self._module = trainer, pl_module
+        if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            self.session.attach(PhaseTimer(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
         with held():
             self._open(
@@ -80,7 +89,10 @@ class RunRecorder(Observer):
         run["mode"] = mode
         matmul_precision = torch.get_float32_matmul_precision()
         run["matmul_precision"] = matmul_precision
+        run.setdefault("zero_grad", "native")
         run["model"] = describe_model(self._module)
+        if self._trainer.ckpt_path:
+            run["model"]["is_fresh"] = False
         run["flops"] = describe_flops(self._module, mode, run["precision"], matmul_precision, gpu_name)
         run["data"] = describe_data(self._trainer)
         self._write()
@@ -92,6 +104,9 @@ class RunRecorder(Observer):
 
     def run_ended(self) -> None:
         session = self.session
+        for observer in session.observers:
+            if isinstance(observer, ThroughputMeter):
+                self.run["flops"].update(observer.count_flops(self.run["mode"]))
         if session.window_steps:
             self._finish(COMPLETE)
             return
@@ -112,6 +127,11 @@ class RunRecorder(Observer):
         if self._session is not None:
             self._session.fail(exception)
         self._fail(exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Predictions are not measured, and without a batch Lightning comes back having called no hook of the loop's.
+        if self.exit_code is None:
+            self._discard()
 
     def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
         self._fail(exception)
@@ -137,7 +157,7 @@ class RunRecorder(Observer):
 
     def _open(self, **facts: Any) -> None:
         """Make the result folder: from here on the run has a record, however it ends."""
-        self.folder = RunFolder.create(self.results_dir)
+        self.folder = RunFolder.create(self.results_dir, self.run_id)
         self._log = StepLog(self.folder)
         self.exit_code = None
         self.run = {
@@ -163,6 +183,7 @@ class RunRecorder(Observer):
             self._discard()
             why = error.strerror or str(error)
             raise UsageError(f"results folder {self.results_dir!r} cannot be written: {why}; choose another") from error
+        self._opened_with = tuple(self.run)
         self.folder.reserve()
 
     def _discard(self) -> None:
@@ -179,12 +200,25 @@ class RunRecorder(Observer):
 
     def _write(self) -> bool:
         assert self.folder is not None
+        if reached := milestones():
+            self.run["milestones"] = reached
         try:
             self.folder.write_run(self.run)
         except OSError as error:
             self._warn(error)
             return False
         return True
+
+    def _write_last(self) -> bool:
+        """Write the record, with the space kept for it; where that is too little, at least how the run ended."""
+        assert self.folder is not None
+        reach("closed")
+        self.folder.release()
+        if self._write():
+            return True
+        with suppress(OSError):
+            self.folder.write_run({key: self.run.get(key) for key in (*self._opened_with, "unwritten_step_count")})
+        return False
 
     def _warn(self, error: OSError) -> None:
         """Say once that the result cannot be written; a progress line may stand where the cursor is."""
@@ -217,9 +251,9 @@ class RunRecorder(Observer):
                     self._write()
                 ending = self._close(ending)
                 self._note(ending)
-            self.folder.release()
-            if not self._write() and ending.outcome == "ok":
+            if not self._write_last() and ending.outcome == "ok":
                 self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
+                self._write_last()
 
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code

@@ -57,6 +57,10 @@ class Observer(Callback):
     def window_closed(self) -> None:
         """The window's wall clock has stopped on an idle device."""
 
+    def since_step_s(self) -> float | None:
+        """Seconds from the end of the last step to now, from whoever times steps; the device is idle."""
+        return None
+
     def run_closing(self, exception: BaseException | None) -> None:
         """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
 
@@ -113,6 +117,7 @@ class MeasurementSession(Callback):
         self.stop_requested = False
         self.device = torch.device("cpu")
         self._has_started = False
+        self._attached: list[Observer] = []
         self._bypass: BypassWatch | None = None
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
@@ -151,6 +156,14 @@ class MeasurementSession(Callback):
         self._tee = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._tee  # type: ignore[attr-defined]
 
+    def attach(self, observer: Observer, pl_module: LightningModule, stage: str) -> None:
+        """Add an observer for this run only, in front of the session."""
+        trainer = self._trainer
+        assert trainer is not None
+        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]  # type: ignore[attr-defined]
+        self._attached.append(observer)
+        observer.setup(trainer, pl_module, stage)
+
     def _close(self) -> None:
         """Leave the trainer as it was; facts and records stay until the next run."""
         trainer, self._trainer = self._trainer, None
@@ -160,9 +173,8 @@ class MeasurementSession(Callback):
         self._stop_bypass_watch()
         if trainer.profiler is self._tee:  # type: ignore[attr-defined]
             trainer.profiler = self._tee.inner  # type: ignore[attr-defined]
-        if self._is_attached:
-            others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
-            trainer.callbacks = others  # type: ignore[attr-defined]
+        gone: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
+        trainer.callbacks = [c for c in trainer.callbacks if c not in gone]  # type: ignore[attr-defined]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._close()
@@ -177,6 +189,7 @@ class MeasurementSession(Callback):
         trainer = self._trainer
         if trainer is None:
             return
+        self.facts["unseen_phases"] = self.track.unseen_phases()
         try:
             for observer in self.observers:
                 self._leave_facts(observer, exception)
@@ -331,6 +344,7 @@ class MeasurementSession(Callback):
     def _close_window(self) -> None:
         synchronize(self.device)
         self.facts["window"]["raw_wall_s"] = self.window_elapsed_s
+        self._tail_s = next((s for o in self.observers if (s := o.since_step_s()) is not None), 0.0)
         self.facts["window"]["steps"] = self.window_steps
         self.stage = Stage.DONE
         for observer in self.observers:
@@ -360,6 +374,8 @@ class MeasurementSession(Callback):
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
             self._close_window()
+            # Since the last step the epoch ended, with whatever validation or checkpoint that brought.
+            self.facts["window"]["raw_wall_s"] -= self._tail_s
         if self.probe_kind is not None:
             # Training ended by itself before the probes did.
             for observer in self.observers:

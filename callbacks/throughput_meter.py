@@ -9,39 +9,61 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.session import Observer
 from lmbench.measure.device_state import DeviceSensor, derive_device_state
 from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.subject import count_flops, token_counter, why_no_tokens
 
 
 class ThroughputMeter(Observer):
     """Tokens per second, model FLOP/s, MFU, power and energy per token of the window.
 
-    The module tells its tokens by `tokens_per_batch(batch) -> int` and its FLOPs by `flops_per_token() -> FlopCount`;
-    without them the fields are null, with the reason in `throughput.mfu_reason`.
+    The module, or else its data module, tells the tokens by `tokens_per_batch(batch) -> int`, and the module its FLOPs
+    by `flops_per_token() -> FlopCount | int`. Without the first, tokens are null. Without the second, `lmbench fit`
+    counts on a fake copy of the module when all steps are done; in a Trainer of your own FLOPs are null then, since
+    the counter would run your `training_step` once more. Reasons are left beside the blanks.
 
-    Leaves `window.tokens`, `flops.*` and `device_state.*` (NVML readings at both ends of the window).
+    Leaves `window.tokens`, `window.tokens_reason` and `device_state.*` (NVML readings at both ends of the window).
     """
-
-    def __init__(self) -> None:
-        self._tokens = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        self._tokens = 0
         self._module = pl_module
         self._trainer = trainer
-        self._count_tokens = getattr(pl_module, "tokens_per_batch", None)
+        self._count_tokens = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+        self._tells_flops = callable(getattr(pl_module, "flops_per_token", None))
+        self._sample: tuple[Any, int] | None = None
 
     def run_started(self) -> None:
         self._sensor = DeviceSensor(self.session.device)
+        if self._count_tokens is None:
+            data = self._trainer.datamodule  # type: ignore[attr-defined]
+            self.session.facts["window"]["tokens_reason"] = why_no_tokens(self._module, data)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._count_tokens is not None:
-            self.session.add_tokens(self._count_tokens(batch))
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._count_tokens is not None and batch is not None:
+            tokens = self._count_tokens(batch)
+            self.session.add_tokens(tokens)
+            if self._sample is None and not self._tells_flops and not self.session.only_watches:
+                self._sample = batch, tokens
 
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         if trainer.state.fn != "fit":
-            self.on_train_batch_start(trainer, pl_module, batch, 0)
+            self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
 
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        self.on_train_batch_start(trainer, pl_module, batch, 0)
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
+
+    def count_flops(self, mode: str) -> dict[str, Any]:
+        """Parts of the record's `flops`, counted on the first batch; empty where the module told or nobody can."""
+        if self._sample is None:
+            return {}
+        assert self._trainer.state.fn is not None
+        return count_flops(self._module, mode, self._trainer.state.fn.value, *self._sample)
 
     def before_window(self) -> None:
         self._tokens = 0

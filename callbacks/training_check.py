@@ -4,50 +4,65 @@ from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.session import Observer
 from lmbench.measure.schedule import ProbeKind
-from lmbench.measure.training import MovementSample, gradient_facts, sample_parameters
+from lmbench.measure.training import MovementSample, gradient_facts, gradient_norms
 
 
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and those that did not move after it.
+
+    With several optimizers each one's parameters are looked at before its own step. It takes probe steps, which a
+    Trainer of your own has only with `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
     Leaves `probe.training.*`: `parameters` (trainable tensors), `missing_gradients`, `zero_gradients`,
     `nonfinite_gradients` and `unmoved_parameters` (names; the last is null where no optimizer ran), `gradient_norm`,
     `is_skipped` (the fp16 scaler skipped this step).
     """
 
-    def __init__(self) -> None:
-        self._sample: MovementSample | None = None
-        self._is_on = False
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._module, self._trainer = pl_module, trainer
+        self._sample: MovementSample | None = None
+        self._is_on = False
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._is_on = kind is ProbeKind.TRAINING and self._module.training
+        if self._is_on:
+            # As it is between steps: inside one, `toggle_optimizer` makes parameters look frozen.
+            self._trainable = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+            self._norms: dict[str, float] = {}
+            self._stepped: set[str] = set()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_on:
-            self._leave_gradients(pl_module)
+            self._look({name: p for name, p in self._trainable.items() if name not in self._stepped})
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._is_on:
-            self._leave_gradients(pl_module)
+        if not self._is_on:
+            return
+        # Parameters that no optimizer has are compared too: that they do not move is what there is to find.
+        others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
+        own = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
+        self._look(own)
+        self._stepped |= own.keys()
+        if self._sample is None:
             self._scale = self._loss_scale()
-            self._sample = sample_parameters(pl_module)
+            self._sample = MovementSample()
+        self._sample.add(own)
 
     def _loss_scale(self) -> float:
         plugin = self._trainer.precision_plugin
         return plugin.scaler.get_scale() if isinstance(plugin, MixedPrecision) and plugin.scaler else 1.0
 
-    def _leave_gradients(self, module: LightningModule) -> None:
+    def _look(self, parameters: dict[str, nn.Parameter]) -> None:
+        self._norms |= gradient_norms(parameters)
         training = self.session.facts.setdefault("probe", {}).setdefault("training", {})
-        training.update(gradient_facts(module, self._unscaled_by()))
+        training.update(gradient_facts(self._trainable, self._norms, self._unscaled_by()))
         training.setdefault("unmoved_parameters", None)
 
     def _unscaled_by(self) -> float:
@@ -62,3 +77,7 @@ class TrainingCheck(Observer):
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
             training["is_skipped"] = self._loss_scale() < self._scale
         self._is_on, self._sample = False, None
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from lmbench.interruption import exit_code, listening, received
+from lmbench.measure.milestones import begin
 
 # name: (module, what it does). Every module has `run(args: list[str]) -> int`.
 COMMANDS = {
@@ -15,6 +16,11 @@ COMMANDS = {
     "validate": ("lmbench.bench.run", "measure inference on the validation data"),
     "test": ("lmbench.bench.run", "measure inference on the test data"),
     "show": ("lmbench.commands.show", "print a result again"),
+    "sweep": ("lmbench.commands.sweep", "measure a grid of configurations, each in a process of its own"),
+    "report": ("lmbench.commands.report", "results as tables to paste, as CSV, or as one page with charts"),
+    "upload": ("lmbench.commands.upload", "bring results to W&B, each exactly once"),
+    "compare": ("lmbench.commands.compare", "is B slower than A? ratio with interval, and a verdict for CI"),
+    "noise": ("lmbench.commands.noise", "how far a configuration is from itself: the floor that compare relies on"),
     "overhead": ("lmbench.commands.overhead", "compare a bare loop, a plain Trainer and the harness"),
     "selfcheck": ("lmbench.commands.selfcheck", "show that the numbers are true on this machine"),
 }
@@ -26,25 +32,33 @@ def help_text() -> str:
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
         "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal error, 2 usage,\n"
-        "3 out of memory, 4 a guard failed under --measure.strict, 130 interrupted, 143 terminated."
+        "3 out of memory, 4 a guard failed under --measure.strict, 10 slower, 11 undecided, 12 invalid,\n"
+        "130 interrupted, 143 terminated."
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Ctrl-C and SIGTERM end it with 130 and 143, without a traceback."""
+    begin()
     with listening(until_exit=argv is None):
+        code = 0
         try:
-            return _flushed(_run(sys.argv[1:] if argv is None else argv))
+            code = _run(sys.argv[1:] if argv is None else argv)
         except BaseException:
-            signum = received()
-            if signum is None:
+            if received() is None:
                 raise
+        signum = received()
+        # A command may have taken the exception of a signal for argparse's SystemExit; it is no success.
+        if signum is not None and code == 0:
             print(f"lmbench: stopped by {signal.Signals(signum).name}", file=sys.stderr)
-            return exit_code(signum)
+            code = exit_code(signum)
+        return _flushed(code)
 
 
 def _flushed(code: int) -> int:
     """The exit code, once the output is out. A reader that went away (`| head`) is no failure."""
+    if sys.stdout is None:
+        return code
     try:
         sys.stdout.flush()
     except OSError as error:

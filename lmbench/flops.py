@@ -119,7 +119,7 @@ def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any]
             return func(*args, **(kwargs or {}))
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake_mode):  # type: ignore[no-untyped-call]
+    with FakeCopyMode(fake_mode):
         fake = copy.deepcopy(module, _shared(module))
     _silence(fake)
     fake_batch = tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)

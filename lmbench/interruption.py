@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: they end a run where it stands, but never in the middle of a write.
+"""Ctrl-C, SIGTERM and a terminal that goes away (SIGHUP) end a run where it stands, never in the middle of a write.
 
 Python runs a signal's handler between any two instructions of the main thread. Under `listening` the handler raises at
 that point, also where Lightning would only look after the next batch; inside `held` it waits for the end of the block.
+Only the first signal raises: a second Ctrl-C must not break into the closing of what the first one ended.
 """
 
 from __future__ import annotations
@@ -15,101 +16,121 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-#: A signal that comes so long after another one, while that still waits for a `held` block, ends the process at once.
+#: A further signal ends the process on the spot if the first one has not done so after this time.
 PATIENCE_S = 5.0
 
 # Only these are taken over, and only from their defaults: whoever ignores or handles a signal goes on doing so.
-_DEFAULTS: dict[int, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_DEFAULTS: dict[int, object] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
+# Whose handlers others let raise: PyTorch says so that a loader's process died, and alarms end what takes too long.
+_OTHERS = (signal.SIGCHLD, signal.SIGALRM)
 
 
 class Terminated(SystemExit):
-    """SIGTERM came. A SystemExit like Lightning's own, so that nobody takes it for a failure of the work it ends."""
+    """SIGTERM or SIGHUP came. A SystemExit like Lightning's own: nobody shall take it for a failure of what it ends."""
 
 
 class _State:
     def __init__(self) -> None:
         self.is_listening = False
         self.received: int | None = None
+        self.received_at = 0.0
         self.depth = 0
         self.waiting: int | None = None
-        self.waiting_since = 0.0
 
 
 _state = _State()
 
 
 def received() -> int | None:
-    """The first SIGINT or SIGTERM since `listening` began, None without one."""
+    """The first SIGINT, SIGTERM or SIGHUP since `listening` began, None without one."""
     return _state.received
 
 
 def exit_code(signum: int) -> int:
-    """What a process that a signal ended exits with."""
-    return 128 + signum
+    """What a process that a signal ended exits with: as a shell says it for Ctrl-C, else for SIGTERM."""
+    return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
 
 def interrupt(signum: int) -> None:
     """Raise what a signal raises: KeyboardInterrupt or Terminated."""
-    if signum == signal.SIGTERM:
-        raise Terminated(exit_code(signum))
-    raise KeyboardInterrupt
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Terminated(exit_code(signum))
 
 
 @contextmanager
 def listening(until_exit: bool = False) -> Iterator[None]:
-    """Within, SIGINT raises KeyboardInterrupt and SIGTERM raises Terminated, at once or when a `held` block ends.
+    """Within, SIGINT raises KeyboardInterrupt, the others Terminated, at once or when a `held` block ends.
 
     With `until_exit` what comes afterwards, while Python shuts down, ends the process without a traceback.
     """
     _state.received = _state.waiting = None
-    replaced = _take_over(tuple(_DEFAULTS), _on_signal)
     _state.is_listening = True
+    replaced = _take_over(tuple(_DEFAULTS), _on_signal)
     try:
         yield
     finally:
-        _state.is_listening = False
         for signum, handler in replaced.items():
             signal.signal(signum, _leave if until_exit else handler)
+        _state.is_listening = False
 
 
 class held:
-    """`with held():` makes SIGINT and SIGTERM wait; at the end of the block the first of them raises.
+    """`with held():` makes these signals wait; at the end of the block the first of them raises.
 
-    In somebody else's program, where nobody is listening, Ctrl-C waits too.
+    In somebody else's program, where nobody is listening, Ctrl-C waits too; and so do others' handlers that raise.
     """
 
     def __enter__(self) -> None:
         _state.depth += 1
         self._replaced = _take_over((signal.SIGINT,), _on_signal)
+        self._arrived: list[int] = []
+        self._others = {} if _state.depth > 1 else _take_over(_OTHERS, lambda signum, _: self._arrived.append(signum))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for signum, handler in self._replaced.items():
+        for signum, handler in (self._replaced | self._others).items():
             signal.signal(signum, handler)
         _state.depth -= 1
         if _state.depth == 0 and _state.waiting is not None:
             signum, _state.waiting = _state.waiting, None
             interrupt(signum)
+        for signum in dict.fromkeys(self._arrived):
+            self._others[signum](signum, None)
 
 
 _Handler = Callable[[int, FrameType | None], None]
 
 
 def _take_over(signals: tuple[int, ...], handler: _Handler) -> dict[int, Any]:
-    """Set a handler where there is none yet; returns what was there. Only the main thread can."""
+    """Set a handler where the default, or of `_OTHERS` one in Python, is; returns what was there.
+
+    Only the main thread can.
+    """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    free = [signum for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]]
+    found = {signum: signal.getsignal(signum) for signum in signals}
+    free = [
+        signum for signum, now in found.items() if (now is _DEFAULTS[signum] if signum in _DEFAULTS else callable(now))
+    ]
     return {signum: signal.signal(signum, handler) for signum in free}
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
-    if _state.is_listening and _state.received is None:
-        _state.received = signum
-    if _state.depth == 0:
-        interrupt(signum)
-    elif _state.waiting is None:
-        _state.waiting, _state.waiting_since = signum, time.monotonic()
-    elif time.monotonic() - _state.waiting_since > PATIENCE_S:
+    if not _state.is_listening:
+        _state.waiting = signum
+    elif _state.received is None:
+        _state.received, _state.received_at = signum, time.monotonic()
+        if _state.depth:
+            _state.waiting = signum
+        else:
+            interrupt(signum)
+    elif time.monotonic() - _state.received_at > PATIENCE_S:
         os._exit(exit_code(signum))
 
 

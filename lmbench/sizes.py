@@ -91,6 +91,11 @@ def resolve_shape(
     return replace(_named(size), **overrides, vocab_size=vocab_size)
 
 
+def size_name(shape: ModelShape) -> str | None:
+    """The name of a shape's size, whatever its vocabulary; None for any other shape."""
+    return next((name for name, named in SIZES.items() if replace(named, vocab_size=shape.vocab_size) == shape), None)
+
+
 def _named(size: str) -> ModelShape:
     if size in SIZES:
         return SIZES[size]

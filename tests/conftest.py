@@ -69,6 +69,12 @@ def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:
     return Trainer(callbacks=list(callbacks), **{**QUIET, **flags})
 
 
+@pytest.fixture(autouse=True)
+def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy for W&B takes a second a run; the tests of it turn it on again."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
 @pytest.fixture
 def sleeper() -> Sleeper:
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ MISTAKES = {
     "no GPU": (["--trainer.accelerator", "gpu"], "allowed: cpu, auto"),
     "missing text": (["--data.source", "text", "--data.text_files", '["/nope"]'], "/nope does not exist"),
     "vocabulary under bytes": (["--data.source", "text", "--model.vocab_size", "100"], "need at least 257"),
-    "missing config": (["--config", "nope.yaml"], "does not exist"),
+    "missing config": (["--config", "nope.yaml"], "is no file and no shipped configuration"),
     "no steps": (["--measure.steps", "0"], "must be at least 1"),
     "steps no number": (["--measure.steps", "abc"], "measure.steps is 'abc'; allowed: a whole number"),
     "no batch": (["--data.batch_size", "0"], "batch_size is 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from lmbench.callbacks import Observer, RunRecorder
 from lmbench.report.terminal import print_banner
 
@@ -13,8 +15,7 @@ class Announcement(Observer):
         self._recorder = recorder
 
     def run_started(self) -> None:
-        print_banner(
-            self._recorder.run
-            | {"window": self.session.facts["window"]}
-            | {"compile": self.session.facts.get("compile", {})}
-        )
+        facts = {"window": self.session.facts["window"], "compile": self.session.facts.get("compile", {})}
+        # An output that cannot be written is told of at the end; the measurement goes on.
+        with suppress(OSError):
+            print_banner(self._recorder.run | facts)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import WandbLogger
 
 from lmbench.bench.announcement import Announcement
+from lmbench.bench.board import WANDB_LOGGER, InResultFolder, RunBoard, WandbSettings
+from lmbench.bench.choice import choose
 from lmbench.bench.modes import apply_mode
+from lmbench.bench.refusals import about_checkpoint, refuse
 from lmbench.bench.settings import MeasureSettings
 from lmbench.bench.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.bench.words import check_variables
 from lmbench.callbacks import (
     MeasurementSession,
     MemoryRecorder,
+    Milestones,
     PhaseTimer,
     ProgressLine,
     QuietHost,
@@ -25,6 +33,8 @@ from lmbench.callbacks import (
     TrainingCheck,
 )
 from lmbench.data.datamodule import TokenData
+from lmbench.measure.clock import synchronize
+from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
 
 
@@ -36,11 +46,16 @@ class BenchCLI(LightningCLI):
     def __init__(self, args: list[str], announces: bool = False) -> None:
         self.argv = args
         self.announces = announces
+        self.choice = choose(args, os.environ)
+        model, data = self.choice.model, self.choice.data
         super().__init__(
-            model_class=LanguageModel,
-            datamodule_class=TokenData,
+            # A class that was named is a subclass to the parser, with `class_path` and `init_args`.
+            model_class=LightningModule if model.is_named else LanguageModel,
+            subclass_mode_model=model.is_named,
+            datamodule_class=None if data.used is None else LightningDataModule if data.is_named else TokenData,
+            subclass_mode_data=data.is_named,
             trainer_class=BenchTrainer,
-            trainer_defaults=TRAINER_DEFAULTS,
+            trainer_defaults={**TRAINER_DEFAULTS, "logger": WANDB_LOGGER},
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -56,27 +71,51 @@ class BenchCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(MeasureSettings, "measure")
+        parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_lightning_class_args(PhaseTimer, "timer")
-        parser.link_arguments("data.context_length", "model.context_length")
-        parser.link_arguments("model.vocab_size", "data.vocab_size")
+        for source, target in self.choice.links():
+            parser.link_arguments(source, target)
+
+    def options(self, command: str) -> list[str]:
+        """The command's options, without the arguments of classes that were named."""
+        names = self._subcommand_parsers[command]._option_string_actions
+        return [name[2:] for name in names if name.startswith("--")]
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        command = self.argv[0]
+        check_variables(os.environ, command, self.subcommands(), self.options(command))
         # The warning is about scripts that pass both; here `args` is the command line.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
             super().parse_arguments(parser, args)
 
+    def _parse_ckpt_path(self) -> None:
+        config = self.config[self.config.subcommand]
+        refuse(config)
+        try:
+            super()._parse_ckpt_path()
+        except (UnpicklingError, EOFError, RuntimeError) as error:
+            raise about_checkpoint(config.ckpt_path, error) from error
+
     def before_instantiate_classes(self) -> None:
         self.settings = settings = MeasureSettings(**self.config[self.subcommand].measure.as_dict())
+        if settings.zero_grad == "auto":
+            settings.zero_grad = "after_step" if self.choice.model.is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
+        config = self.config[self.subcommand]
+        self.board = RunBoard(config.trainer, WandbSettings(**config.wandb.as_dict()))
+        self.parser.add_instantiator(self.board.make_logger, WandbLogger, prepend=True)
+        if settings.run_id is not None:
+            # A replay is a run of its own, outside of the sweep that gave this one its place.
+            config.measure.run_id, config.measure.results_dir = None, MeasureSettings.results_dir
         self._dump_config()
         # Without the targets of links: they follow from their sources and may not be set by hand.
         config_yaml = self._parser(self.subcommand).dump(
             self.config[self.subcommand], skip_link_targets=True, skip_none=False
         )
         # From here on a failure has somewhere to be recorded, also that of building the model.
-        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), config_yaml)
+        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), config_yaml, settings.run_id)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
@@ -90,10 +129,12 @@ class BenchCLI(LightningCLI):
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,
+            InResultFolder(self.board, self.recorder),
             *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
+            Milestones(),
             MeasurementSession(settings.schedule()),
         ]
-        return super()._instantiate_trainer(config, callbacks)
+        return super()._instantiate_trainer({**config, "logger": self.board.loggers(config["logger"])}, callbacks)
 
     def _recorded_facts(self) -> dict[str, Any]:
         return {
@@ -104,9 +145,14 @@ class BenchCLI(LightningCLI):
             "matmul_precision": self.settings.matmul_precision,
             "zero_grad": self.settings.zero_grad,
             "strict": self.settings.strict,
+            "wandb": self.board.facts,
         }
 
     def after_instantiate_classes(self) -> None:
+        reach("parsed")
+        # Makes the device's context now, so that its time is not taken for the model's.
+        synchronize(self.trainer.strategy.root_device)
+        reach("device_ready")
         apply_mode(self.model, self.mode, self.settings.zero_grad)
 
     def before_validate(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
+from lmbench.errors import UsageError
+
 
 def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
     """Change, on this instance only, what Lightning's loop does after the forward.
@@ -15,7 +17,19 @@ def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
     `forward`: backward does nothing (the graph is built and dropped). `forward_backward`: the optimizer's step runs
     the closure alone, so gradients are computed and weights stay. With `zero_grad="after_step"` gradients are freed at
     the end of the step instead of between the next forward and backward. Other modes leave the module alone.
+
+    Raises:
+        UsageError: the module optimizes by hand, where nothing of this can be changed from outside.
     """
+    is_changed = mode in ("forward", "forward_backward") or (mode == "train_step" and zero_grad == "after_step")
+    if is_changed and not module.automatic_optimization:
+        given, allowed = ("mode", mode), "train_step"
+        if mode == "train_step":
+            given, allowed = ("zero_grad", zero_grad), "native"
+        raise UsageError(
+            f"measure.{given[0]} is {given[1]}, but {type(module).__name__} optimizes by hand "
+            f"(automatic_optimization is False); allowed: {allowed}"
+        )
     if mode == "forward":
         module.backward = _no_backward  # type: ignore[method-assign]
     if mode in ("forward", "forward_backward"):

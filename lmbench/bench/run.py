@@ -18,8 +18,9 @@ from lmbench.bench.messages import translate
 from lmbench.bench.words import expand_configs, take_flag
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
-from lmbench.interruption import received
-from lmbench.measure.ending import is_usage_error
+from lmbench.interruption import held, received
+from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
+from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
 from lmbench.report.terminal import print_run
 from lmbench.results.encoding import encode
@@ -34,12 +35,20 @@ class _Measurement(BenchCLI):
         _Measurement.latest = self
         super().__init__(args, announces)
 
+    def after_fit(self) -> None:
+        if self.recorder is not None and self.recorder.exit_code is None:
+            # Without a batch Lightning comes back having called no hook of the loop's.
+            raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
+
+    after_validate = after_test = after_fit
+
 
 def run(args: list[str]) -> int:
     """Run `lmbench fit|validate|test` with the given words; returns the exit code.
 
     `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
     """
+    reach("imported")
     _quiet()
     _Measurement.latest = None
     as_json, args = take_flag(args, "--json")
@@ -47,12 +56,15 @@ def run(args: list[str]) -> int:
     try:
         _Measurement(expand_configs(args), announces=not (as_json or is_quiet))
     except BaseException as error:
-        code = _ended_by(error, args[0])
+        with held():
+            code = _ended_by(error, args[0])
         if code is not None:
             return code
     recorder = _recorder()
     assert recorder is not None
-    return _finish(recorder, as_json, is_quiet)
+    code = _finish(recorder, as_json, is_quiet)
+    _close_board(recorder, is_loud=not (as_json or is_quiet))
+    return code
 
 
 def _ended_by(error: BaseException, command: str) -> int | None:
@@ -92,10 +104,15 @@ def _before_anything(error: BaseException) -> int:
 
 def _as_usage_error(error: BaseException, command: str) -> BaseException:
     """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
+    if isinstance(error, ValueError) and "Union subtypes" in str(error) and error.__cause__ is not None:
+        # jsonargparse's wrapping of whatever the constructor of a user's class raised.
+        return _as_usage_error(error.__cause__, command)
     if isinstance(error, ArgumentError):
         return UsageError(translate(str(error), _options(command)))
-    if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
-        return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()}")
+    if isinstance(error, UnicodeDecodeError) and _recorder() is None:
+        return UsageError(f"a configuration file is no text: {error.reason} at byte {error.start}")
+    if is_of_other_checkpoint(error):
+        return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
     return error
 
 
@@ -113,10 +130,10 @@ def _recorder() -> RunRecorder | None:
 
 def _options(command: str) -> list[str]:
     measurement = _Measurement.latest
-    parser = getattr(measurement, "_subcommand_parsers", {}).get(command)
-    if parser is None:
+    if measurement is None or command not in getattr(measurement, "_subcommand_parsers", {}):
         return []
-    return [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    named = [part for part in (measurement.choice.model, measurement.choice.data) if part.is_named]
+    return [option for part in named for option in part.options()] + measurement.options(command)
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
@@ -134,9 +151,25 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
             print(recorder.folder.path)
         else:
             print_run(recorder.run, recorder.folder.path, with_banner=False)
+    except BrokenPipeError:
+        # Whoever read the output has enough of it.
+        return int(recorder.exit_code)
     except Exception as fault:
         if not isinstance(fault, OSError):
             traceback.print_exc()
         print(f"lmbench: the result could not be printed ({fault}); it is in {recorder.folder.path}", file=sys.stderr)
         return int(recorder.exit_code or ExitCode.INTERNAL)
     return int(recorder.exit_code)
+
+
+def _close_board(recorder: RunRecorder, is_loud: bool) -> None:
+    """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
+    assert _Measurement.latest is not None
+    assert recorder.folder is not None
+    closed = _Measurement.latest.board.close(recorder.folder.path, recorder.run["outcome"] == "interrupted")
+    if closed is None:
+        return
+    if closed.is_problem:
+        print(f"lmbench: {closed.line}", file=sys.stderr)
+    elif is_loud:
+        print(f"W&B          {closed.line}")

@@ -24,9 +24,11 @@ class MeasureSettings:
         probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
         matmul_precision: float32 matrix products: highest is fp32, high is TF32.
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
-            and backward), which keeps them alive through the forward.
+            and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
+            native for yours, which is measured as it is.
         gc_in_window: leave Python's garbage collection on in the window.
         results_dir: where result folders go.
+        run_id: the result folder's name; by default one of its own is made up.
         strict: exit with 4 when a guard fails.
     """
 
@@ -36,9 +38,10 @@ class MeasureSettings:
     min_window_s: float = 3.0
     probe_steps: int = 10
     matmul_precision: Literal["highest", "high"] = "highest"
-    zero_grad: Literal["after_step", "native"] = "after_step"
+    zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gc_in_window: bool = False
     results_dir: str = "results"
+    run_id: str | None = None
     strict: bool = False
 
     def schedule(self) -> Schedule:

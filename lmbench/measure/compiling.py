@@ -25,7 +25,8 @@ class CompileOptions:
         dynamic: shapes that may change without a new graph; false gives every shape its own.
         regional: compile each block by itself (fast to compile) instead of the whole network.
         backend: torch.compile's backend.
-        cache: private starts from an empty cache, so that the cold time is one; shared uses what is on the disk.
+        cache: private starts from an empty cache, so that the cold time is one (the folder that TORCHINDUCTOR_CACHE_DIR
+            names if it is empty, else a temporary one); shared uses what is on the disk.
     """
 
     mode: CompileMode = "default"
@@ -61,6 +62,12 @@ def compile_in_place(module: LightningModule, options: CompileOptions) -> list[s
         else:
             _compile_call(target, options)
     return [names.get(id(target), type(target).__name__) for target in targets]
+
+
+def empty_cache() -> str | None:
+    """The folder that was set for this process's cache, if nothing is in it: then it is as good as a private one."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return folder if folder and not (Path(folder).is_dir() and any(Path(folder).iterdir())) else None
 
 
 def use_cache(folder: str) -> None:

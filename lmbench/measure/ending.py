@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lmbench.errors import ExitCode, UsageError
-from lmbench.interruption import Terminated, received
+from lmbench.interruption import Terminated, exit_code, received
 from lmbench.measure.oom import out_of_memory
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
@@ -30,7 +30,12 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is the user's mistake: a line says it all."""
-    return isinstance(exception, UsageError | MisconfigurationException)
+    return isinstance(exception, UsageError | MisconfigurationException) or is_of_other_checkpoint(exception)
+
+
+def is_of_other_checkpoint(exception: BaseException) -> bool:
+    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`)."""
+    return isinstance(exception, RuntimeError) and str(exception).startswith("Error(s) in loading state_dict")
 
 
 def judge(exception: BaseException, phase: str) -> Ending:
@@ -43,16 +48,17 @@ def judge(exception: BaseException, phase: str) -> Ending:
         facts = error_facts(type(exception).__name__, memory.message, phase)
         facts.update(requested_bytes=memory.requested_bytes, where=memory.where)
         return Ending("oom", ExitCode.OUT_OF_MEMORY, facts)
-    exit_code = ExitCode.USAGE if is_usage_error(exception) else ExitCode.INTERNAL
-    return Ending("error", exit_code, error_facts(type(exception).__name__, str(exception), phase))
+    if isinstance(exception, SystemExit):
+        return failed("SystemExit", f"somebody's code asked to exit with {exception.code}", phase)
+    code = ExitCode.USAGE if is_usage_error(exception) else ExitCode.INTERNAL
+    return Ending("error", code, error_facts(type(exception).__name__, str(exception), phase))
 
 
 def interrupted(signum: int, phase: str) -> Ending:
     """The ending of a run that a signal ended."""
     name = signal.Signals(signum).name
     facts = error_facts(name, f"stopped by {_SIGNAL_NAMES.get(signum, name)}", phase)
-    exit_code = ExitCode.TERMINATED if signum == signal.SIGTERM else ExitCode.INTERRUPTED
-    return Ending("interrupted", exit_code, facts)
+    return Ending("interrupted", ExitCode(exit_code(signum)), facts)
 
 
 def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:
@@ -62,7 +68,11 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
 
 def error_facts(kind: str, message: str, phase: str | None) -> dict[str, Any]:
     """The record's `error`."""
-    line = " ".join(message.split())[:2000]
+    lines = [line for line in message.splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in message:
+        # Of another process: its first line says which, its last one what happened.
+        lines = [lines[0], lines[-1]]
+    line = " ".join(" ".join(lines).split())[:2000]
     return {"kind": kind, "message": line, "phase": phase, "requested_bytes": None, "where": None}
 
 

@@ -27,7 +27,7 @@ _DEVICE = re.compile(
 
 #: The same for the host's memory; cuDNN has a name of its own for that.
 _HOST = re.compile(
-    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
+    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc"
     r"|[Uu]nable to allocate [\d.]+ ?[KMGTPE]?i?(?:B|bytes?) for an array"
     r"|[Uu]nable to mmap \d+ bytes[^\n]*Cannot allocate memory"
     r"|CUDNN_STATUS_\w*HOST_ALLOCATION_FAILED"

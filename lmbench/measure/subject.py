@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 
-from lmbench.flops import FlopCount, mode_multiplier
+from lmbench.errors import UsageError
+from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
 from lmbench.hardware import peak_flops
+
+OWN_SOURCE = "the module's own flops_per_token()"
+
+
+def class_name(value: object) -> str:
+    """The dotted name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def describe_model(module: LightningModule) -> dict[str, Any]:
     """Class, parameter counts, and whatever the module's own `describe() -> dict` adds (its shape, say)."""
     parameters = list(module.parameters())
-    own = getattr(module, "describe", None)
     return {
-        "name": f"{type(module).__module__}.{type(module).__qualname__}",
+        "name": class_name(module),
         "parameter_count": sum(p.numel() for p in parameters),
         "trainable_parameter_count": sum(p.numel() for p in parameters if p.requires_grad),
-        **(own() if callable(own) else {}),
-    }
-
-
-def describe_flops(
-    module: LightningModule, mode: str, precision: str, matmul_precision: str, gpu_name: str | None
-) -> dict[str, Any]:
-    """Model FLOPs per token for the mode, from the module's `flops_per_token() -> FlopCount`, and the device's peak.
-
-    Every figure is null where nobody knows it.
-    """
-    tell = getattr(module, "flops_per_token", None)
-    count: FlopCount | None = tell() if callable(tell) else None
-    multiplier = mode_multiplier(mode)
-    causal = count.causal_per_token_flops if count else None
-    peak = peak_flops(gpu_name, precision, matmul_precision) if gpu_name else None
-    return {
-        "per_token_flops": count.per_token_flops * multiplier if count else None,
-        "causal_per_token_flops": causal * multiplier if causal is not None else None,
-        "multiplier": multiplier,
-        "source": count.source if count else None,
-        "peak_flops_per_s": peak.flops_per_s if peak else None,
-        "peak_source": peak.source if peak else None,
+        **_own_description(module),
     }
 
 
@@ -48,9 +36,112 @@ def describe_data(trainer: Trainer) -> dict[str, Any]:
     """What the data module's own `describe() -> dict` says; at least its class."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if data is None:
-        return {"source": "the module's own loaders"}
-    tell = getattr(data, "describe", None)
+        return {"source": "loaders without a data module"}
+    return {"name": class_name(data), **_own_description(data)}
+
+
+def _own_description(subject: object) -> Mapping[str, Any]:
+    """The answer to `describe()`. Only where it is one: a stranger's method of that name may be anything."""
+    tell = getattr(subject, "describe", None)
+    if not callable(tell):
+        return {}
+    try:
+        answer = tell()
+    except TypeError:
+        return {}
+    return answer if isinstance(answer, Mapping) else {}
+
+
+def describe_flops(
+    module: LightningModule, mode: str, precision: str, matmul_precision: str, gpu_name: str | None
+) -> dict[str, Any]:
+    """Model FLOPs per token for the mode, from the module's `flops_per_token()`, and the device's peak.
+
+    Every figure is null where nobody knows it.
+
+    Raises:
+        UsageError: `flops_per_token()` returned neither a FlopCount nor a whole number.
+    """
+    count = own_flop_count(module)
+    peak = peak_flops(gpu_name, precision, matmul_precision) if gpu_name else None
     return {
-        "name": f"{type(data).__module__}.{type(data).__qualname__}",
-        **(tell() if callable(tell) else {}),
+        **_counted(count, mode),
+        "reason": None if count else f"{type(module).__name__} has no flops_per_token()",
+        "peak_flops_per_s": peak.flops_per_s if peak else None,
+        "peak_source": peak.source if peak else None,
     }
+
+
+def _counted(count: FlopCount | None, mode: str) -> dict[str, Any]:
+    multiplier = mode_multiplier(mode)
+    causal = count.causal_per_token_flops if count else None
+    return {
+        "per_token_flops": count.per_token_flops * multiplier if count else None,
+        "causal_per_token_flops": causal * multiplier if causal is not None else None,
+        "multiplier": multiplier,
+        "source": count.source if count else None,
+    }
+
+
+def own_flop_count(module: nn.Module) -> FlopCount | None:
+    """FLOPs of one forward pass per token by the module's `flops_per_token() -> FlopCount | int`, if it has one.
+
+    Raises:
+        UsageError: it returned something else.
+    """
+    tell = getattr(module, "flops_per_token", None)
+    if not callable(tell):
+        return None
+    answer = tell()
+    if isinstance(answer, FlopCount):
+        return answer
+    flops = _whole_number(answer, f"{type(module).__name__}.flops_per_token()")
+    return FlopCount(flops, None, OWN_SOURCE)
+
+
+def count_flops(module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> dict[str, Any]:
+    """The count's part of `describe_flops` for a module that does not tell: by the counter, on a fake copy.
+
+    `stage` is fit, validate or test: whose step is counted. Where nothing can be counted, `reason` says why.
+    """
+    try:
+        if stage == "fit" and not module.automatic_optimization:
+            raise UncountableError("a training_step that optimizes by hand is more than a forward pass")
+        multiplier = mode_multiplier(mode)
+        if multiplier > 1 and not all(p.requires_grad for p in module.parameters()):
+            raise UncountableError("with frozen parameters a training step is not three forward passes")
+        name = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}[stage]
+        count = counter_flops(module, batch, tokens, lambda fake, inputs: call_step(getattr(fake, name), inputs))
+    except UncountableError as error:
+        advice = f"give {type(module).__name__} a flops_per_token()"
+        return {"reason": f"{error}; {advice}"}
+    return {**_counted(count, mode), "reason": None}
+
+
+def token_counter(module: LightningModule, data: object) -> Callable[[Any], int] | None:
+    """Tokens of a batch by `tokens_per_batch(batch) -> int` of the module, else of its data; None without either.
+
+    Nothing is derived from a batch's shape: what of it is a token (padding, images, labels) only its owner knows. The
+    function returned raises UsageError for an answer that is no whole number.
+    """
+    for owner in (module, data):
+        tell = getattr(owner, "tokens_per_batch", None)
+        if callable(tell):
+            name = f"{type(owner).__name__}.tokens_per_batch(batch)"
+            return lambda batch: _whole_number(tell(batch), name)
+    return None
+
+
+def why_no_tokens(module: LightningModule, data: object) -> str:
+    """The reason for a blank, where `token_counter` finds nobody who counts."""
+    owners = [type(owner).__name__ for owner in (module, data) if owner is not None]
+    if len(owners) == 1:
+        return f"{owners[0]} has no tokens_per_batch(batch)"
+    return f"neither {owners[0]} nor {owners[1]} has tokens_per_batch(batch)"
+
+
+def _whole_number(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} returned {value!r}; it must return a whole number") from None

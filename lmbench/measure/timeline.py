@@ -136,15 +136,22 @@ class Timeline:
         if not self.clock.has_lag:
             return None
         mark = self._mark("other")
-        while not self.clock.is_reached(mark.stamp):
-            pass
         assert not self._pending, "steps not drained yet"
-        self._device_s += self.clock.seconds(self._marks[-1].stamp, mark.stamp)
+        self._device_s += self._since_step_s(mark)
         elapsed_s = (mark.host_ns - self._base_host_ns) * 1e-9
         self._marks = [mark]
         if elapsed_s > 0:
             self.drift += self._lag(mark) / elapsed_s
         return self.drift
+
+    def since_step_s(self) -> float:
+        """Device seconds from the end of the last step to now, on an idle device."""
+        return self._since_step_s(self._mark("other"))
+
+    def _since_step_s(self, mark: Mark) -> float:
+        while not self.clock.is_reached(mark.stamp):
+            pass
+        return sum(self.clock.seconds(start.stamp, end.stamp) for start, end in pairwise([*self._marks, mark]))
 
 
 def step_record(spans: StepSpans) -> dict[str, Any]:

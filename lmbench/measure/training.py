@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+Parameters = Mapping[str, nn.Parameter]
 
-def gradient_facts(module: nn.Module, scale: float = 1.0) -> dict[str, Any]:
-    """What the gradients of a module's trainable parameters are like, before clipping. Synchronizes.
+
+def gradient_norms(parameters: Parameters) -> dict[str, float]:
+    """The 2-norm of each parameter's gradient, by name, where there is one. Synchronizes."""
+    return {
+        name: float(torch.linalg.vector_norm(p.grad, dtype=torch.float32))
+        for name, p in parameters.items()
+        if p.grad is not None
+    }
+
+
+def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> dict[str, Any]:
+    """What the gradients of the `trainable` parameters are like, from their norms.
 
     Names of parameters without a gradient (`missing_gradients`), with one that is zero everywhere (`zero_gradients`)
     or not finite (`nonfinite_gradients`), their number, and the 2-norm of all gradients together, divided by `scale`.
     """
-    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    norms = {
-        name: float(torch.linalg.vector_norm(p.grad, dtype=torch.float32))
-        for name, p in trainable.items()
-        if p.grad is not None
-    }
     return {
         "parameters": len(trainable),
         "missing_gradients": [name for name in trainable if name not in norms],
@@ -35,9 +41,9 @@ def gradient_facts(module: nn.Module, scale: float = 1.0) -> dict[str, Any]:
 class MovementSample:
     """One element of each parameter, the one with the largest gradient, as it was before the update."""
 
-    parameters: dict[str, nn.Parameter]
-    indices: dict[str, int]
-    before: dict[str, torch.Tensor]
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    indices: dict[str, int] = field(default_factory=dict)
+    before: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def unmoved(self) -> list[str]:
         """Parameters whose sampled element is what it was."""
@@ -47,13 +53,13 @@ class MovementSample:
             if torch.equal(self.parameters[name].detach().reshape(-1)[index], self.before[name])
         ]
 
-
-def sample_parameters(module: nn.Module) -> MovementSample:
-    """Remember, for each parameter with a gradient, its element with the largest gradient. Synchronizes."""
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad and p.grad is not None}
-    indices = {n: _largest(p.grad) for n, p in parameters.items() if p.grad is not None}
-    before = {n: p.detach().reshape(-1)[indices[n]].clone() for n, p in parameters.items()}
-    return MovementSample(parameters, indices, before)
+    def add(self, parameters: Parameters) -> None:
+        """Remember, for each new parameter with a gradient, its element with the largest one. Synchronizes."""
+        for name, parameter in parameters.items():
+            if name not in self.indices and parameter.grad is not None:
+                index = _largest(parameter.grad)
+                self.parameters[name], self.indices[name] = parameter, index
+                self.before[name] = parameter.detach().reshape(-1)[index].clone()
 
 
 def _largest(gradient: torch.Tensor) -> int:

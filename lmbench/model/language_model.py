@@ -13,7 +13,7 @@ from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import attention_kind, check_attention
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape
+from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape, size_name
 
 # "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
 ADAMW_FLAGS: dict[str, dict[str, bool]] = {
@@ -31,7 +31,7 @@ class LanguageModel(LightningModule):
     logging, no host sync.
 
     Args:
-        size: a named size; the dimensions below override it one by one.
+        size: a named size; the dimensions below override it one by one. With null all of them are needed.
         d_model: width of the residual stream.
         d_ff: width of the feed-forward layer.
         num_layers: number of blocks.
@@ -55,7 +55,7 @@ class LanguageModel(LightningModule):
     def __init__(
         self,
         *,
-        size: str = "small",
+        size: str | None = "small",
         d_model: int | None = None,
         d_ff: int | None = None,
         num_layers: int | None = None,
@@ -135,7 +135,7 @@ class LanguageModel(LightningModule):
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
         return {
-            "size": self.size,
+            "size": size_name(self.shape),
             **asdict(self.shape),
             "attention": self.attention,
             "optimizer": f"AdamW {self.optimizer}",

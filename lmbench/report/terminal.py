@@ -23,10 +23,17 @@ _STATUSES = ("pass", "warn", "fail", "n/a")
 _STATISTICS = ("mean_s", "std_s", "median_s", "min_s", "max_s")
 
 
+class _Console(Console):
+    """Goes quiet when its reader goes away (`| head`), where rich's own would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def make_console(stream: Any = None) -> Console:
     """A console that stays readable in a log file: never wider than 100 columns, no colour unless on a terminal."""
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
-    return Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
+    return _Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
 
 
 def print_run(run: Record, path: Path, console: Console | None = None, with_banner: bool = True) -> None:
@@ -128,12 +135,17 @@ def phase_table(run: Record) -> Table:
 
 
 def figures(run: Record) -> list[str]:
-    """Throughput, MFU, memory, power and loss, a line each where known."""
+    """Unseen phases, throughput, MFU, memory, power and loss, a line each where there is something to say."""
     rate, memory, state = run.get("throughput", {}), run.get("memory", {}), run.get("device_state", {})
     loss = run.get("loss", {})
     lines = []
+    if run.get("unseen_phases"):
+        unseen = ", ".join(run["unseen_phases"])
+        lines.append(f"unseen       {unseen}: the module optimizes by hand; their time is in other, a step is a batch")
     if rate.get("tokens_per_s"):
         lines.append(f"throughput   {rate['tokens_per_s']:,.0f} tokens/s")
+    elif run.get("window", {}).get("tokens_reason"):
+        lines.append(f"throughput   no tokens/s: {run['window']['tokens_reason']}")
     if rate.get("mfu_fraction") is not None:
         causal = rate.get("mfu_causal_fraction")
         half = f" ({percent(causal)} with causal attention counted half)" if causal is not None else ""

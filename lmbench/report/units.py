@@ -35,3 +35,42 @@ def count(number: int | None) -> str:
         if number >= size:
             return f"{number / size:.4g}{unit}"
     return str(number)
+
+
+def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
+    """`50.59 ± 0.12` in ms, both with the mean's decimals; the mean alone where there is no spread."""
+    text = milliseconds(mean_s)
+    if mean_s is None or std_s is None:
+        return text
+    decimals = len(text.partition(".")[2])
+    return f"{text} ± {std_s * 1e3:,.{decimals}f}"
+
+
+def seconds(value_s: float | None) -> str:
+    """Seconds with one decimal from 10 on, two below."""
+    return MISSING if value_s is None else f"{value_s:,.{1 if abs(value_s) >= 10 else 2}f}"
+
+
+def gib_number(size_bytes: float | None) -> str:
+    """GiB (2^30 bytes) without its unit, for a column that names it; three decimals under 1."""
+    if size_bytes is None:
+        return MISSING
+    value = size_bytes / 2**30
+    return f"{value:.{3 if abs(value) < 1 else 2}f}"
+
+
+def whole(value: float | None) -> str:
+    """A whole number, thousands apart."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio as `1.27x`."""
+    return MISSING if ratio is None else f"{ratio:.2f}x"
+
+
+def signed(value: float | None) -> str:
+    """A small difference with its sign, two significant digits: `+0.0031`, `0`."""
+    if value is None:
+        return MISSING
+    return "0" if value == 0 else f"{value:+.2g}"

@@ -49,5 +49,6 @@ def _why_no_mfu(run: Record, flops: Record) -> str | None:
         device = (run.get("environment", {}).get("gpu") or {}).get("name") or run.get("device_type")
         return f"no datasheet peak known for {device} in {run.get('precision')}"
     if flops.get("per_token_flops") is None:
-        return "the module does not tell its FLOPs"
-    return None
+        return str(flops.get("reason") or "the module does not tell its FLOPs")
+    reason: str | None = run["window"].get("tokens_reason")
+    return reason

@@ -18,6 +18,7 @@ _WINDOW = group(
         ("skipped_count", "count", "skipped", "Steps the fp16 scaler skipped; in no statistic.", "down"),
         ("short_count", "count", "short", "Steps with fewer micro-batches than a full one; in no statistic."),
         ("tokens", "count", "tokens", "Tokens of all steps, micro-batches and ranks."),
+        ("tokens_reason", "text", "no tokens because", "Why `tokens` is not known, where it is not."),
         ("wall_s", "s", "wall", "Wall time between the two synchronizes, `excluded_s` subtracted; clocked apart from the steps."),
         ("steps_sum_s", "s", "sum of steps", "Sum of `step_s` over the window."),
         ("excluded_s", "s", "excluded", "Validation, checkpoints and record writing within the window, already subtracted."),

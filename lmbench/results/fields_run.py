@@ -30,6 +30,7 @@ _RUN = group(
         ("config", "tree", "config", "The full resolved configuration."),
         ("world_size", "count", "ranks", "Number of processes that trained together."),
         ("repairs", "tree", "repairs", "What of Lightning was changed for this run, each with its reason."),
+        ("wandb", "tree", "W&B", "Where W&B files the run, and whether it is uploaded when closed; null without a WandbLogger."),
         ("guards", "tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice."),
     ),
 )  # fmt: skip
@@ -116,4 +117,61 @@ _DATA = group(
 
 _DATA_TREE = group("Data", "run", (("data", "tree", "data", "What the data module says of itself."),))
 
-RUN_FACT_FIELDS = (*_RUN, *_SETTINGS, *_MODEL, *_FLOPS, *_DATA, *_DATA_TREE)
+_SWEEP = group(
+    "Sweep",
+    "run",
+    (
+        ("name", "text", "sweep", "Name of the sweep."),
+        ("cell", "text", "cell", "The cell's id: its values, and a digest of everything that makes it up."),
+        ("axes", "tree", "axes", "The cell's value of every axis."),
+        ("repeat", "index", "repeat", "Which repeat of the cell, from 0."),
+        ("attempt", "count", "attempt", "How often this repeat was begun, up to the run recorded here."),
+        ("environment", "text", "environment", "Name of the environment that it ran in, null for the sweep's own."),
+        ("engine", "text", "engine", "`forkserver`: forked from a process that had everything imported; `exec`: a new interpreter."),
+    ),
+    prefix="sweep.",
+)  # fmt: skip
+
+_COST = group(
+    "Sweep",
+    "run",
+    (
+        ("total_s", "s", "total", "From the start of the cell's process to its end, as the sweep clocked it.", "down"),
+        ("overhead_s", "s", "overhead", "`total_s` without warm-up and window, but with the compilation in the first step.", "down"),
+        ("start_s", "s", "start", "The process and its interpreter.", "down"),
+        ("import_s", "s", "import", "Importing PyTorch, Lightning and lmbench.", "down"),
+        ("parse_s", "s", "parse", "Understanding the command line.", "down"),
+        ("device_s", "s", "device", "Making the device's context.", "down"),
+        ("build_s", "s", "build", "Data, model and optimizer.", "down"),
+        ("capture_s", "s", "capture", "Recording the environment, and compiling's own preparation.", "down"),
+        ("first_step_s", "s", "first step", "Step 0, with what it compiles or loads.", "down"),
+        ("compile_s", "s", "compile", "`first_step_s` without a step of the window, where torch.compile is on.", "down"),
+        ("warmup_s", "s", "warm-up", "The other steps before the window.", "down"),
+        ("window_s", "s", "window", "The window, its pauses included.", "down"),
+        ("probe_s", "s", "probe", "Probe steps.", "down"),
+        ("close_s", "s", "close", "Summary, guards, writing.", "down"),
+        ("exit_s", "s", "exit", "From the last writing to the process's end.", "down"),
+    ),
+    prefix="sweep.cost.",
+)  # fmt: skip
+
+_MILESTONES = group(
+    "Milestones",
+    "run",
+    (
+        ("started_s", "s", "started", "Python is up. All milestones: seconds since the process began, to 10 ms."),
+        ("imported_s", "s", "imported", "Everything is imported."),
+        ("parsed_s", "s", "parsed", "The command line is understood."),
+        ("device_ready_s", "s", "device ready", "The device has its context."),
+        ("built_s", "s", "built", "Data, model and optimizer are there."),
+        ("ready_s", "s", "ready", "The first batch is about to be fetched."),
+        ("first_step_s", "s", "first step", "Step 0 was issued (compiled: has ended on the device)."),
+        ("window_opened_s", "s", "window opened", "The window's begin."),
+        ("window_closed_s", "s", "window closed", "The window's end."),
+        ("stepped_s", "s", "stepped", "The last step, probes included, is over."),
+        ("closed_s", "s", "closed", "The record was complete."),
+    ),
+    prefix="milestones.",
+)
+
+RUN_FACT_FIELDS = (*_RUN, *_SETTINGS, *_MODEL, *_FLOPS, *_DATA, *_DATA_TREE, *_SWEEP, *_COST, *_MILESTONES)

@@ -46,6 +46,8 @@ def window_identity(run: Record, steps: Sequence[Record]) -> Guard:
 def window_complete(run: Record, steps: Sequence[Record]) -> Guard:
     """Warns if the window has fewer steps, or is shorter, than was asked for; fails if it has none."""
     name = "window_complete"
+    if run.get("outcome") not in (None, "ok"):
+        return not_applicable(name, f"the run's outcome is {run['outcome']}")
     asked, asked_s = number(run, "window.requested_steps"), number(run, "window.requested_s") or 0.0
     count, wall_s = number(run, "window.steps"), number(run, "window.wall_s")
     lasted_s = None if wall_s is None else wall_s + (number(run, "window.excluded_s") or 0.0)
@@ -67,6 +69,8 @@ def window_complete(run: Record, steps: Sequence[Record]) -> Guard:
 def probe_steps(run: Record, steps: Sequence[Record]) -> Guard:
     """Warns if the steps after the window, which look inside it, ended too soon."""
     name = "probe_steps"
+    if run.get("outcome") not in (None, "ok"):
+        return not_applicable(name, f"the run's outcome is {run['outcome']}")
     is_complete, error = lookup(run, "probe.is_complete"), lookup(run, "probe.error")
     if is_complete is None:
         return not_applicable(name, "no probe steps were taken")
@@ -135,6 +139,8 @@ def other_share(run: Record, steps: Sequence[Record]) -> Guard:
     """Warns if `other` is over 2 % of a device-bound step (in a host-bound one it is the host's time)."""
     name = "other_share"
     share = number(run, "phases.other.share_fraction")
+    if run.get("unseen_phases"):
+        return not_applicable(name, f"it holds phases that cannot be told apart ({', '.join(run['unseen_phases'])})")
     if run.get("device_type") != "cuda" or share is None:
         return not_applicable(name, "not a CUDA device" if share is not None else "no steps were measured")
     verdicts = lookup(run, "probe.verdicts") or {}

@@ -35,8 +35,8 @@ class Run:
         return self.path.name
 
 
-def load_run(path: str | Path) -> Run:
-    """Read a run's folder (or the run.json in it).
+def load_run(path: str | Path, with_steps: bool = True) -> Run:
+    """Read a run's folder (or the run.json in it), without its steps where the summary is enough.
 
     A torn last line of steps.jsonl is what a kill leaves and is ignored; any other unreadable line is damage,
     and the rest is kept. Raises UsageError for a folder that is no result and for a result of another schema
@@ -48,7 +48,7 @@ def load_run(path: str | Path) -> Run:
     if not is_run_folder(folder):
         raise UsageError(f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder")
     run, run_damage = _read_run(folder)
-    steps, steps_damage = _read_steps(folder / STEPS_FILE)
+    steps, steps_damage = _read_steps(folder / STEPS_FILE) if with_steps else ([], None)
     damage = "; ".join(filter(None, (run_damage, steps_damage)))
     return Run(folder, run, steps, _outcome(run), damage or None)
 

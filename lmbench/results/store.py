@@ -65,13 +65,16 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    def reserve(self, size_bytes: int = 64 * 1024) -> None:
+    def reserve(self) -> None:
         """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
         path = self.path / RESERVE_FILE
-        try:
-            path.write_bytes(bytes(size_bytes))
-        except OSError:
-            self.release()
+        for size_kib in (64, 32, 16, 8):
+            try:
+                path.write_bytes(bytes(size_kib * 1024))
+            except OSError:
+                self.release()
+            else:
+                return
 
     def release(self) -> None:
         """Give the reserved space back; may be called again."""

@@ -1,0 +1,97 @@
+"""`lmbench compare A B`: the ratio of two results with its interval, and a verdict with its reasons."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+
+from lmbench.errors import ExitCode, UsageError
+from lmbench.report.comparison import markdown, print_comparison
+from lmbench.report.terminal import make_console
+from lmbench.results.comparison import compare
+from lmbench.results.comparison_record import as_record
+from lmbench.results.verdict import DEFAULT_TOLERANCE_FRACTION
+
+DESCRIPTION = """\
+Compares B with A, step time first, then phases and memory. A side is a run, a folder
+of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or some cells of a sweep
+(SWEEP@AXIS=VALUE,AXIS=VALUE). Cells of both sides meet by their axes; what is constant
+on each side and differs between them is what is compared.
+
+One process is one sample, so a verdict takes 3 repeats a side: `same` if the 95 %
+interval of the ratio lies within the gate, `faster` or `slower` if it excludes 1 and
+the change is above the A/A noise floor of `lmbench noise`, else `undecided`. `invalid`
+if something else differs (GPU, flags, host where it counts) or a guard failed.
+
+exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
+
+_PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
+
+
+def run(args: list[str]) -> int:
+    """Compare and print; the exit code is the verdict's."""
+    try:
+        options = _parse(args[1:])
+        found = compare(options.a, options.b, options.tolerance, options.about)
+    except (UsageError, argparse.ArgumentError) as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except SystemExit as ended:
+        # argparse ends this way after `--help`.
+        return ExitCode.OK if not ended.code else ExitCode.USAGE
+    if options.json:
+        print(json.dumps(as_record(found), indent=1))
+    elif options.markdown:
+        print(markdown(found), end="")
+    else:
+        print_comparison(found, make_console())
+    return found.exit_code
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lmbench compare",
+        usage="lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    default = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
+    # argparse takes `%` in a help text for a format.
+    parser.add_argument("results", nargs="*", metavar="A B", help="before and after; ratios are B / A")
+    parser.add_argument("--gate", default=default, help="changes up to this count as none (default 1%%)")
+    parser.add_argument(
+        "--about",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and "
+        "nothing else may; may be given again",
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
+    parser.add_argument("--markdown", action="store_true", help="tables to paste")
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}; `lmbench compare -h` lists them")
+    if len(options.results) != 2:
+        raise UsageError(f"compare takes two results, A and B; {len(options.results)} given")
+    if options.json and options.markdown:
+        raise UsageError("--json and --markdown are two forms of one output; give one")
+    options.a, options.b = options.results
+    options.tolerance = parse_gate(options.gate)
+    return options
+
+
+def parse_gate(text: str) -> float:
+    """A percentage such as `2%` as a fraction. Raises UsageError for anything else, and outside 0 to 100 %."""
+    match = _PERCENTAGE.fullmatch(text)
+    try:
+        value = float(match[1]) / 100 if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"--gate is {text!r}; give a percentage above 0% and below 100%, such as 2%")
+    return value

@@ -1,0 +1,95 @@
+"""`lmbench noise RESULTS...`: the A/A noise floor that `compare` relies on, from repeats of one configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lmbench.bench.arms import ArmFailed, run_fit
+from lmbench.errors import ExitCode, UsageError
+from lmbench.report.noise import print_noise
+from lmbench.report.terminal import make_console
+from lmbench.results.noise import MIN_NOISE_REPEATS, NOISE_SCHEMA_VERSION, store_noise
+from lmbench.results.noise_survey import Survey, survey
+
+DESCRIPTION = f"""\
+Measures how far a configuration is from itself when nothing was changed, and stores
+it as noise.json beside the results, by host, device and settings; `lmbench compare`
+finds it there. Takes {MIN_NOISE_REPEATS} repeats of a configuration or more, in any folder of runs
+or sweep. With --run it makes them: every option of `lmbench fit`, such as --config,
+goes to fresh processes, one after the other."""
+
+
+def run(args: list[str]) -> int:
+    """Measure, store and print; returns the exit code: 2 if no configuration has repeats enough."""
+    try:
+        options = _parse(args[1:])
+        results = [str(_repeat(options))] if options.run else options.results
+        found = survey(results)
+        _store(found, Path(options.results_dir).resolve() if options.run else found.folder)
+    except (UsageError, argparse.ArgumentError) as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except ArmFailed as failure:
+        print(f"lmbench: noise: {failure}", file=sys.stderr)
+        return failure.exit_code
+    except SystemExit as ended:
+        # argparse ends this way after `--help`.
+        return ExitCode.OK if not ended.code else ExitCode.USAGE
+    if options.json:
+        print(json.dumps({"schema_version": NOISE_SCHEMA_VERSION, "entries": _entries(found)}, indent=1))
+    else:
+        print_noise(found, make_console())
+    return ExitCode.OK
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lmbench noise",
+        usage="lmbench noise RESULTS... [--json]\n       lmbench noise --run --config CONFIG [--repeats N] [OPTIONS]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("--run", action="store_true", help="measure the repeats now")
+    parser.add_argument("--repeats", type=int, default=10, metavar="N", help="processes to run (default 10)")
+    parser.add_argument("--measure.results_dir", dest="results_dir", default="results", metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="the floors as JSON on standard output")
+    options, rest = parser.parse_known_args(words)
+    if options.run:
+        if options.repeats < MIN_NOISE_REPEATS:
+            raise UsageError(f"--repeats is {options.repeats}; a noise floor takes {MIN_NOISE_REPEATS}")
+        options.fit = rest
+        return options
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}; options of `lmbench fit` go with --run")
+    if not rest:
+        raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
+    options.results = rest
+    return options
+
+
+def _repeat(options: argparse.Namespace) -> Path:
+    """Measure the repeats, each in a fresh process; returns their folder."""
+    folder = Path(options.results_dir) / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    for index in range(options.repeats):
+        record = run_fit(options.fit, folder / f"r{index}")
+        step_ms = record["window"]["wall_s"] / record["window"]["steps"] * 1e3
+        print(f"lmbench: noise: {index + 1} of {options.repeats}: {step_ms:.3f} ms/step", file=sys.stderr, flush=True)
+    return folder
+
+
+def _store(found: Survey, folder: Path) -> None:
+    entries = _entries(found)
+    if not entries:
+        raise UsageError("; ".join(f"{cell.name}: {cell.problem}".removeprefix(": ") for cell in found.cells[:3]))
+    print(f"lmbench: noise: stored in {store_noise(folder, entries)}", file=sys.stderr)
+
+
+def _entries(found: Survey) -> list[dict[str, object]]:
+    return [cell.entry for cell in found.cells if cell.entry is not None]

@@ -1,0 +1,82 @@
+"""`lmbench report RESULTS...`: results as tables to paste, as CSV, or as one page with charts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from lmbench.errors import ExitCode, UsageError
+
+DESCRIPTION = """\
+Shows results as tables: Markdown on standard output, CSV, or one HTML page that
+needs no network. RESULTS are folders of runs or of sweeps. A sweep is shown by its
+study's view, other runs with a row for whatever differs."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"report: {message}; `lmbench report -h` tells the options")
+
+
+def run(args: list[str]) -> int:
+    """Print or write the report; returns the exit code."""
+    try:
+        options = _parser().parse_args(args[1:])
+        _report(options)
+    except UsageError as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except SystemExit:
+        # argparse ends this way after `--help`.
+        return ExitCode.OK
+    return ExitCode.OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="lmbench report",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="a run's folder, a sweep's, or a folder of them")
+    parser.add_argument("--format", choices=("markdown", "csv"), help="what is printed (default markdown)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page to FILE")
+    parser.add_argument("--view", metavar="NAME", help="show all results by this study's view")
+    parser.add_argument(
+        "--baseline", metavar="FACT=VALUE,...", help="what speed-ups refer to: precision=32-true,matmul=highest"
+    )
+    parser.add_argument(
+        "--reference",
+        nargs="?",
+        const="plausible",
+        choices=("plausible", "all"),
+        help="add published figures of the same size, mode, context and precision; all: implausible ones too",
+    )
+    return parser
+
+
+def _report(options: argparse.Namespace) -> None:
+    # Help does not wait for these.
+    from lmbench.report.gather import gather
+    from lmbench.report.sections import Options, build_report
+
+    target: Path | None = options.html
+    if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
+        raise UsageError(f"--html {str(target)!r} cannot be written; name a file in a folder that exists")
+    report = build_report(gather(options.results), Options(options.view, options.baseline, options.reference))
+    if target is not None:
+        from lmbench.report.page import write_page
+
+        write_page(report, target)
+        print(f"lmbench: report written to {target}", file=sys.stderr)
+    if options.format == "csv":
+        from lmbench.report.delimited import to_csv
+
+        sys.stdout.write(to_csv(report))
+    elif options.format == "markdown" or target is None:
+        from lmbench.report.markdown import to_markdown
+
+        sys.stdout.write(to_markdown(report))

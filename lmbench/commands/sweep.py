@@ -1,0 +1,151 @@
+"""`lmbench sweep STUDY`: measure a grid of configurations, each cell in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from lmbench.errors import ExitCode, UsageError
+from lmbench.report.views import find_view
+from lmbench.runner.check import check_cells
+from lmbench.runner.engine import ENGINES, make_engine
+from lmbench.runner.estimate import Estimate, duration
+from lmbench.runner.execute import Execution, SweepHalted
+from lmbench.runner.folder import SWEEP_FILE, SweepFolder, read_sweep_folder
+from lmbench.runner.plan import Plan, find_sweep, make_plan
+from lmbench.runner.progress import Progress
+from lmbench.runner.sweep_file import Options, SweepFile, read_sweep_file
+
+DESCRIPTION = """\
+Measures every cell of a grid, each repeat in a fresh process of `lmbench fit` (or
+`validate`, for inference). SWEEP is a YAML file, a shipped study by name, or the
+folder of a sweep to go on with. Finished runs are not done again; a run that fails
+is a row with its outcome, and the others go on. Further options (--data.batch_size 2)
+are for every cell."""
+
+
+def run(args: list[str]) -> int:
+    """Run or list a sweep; returns the exit code."""
+    try:
+        options, given = _parser().parse_known_args(args[1:])
+        return _sweep(options, _options(given))
+    except (UsageError, argparse.ArgumentError) as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except SweepHalted as error:
+        print(f"lmbench: sweep: {error}", file=sys.stderr)
+        return ExitCode.INTERNAL
+    except SystemExit as ended:
+        if ended.code not in (0, None, 2):
+            raise
+        # argparse ends this way after `--help`, and for an option of its own that it does not understand.
+        return ExitCode.USAGE if ended.code else ExitCode.OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lmbench sweep",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    # Optional to argparse only, which otherwise prints its usage where it is missing.
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="a file, a study's name, or the folder of a sweep")
+    parser.add_argument(
+        "--results_dir", default="results", metavar="DIR", help="where the sweep's folder goes (results)"
+    )
+    parser.add_argument("--name", help="name of the sweep's folder (default: the file's)")
+    parser.add_argument("--dry-run", action="store_true", help="list the cells and what each would run")
+    parser.add_argument("--repeats", type=int, metavar="N", help="processes of each cell, instead of the file's")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds a run may take, instead of the file's")
+    parser.add_argument(
+        "--engine", choices=ENGINES,
+        help="forkserver: fork a process that has everything imported (default); exec: a new interpreter for each run "
+        "(default where a file names environments)",
+    )  # fmt: skip
+    return parser
+
+
+def _options(words: list[str]) -> Options:
+    """Options for every cell: `--name value` or `--name=value`."""
+    options: Options = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            raise UsageError(f"{word!r} was not understood; options are --name value, after the sweep")
+        if not has_value:
+            if not rest:
+                raise UsageError(f"{word} has no value; options for every cell are --name value")
+            value = rest.pop(0)
+        options[name] = value
+    return options
+
+
+def _sweep(given: argparse.Namespace, options: Options) -> int:
+    name, results_dir, file = _find(given)
+    file = file.changed(options, given.repeats, given.timeout)
+    if file.view is not None:
+        find_view(file.view)
+    if given.engine == "forkserver" and file.environments:
+        raise UsageError("environments need processes of their own: leave out --engine forkserver")
+    engine = make_engine(given.engine or ("exec" if file.environments else "forkserver"))
+    plan = make_plan(name, file, makes_checkouts=not given.dry_run)
+    if given.dry_run:
+        _list(plan, Estimate(plan, engine))
+        return ExitCode.OK
+    folder = SweepFolder(results_dir / name)
+    progress = Progress(plan, Estimate(plan, engine))
+    known = folder.known_cells()
+    if new := [cell for cell in plan.cells if cell.id not in known]:
+        check_cells(plan, new, engine, progress.said)
+    execution = Execution(plan, folder, engine, progress)
+    folder.open(plan)
+    try:
+        execution.run()
+    finally:
+        folder.close()
+        progress.close()
+        _conclude(folder.path, progress)
+    return execution.exit_code
+
+
+def _find(given: argparse.Namespace) -> tuple[str, Path, SweepFile]:
+    """Name, results folder and file of the sweep that was named."""
+    if given.sweep is None:
+        raise UsageError("sweep needs a SWEEP: a file, a study's name, or the folder of a sweep to go on with")
+    path = Path(given.sweep)
+    if (path / SWEEP_FILE).is_file():
+        if given.name is not None:
+            raise UsageError("--name names a new sweep; a sweep's folder has its name")
+        name, file = read_sweep_folder(path)
+        return name, path.absolute().parent, file
+    path = find_sweep(given.sweep)
+    name = given.name or path.stem
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
+        raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+    return name, Path(given.results_dir), read_sweep_file(path)
+
+
+def _list(plan: Plan, estimate: Estimate) -> None:
+    config = plan.file.base.get("config")
+    for cell in plan.cells:
+        command, *options = cell.words()
+        words = ["lmbench", command, *([f"--config={config}"] if config is not None else []), *options]
+        where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
+        print(f"{cell.id}\n    {shlex.join(words)}{where}")
+    runs = len(plan.cells) * plan.file.repeats
+    print(
+        f"{len(plan.cells)} cells, {plan.file.repeats} repeats each: {runs} runs; at least about "
+        f"{duration(estimate.left_s())} (windows and starts), at most {duration(runs * plan.file.timeout_s)} (timeouts)"
+    )
+
+
+def _conclude(path: Path, progress: Progress) -> None:
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
+    print(f"{path}: {progress.outcomes.total()} of {progress.total} runs{f': {outcomes}' if outcomes else ''}")
+    print(f"report: lmbench report {shlex.quote(str(path))}")

@@ -1,0 +1,91 @@
+"""`lmbench upload RESULTS...`: bring results to W&B that are not there yet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lmbench.board.problem import BoardProblem
+from lmbench.board.upload import DEFAULT_TIMEOUT_S, upload
+from lmbench.errors import ExitCode, UsageError
+from lmbench.results.load import find_runs, load_run
+from lmbench.results.vocabulary import DAMAGED, RUNNING
+
+DESCRIPTION = """\
+Uploads every result at or below the given folders to W&B, each exactly once: steps,
+summary, configuration, environment, guards. Needs wandb, and a key from
+WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a server of your own."""
+
+
+def run(args: list[str]) -> int:
+    """Upload, a line a result; returns the exit code: 2 if the key is at fault, 1 if something else is."""
+    try:
+        options = _parse(args[1:])
+        folders = find_runs(options.results)
+    except (UsageError, argparse.ArgumentError) as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except SystemExit:
+        # argparse ends this way after `--help`.
+        return ExitCode.OK
+    return _upload_all(folders, options.timeout_s)
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lmbench upload",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("results", nargs="*", metavar="RESULTS", help="result folders, or folders of them")
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help=f"seconds for each result (default {DEFAULT_TIMEOUT_S:g})",
+    )
+    # Python 3.11's parse_args ends the process over an unknown option, whatever exit_on_error says.
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}; `lmbench upload -h` lists them all")
+    if not options.results:
+        raise UsageError("nothing to upload; name result folders, such as `lmbench upload results`")
+    if not options.timeout_s > 0:
+        raise UsageError(f"--timeout-s is {options.timeout_s:g}; it must be above 0")
+    return options
+
+
+def _upload_all(folders: list[Path], timeout_s: float) -> int:
+    code = ExitCode.OK
+    for place, folder in enumerate(folders):
+        try:
+            _upload_one(folder, timeout_s)
+        except BoardProblem as problem:
+            print(f"lmbench: not uploaded: {folder}: {problem}", file=sys.stderr)
+            code = ExitCode.USAGE if problem.is_usage else max(code, ExitCode.INTERNAL)
+            remaining = len(folders) - place - 1
+            if problem.is_general and remaining:
+                print(
+                    f"lmbench: {remaining} more not tried, since nothing about them would be different", file=sys.stderr
+                )
+                break
+        except UsageError as error:
+            print(f"lmbench: not uploaded: {error}", file=sys.stderr)
+            code = ExitCode.USAGE
+    return code
+
+
+def _upload_one(folder: Path, timeout_s: float) -> None:
+    outcome = load_run(folder).outcome
+    if outcome == RUNNING:
+        print(f"still running     {folder}")
+        return
+    if outcome == DAMAGED:
+        raise BoardProblem("its run.json cannot be read")
+    done = upload(folder, timeout_s)
+    what = "uploaded        " if done.was_new else "already uploaded"
+    print(f"{what}  {folder}{f' -> {done.url}' if done.url else ''}", flush=True)

@@ -1,0 +1,94 @@
+"""The report as CSV: a row for each cell, every figure in SI units under its name."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from lmbench.report.cells import Cell
+from lmbench.report.facts import FACT
+from lmbench.report.relative import COLUMN
+from lmbench.report.row_notes import failed_guards, spread_text
+from lmbench.report.sections import Report, Section
+
+
+def cell_rows(report: Report) -> list[dict[str, Any]]:
+    """Each cell as a flat row: where it belongs, its facts, outcome, figures with spread, baseline, published figures.
+
+    All rows have the same keys in the same order; None where there is nothing.
+    """
+    rows = [row for section in report.sections for row in _rows(section)]
+    empty = dict.fromkeys(_names(rows))
+    return [empty | row for row in rows]
+
+
+def to_csv(report: Report) -> str:
+    """The cells as CSV (RFC 4180 but for plain line feeds); nothing in a field stands for None."""
+    rows = cell_rows(report)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _rows(section: Section) -> Iterable[dict[str, Any]]:
+    published = section.references.match(section.cells) if section.references else {}
+    for index, cell in enumerate(section.cells):
+        row: dict[str, Any] = {"sweep": section.name, "view": section.view.name, "gpu": cell.gpu, **cell.facts}
+        row |= _ending(cell)
+        row |= _figures(cell, section)
+        for label, figures in published.items():
+            if (found := figures.get(index)) is not None:
+                name = label.replace("ref. ", "reference ")
+                row |= {f"{name}: step_s": found.time.mean_s, f"{name}: caveat": "; ".join(found.caveats)}
+        yield row
+
+
+def _ending(cell: Cell) -> dict[str, Any]:
+    bad = [sample for sample in cell.samples if sample.outcome != "ok"]
+    error = (bad[0].record.get("error") or {}) if bad else {}
+    return {
+        "outcome": cell.outcome,
+        "phase": bad[0].phase if bad and not cell.ok else None,
+        "reason": (bad[0].damage or error.get("message")) if bad and not cell.ok else None,
+        "runs": len(cell.samples),
+        "ok_runs": len(cell.ok),
+        "passes": len(cell.passes),
+        "window_steps": sum(int(sample.number("window.steps") or 0) for sample in cell.ok),
+        "spread": spread_text([cell]) or None,
+        "failed_guards": "; ".join(name.removeprefix("guard ") for name, _ in failed_guards(cell)) or None,
+        "warnings": "; ".join(sorted({str(g["name"]) for s in cell.ok for g in s.guards if g["status"] == "warn"}))
+        or None,
+        "run_ids": " ".join(sample.run_id for sample in cell.samples),
+    }
+
+
+def _figures(cell: Cell, section: Section) -> dict[str, Any]:
+    baseline = section.pairing.of(cell)
+    found: dict[str, Any] = {}
+    for name, column in COLUMN.items():
+        measure = column.read(cell, baseline) if cell.ok else None
+        found[name] = None if measure is None else measure.value
+        if column.has_spread:
+            found[f"{name.removesuffix('_s')}_std_s"] = None if measure is None else measure.std
+        if name == "speedup":
+            found |= {
+                "speedup_low": measure.low if measure else None,
+                "speedup_high": measure.high if measure else None,
+            }
+    found["baseline"] = section.pairing.baseline.name if section.pairing.baseline else None
+    return found
+
+
+def _names(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """All keys: the group and device, facts in their order, then the rest as the rows have them."""
+    seen = dict.fromkeys(name for row in rows for name in row)
+    first = [name for name in ("sweep", "view", "gpu") if name in seen]
+    facts = [name for name in FACT if name in seen]
+    figures = list(dict.fromkeys(name for row in rows for name in islice(row, list(row).index("outcome"), None)))
+    others = sorted(name for name in seen if name not in (*first, *facts, *figures))
+    return [*first, *facts, *others, *figures]

@@ -1,0 +1,46 @@
+"""A table before it is Markdown or HTML: headings, rows of entries, and the notes that rows refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["fact", "number", "outcome", "missing"]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column's heading; numbers are aligned to the right."""
+
+    text: str
+    is_number: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table; `notes` are numbers of the table's notes."""
+
+    text: str
+    kind: Kind = "number"
+    notes: tuple[int, ...] = ()
+
+    @property
+    def full_text(self) -> str:
+        return " ".join([self.text, *(f"[{note}]" for note in self.notes)])
+
+
+@dataclass
+class Table:
+    """A table with its caption, which names the device, what all rows share and which spread is shown."""
+
+    title: str
+    caption: str
+    headings: list[Heading]
+    rows: list[list[Entry]]
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> int:
+        """The number of a note, counted from 1; the same text has one number."""
+        if text not in self.notes:
+            self.notes.append(text)
+        return self.notes.index(text) + 1

@@ -1,0 +1,111 @@
+"""A user's own callback, data and module that do something bad at a chosen moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from torch.utils.data import DataLoader
+
+M_MMAP_THRESHOLD = -3
+
+
+class Planted(Callback):
+    """Does its `deed` the `at`-th time (from 0) that Lightning calls the hook.
+
+    Deeds: `raise`, `exit`, `crash`, `sigint`, `sigterm`, `sighup`, `swallowed_sigint`, and `exhaust`, which leaves the
+    process 2 MiB more address space than it has.
+    """
+
+    def __init__(self, hook: str, deed: str, at: int = 0) -> None:
+        self._left = at
+        self._deed = getattr(self, f"_{deed}")
+        setattr(self, hook, self._called)
+
+    def _called(self, *_: Any, **__: Any) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._deed()
+
+    def _raise(self) -> None:
+        raise ValueError("planted in the user's own code")
+
+    def _exit(self) -> None:
+        raise SystemExit(0)
+
+    def _sigint(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _swallowed_sigint(self) -> None:
+        with suppress(KeyboardInterrupt):
+            self._sigint()
+
+    def _sigterm(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _sighup(self) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def _crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def _exhaust(self) -> None:
+        leave_address_space(2 * 1024**2)
+
+
+class Data(LightningDataModule):
+    """Two random numbers a sequence; the item `bad_item` cannot be read."""
+
+    def __init__(self, bad_item: int = -1, num_workers: int = 0) -> None:
+        super().__init__()
+        self._bad_item, self._num_workers = bad_item, num_workers
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(self, batch_size=2, num_workers=self._num_workers)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self._bad_item:
+            raise ValueError("planted in the data")
+        return torch.ones(2) * index / 10_000
+
+
+class Net(LightningModule):
+    """Fails in step `bad_step` (-2: when it is built) and has no finite loss in step `nan_step`."""
+
+    def __init__(self, bad_step: int = -1, nan_step: int = -1) -> None:
+        super().__init__()
+        if bad_step == -2:
+            raise RuntimeError("planted in the constructor")
+        self._bad_step, self._nan_step = bad_step, nan_step
+        self.net = torch.nn.Linear(2, 2)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if batch_idx == self._bad_step:
+            raise ValueError("planted in training_step")
+        loss = self.net(batch).square().mean()
+        return loss * float("nan") if batch_idx == self._nan_step else loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def return_freed_memory() -> None:
+    """From now on a large tensor's memory goes back to the system, so that the next one has to ask for it again."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
+
+
+def leave_address_space(size_bytes: int) -> None:
+    """Let this process grow by so much and no more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + size_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -1,0 +1,102 @@
+"""Cells whose processes are simulated where they would be started: everything else of a sweep is real."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmbench.results.fields import SCHEMA_VERSION
+from lmbench.runner.engine import Launch
+from lmbench.runner.estimate import Estimate
+from lmbench.runner.execute import Execution
+from lmbench.runner.folder import SweepFolder
+from lmbench.runner.plan import make_plan
+from lmbench.runner.progress import Progress
+from lmbench.runner.sweep_file import sweep_from
+
+#: No process has it: beyond the kernel's highest.
+NOBODY = 2**22 + 1
+
+
+@dataclass
+class Ended:
+    """A process that has ended already."""
+
+    code: int
+    pid: int = NOBODY
+
+    def wait(self, timeout_s: float) -> int:
+        return self.code
+
+
+@dataclass
+class SimulatedEngine:
+    """`script` is told the name of a run; it returns how its process ended (see `OUTCOMES`), or raises."""
+
+    script: Callable[[str], str]
+    started: list[str] = field(default_factory=list)
+    words: dict[str, list[str]] = field(default_factory=dict)
+    name: str = "exec"
+    start_s: float = 0.0
+
+    def prepare(self) -> None:
+        """There is nothing to share."""
+
+    def start(self, launch: Launch) -> Ended:
+        options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
+        name = options["measure.run_id"]
+        self.started.append(name)
+        self.words[name] = launch.words
+        code, record, said = OUTCOMES[self.script(name)]
+        if said:
+            launch.log.write_text(said)
+        if record:
+            folder = Path(options["measure.results_dir"]) / name
+            folder.mkdir()
+            compiled = {"is_enabled": True, "cache": "private"} if options.get("trainer.compile") == "true" else {}
+            run = {"schema_version": SCHEMA_VERSION, "run_id": name, "exit_code": code, "compile": compiled, **record}
+            (folder / "run.json").write_text(json.dumps(run))
+        return Ended(code)
+
+
+def _error(kind: str) -> dict[str, Any]:
+    return {"kind": kind, "message": f"{kind} came", "phase": "forward", "requested_bytes": None, "where": None}
+
+
+#: How a process ended: its exit code, the record it left, what it said.
+OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
+    "ok": (0, {"outcome": "ok", "error": None}, "fine\n"),
+    "oom": (3, {"outcome": "oom", "error": _error("OutOfMemoryError")}, ""),
+    "error": (1, {"outcome": "error", "error": _error("RuntimeError")}, "Traceback\n"),
+    "usage": (2, None, "lmbench: num_heads 5 does not divide d_model 64\n"),
+    "early oom": (3, None, "lmbench: out of memory before anything was built: no room\n"),
+    "segfault": (-signal.SIGSEGV, {"outcome": "running", "environment": {}}, "about to\n"),
+    "kill": (-signal.SIGKILL, {"outcome": "running"}, ""),
+    "silent": (-signal.SIGABRT, None, ""),
+    "stopped": (143, {"outcome": "interrupted", "error": _error("SIGTERM")}, ""),
+    "nothing": (0, None, ""),
+    "odd": (77, None, "some\nwords\n"),
+    "guard": (4, {"outcome": "ok", "error": None}, ""),
+}
+
+
+def sweep(where: Path, engine: SimulatedEngine, content: dict[str, Any], name: str = "sim") -> Execution:
+    """Run a sweep's file with simulated processes."""
+    plan = make_plan(name, sweep_from(content))
+    folder = SweepFolder(where / name)
+    execution = Execution(plan, folder, engine, Progress(plan, Estimate(plan, engine)))
+    folder.open(plan)
+    try:
+        execution.run()
+    finally:
+        folder.close()
+    return execution
+
+
+def records(where: Path, name: str = "sim") -> dict[str, dict[str, Any]]:
+    """The records of a sweep's runs, by their folders' names."""
+    return {path.parent.name: json.loads(path.read_text()) for path in (where / name / "runs").glob("*/run.json")}

@@ -1,0 +1,204 @@
+"""Somebody else's code: LightningModules and data that know nothing of lmbench."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Data(LightningDataModule):
+    """Epochs of a few batches, the last one short."""
+
+    def __init__(self, batch_size: int = 4, width: int = 16, batches: int = 6) -> None:
+        super().__init__()
+        self.batch_size, self.width, self.batches = batch_size, width, batches
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        rows = self.batch_size * self.batches - self.batch_size // 2
+        return DataLoader(TensorDataset(torch.randn(max(rows, 0), self.width)), self.batch_size)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+class Regression(LightningModule):
+    """What a Lightning user writes: logs, hyperparameters, a schedule, a validation."""
+
+    def __init__(self, width: int = 16, answer: str = "loss") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.width, self.answer = width, answer
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+        loss = self.net(batch[0]).pow(2).mean()
+        self.log("train_loss", loss, prog_bar=True)
+        if self.answer == "none" and batch_idx % 2:
+            return None
+        return {"loss": loss, "extra": batch_idx} if self.answer == "dict" else loss
+
+    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        self.log("val_loss", self.net(batch[0]).pow(2).mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class OwnLoaders(Regression):
+    """Brings its data with it."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return Data(width=self.width).train_dataloader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return Data(width=self.width).val_dataloader()
+
+
+class Needy(Regression):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__(width)
+
+
+class TokenModel(LightningModule):
+    """Eats lmbench's batches and says nothing about tokens or FLOPs."""
+
+    def __init__(self, vocab_size: int = 50, context_length: int = 2048) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size))
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.kept: list[Tensor] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, targets = batch
+        loss = nn.functional.cross_entropy(self.body(tokens).flatten(0, 1), targets.flatten())
+        self.kept = [loss.detach()]
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+
+class Telling(TokenModel):
+    """Tells both, in its own way."""
+
+    def tokens_per_batch(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.tensor(batch[0].numel() - 1)
+
+    def flops_per_token(self) -> int:
+        return 1000
+
+
+class ByHand(LightningModule):
+    """Two optimizers by hand; each part sleeps a time of its own."""
+
+    forward_s, backward_s, optimizer_s, zero_s = 0.004, 0.006, 0.003, 0.005
+
+    def __init__(self, width: int = 16, bypass: str = "") -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.first, self.second = nn.Linear(width, 4), nn.Linear(4, 1)
+        self.bypass = bypass
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        for index, optimizer in enumerate(self.optimizers()):
+            time.sleep(self.forward_s)
+            loss = self.second(self.first(inputs)).pow(2).mean()
+            optimizer.zero_grad()
+            time.sleep(self.zero_s)
+            if self.bypass == "backward" and index == 0:
+                loss.backward()
+            else:
+                self.manual_backward(loss)
+            if self.bypass == "optimizer" and index == 0:
+                self.trainer.optimizers[0].step()
+            else:
+                optimizer.step()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        time.sleep(self.backward_s)
+        loss.backward()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.second)]
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(lambda *_: time.sleep(self.optimizer_s))
+        return optimizers
+
+
+class Rows:
+    """An endless loader."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.randn(4, 16)
+
+
+class TokenPairs(LightningDataModule):
+    """Somebody's own tokens, in lmbench's form."""
+
+    def __init__(self, context_length: int = 4) -> None:
+        super().__init__()
+        self.context_length = context_length
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        tokens = torch.randint(50, (40, self.context_length + 1))
+        return DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), 2)
+
+
+class OneBatch(Regression):
+    """The same batch for ever."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(32, self.width)), 4)
+
+
+class Failing(OwnLoaders):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise ArithmeticError("the module's own")
+
+
+class Miscounting(OwnLoaders):
+    def tokens_per_batch(self, batch: Any) -> float:
+        return 1.5
+
+
+class Misjudging(OwnLoaders):
+    def flops_per_token(self) -> str:
+        return "many"
+
+
+class Reading(TokenModel):
+    """Looks at a value in its step, which a fake tensor does not have."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().training_step(batch)
+        return loss if loss.item() > 0 else -loss
+
+
+class HalfFrozen(TokenModel):
+    def __init__(self, vocab_size: int = 50) -> None:
+        super().__init__(vocab_size)
+        self.body[0].requires_grad_(False)
+
+
+class TokensByHand(TokenModel):
+    def __init__(self, vocab_size: int = 50) -> None:
+        super().__init__(vocab_size)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().training_step(batch)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss

@@ -1,0 +1,258 @@
+"""From what was given to cells and samples: which runs count, which meet, and what is only listed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+from comparison_runs import make_run, make_runs, make_sweep
+
+from lmbench.errors import UsageError
+from lmbench.results.comparison import compare
+from lmbench.results.comparison_metrics import step_sample_s
+from lmbench.results.comparison_side import read_side
+
+TIMES = (0.0500, 0.0501, 0.0499)
+SLOWER = (0.0520, 0.0521, 0.0519)
+
+
+def compared(a, b, **more):
+    return compare(str(a), str(b), 0.01, **more)
+
+
+def verdicts(found):
+    return {cell.name: cell.verdict for cell in found.cells}
+
+
+def test_the_sample_is_the_windows_wall_time_divided_by_its_steps():
+    window = {"wall_s": 5.0, "steps": 100, "skipped_count": 0, "short_count": 0}
+    run = {"window": window, "phases": {"step": {"mean_s": 0.049, "median_s": 0.048}}}
+    assert step_sample_s(run) == 0.05
+    # Skipped steps are shorter and in no statistic.
+    window["skipped_count"] = 3
+    assert step_sample_s(run) == 0.049
+    assert step_sample_s({"window": {"wall_s": 5.0, "steps": 0}}) is None
+    assert step_sample_s({}) is None
+
+
+def test_two_single_runs_show_their_ratio(tmp_path):
+    a, b = make_run(tmp_path, 0.05), make_run(tmp_path, 0.06)
+    found = compared(a, b)
+    assert found.verdict == "undecided"
+    assert found.cells[0].metrics[0].ratio.ratio == pytest.approx(1.2)
+
+
+def test_phases_and_memory_come_after_the_step(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", SLOWER, memory__run_peak_allocated_bytes=6 * 2**30)
+    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
+    words = {result.metric.name: result.decision.word for result in cell.metrics}
+    assert next(iter(words)) == "step_s"
+    assert words["forward_s"] == "slower"
+    assert words["steady_peak_allocated_bytes"] == "same"
+    assert words["run_peak_allocated_bytes"] == "larger"
+    shares = [r.step_share for r in cell.metrics[1:] if r.step_share is not None]
+    assert sum(shares) == pytest.approx(cell.metrics[0].ratio.change)
+
+
+def test_phases_are_corrected_together_and_apart_from_the_step(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", (0.0501, 0.0503, 0.0502))
+    step, *others = compared(tmp_path / "a", tmp_path / "b").cells[0].metrics
+    assert step.adjusted_p == step.ratio.p
+    assert min(r.adjusted_p for r in others if r.metric.unit == "s") > step.adjusted_p
+
+
+def test_a_figure_without_a_logarithm_is_left_out(tmp_path):
+    make_runs(tmp_path / "a", TIMES, phases__data__mean_s=0.0)
+    make_runs(tmp_path / "b", TIMES)
+    cell = compared(tmp_path / "a", tmp_path / "b").cells[0]
+    assert "data_s" not in {result.metric.name for result in cell.metrics}
+    assert any("has data, as those of B do" in note for note in cell.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"outcome": "oom", "error": {"phase": "forward"}}, "outcome oom in forward"),
+        ({"outcome": "timeout"}, "outcome timeout"),
+        ({"outcome": "running", "pid": 2**22 + 1}, "outcome killed"),
+        ({"window__steps": 0, "window__wall_s": 0.0}, "empty window: no step was measured"),
+        ({"window": None}, "empty window: no step was measured"),
+        ({"is_profiled": True}, "profiled: its step times are in no comparison"),
+        ({"clock": "sync"}, "clock sync: synchronizes at phase borders are in its step times"),
+    ],
+)
+def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES)
+    odd = make_run(tmp_path / "b", 0.09, **changes)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "same"
+    (left_out,) = (*found.b.left_out, *found.cells[0].left_out_b)
+    assert (left_out.path, left_out.reason) == (str(odd), reason)
+
+
+def test_a_damaged_run_is_listed_as_damaged(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES)
+    broken = make_run(tmp_path / "b") / "run.json"
+    broken.write_text(broken.read_text()[:100])
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "same"
+    assert found.b.left_out[0].outcome == "damaged"
+    assert found.b.left_out[0].reason.startswith("damaged: run.json cannot be read")
+
+
+def test_a_result_of_another_schema_version_is_listed_or_refused(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES)
+    old = make_run(tmp_path / "b", schema_version=99)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert "schema version 99" in found.b.left_out[0].reason
+    with pytest.raises(UsageError, match=r"schema version 99"):
+        compared(tmp_path / "a", old)
+
+
+def test_a_side_on_which_no_run_counts_is_undecided(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES, outcome="oom")
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert (found.verdict, found.exit_code) == ("undecided", 11)
+    assert found.cells[0].reasons == ("no run of B counts: outcome oom",)
+
+
+def test_runs_of_one_process_are_one_sample(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES, pid=77)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "undecided"
+    assert found.cells[0].metrics[0].ratio.n_b == 1
+    assert all("one process is one sample" in run.reason for run in found.cells[0].left_out_b)
+
+
+def test_the_same_results_twice_are_refused(tmp_path):
+    a = make_runs(tmp_path / "a", TIMES)
+    with pytest.raises(UsageError, match=r"are the same results"):
+        compared(a, a)
+    copy = shutil.copytree(a, tmp_path / "copy")
+    with pytest.raises(UsageError, match=r"are the same results"):
+        compared(a, copy)
+    make_run(copy)
+    with pytest.raises(UsageError, match=r"3 runs are on both sides"):
+        compared(a, copy)
+
+
+def test_cells_of_two_sweeps_meet_by_their_axes(tmp_path):
+    commit = {"environment__code__project__commit": "bbbb"}
+    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES, "xl": TIMES})
+    make_sweep(tmp_path / "b", {"small": TIMES, "medium": SLOWER, "2.7B": TIMES}, **commit)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert verdicts(found) == {"size small": "same", "size medium": "slower"}
+    assert (found.only_a, found.only_b) == (("size xl",), ("size 2.7B",))
+    assert (found.verdict, found.family) == ("slower", 2)
+
+
+def test_cells_out_of_memory_on_both_sides_are_listed_and_not_judged(tmp_path):
+    for side in "ab":
+        make_sweep(tmp_path / side, {"small": TIMES})
+        make_sweep(tmp_path / side, {"xl": TIMES}, outcome="oom")
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.verdict == "same"
+    assert found.neither == (("size xl", "no run of A counts: outcome oom; no run of B counts: outcome oom"),)
+
+
+def test_a_cell_that_runs_out_of_memory_now_is_undecided(tmp_path):
+    make_sweep(tmp_path / "a", {"small": TIMES, "xl": TIMES})
+    make_sweep(tmp_path / "b", {"small": TIMES})
+    make_sweep(tmp_path / "b", {"xl": TIMES}, outcome="oom")
+    assert compared(tmp_path / "a", tmp_path / "b").verdict == "undecided"
+
+
+def test_a_cell_is_named_by_its_folder(tmp_path):
+    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
+    assert len(read_side(str(tmp_path / "a" / "cell-small")).runs) == 3
+    assert len(read_side(str(tmp_path / "a" / "runs" / "cell-medium")).runs) == 3
+    with pytest.raises(UsageError, match=r"does not exist"):
+        read_side(str(tmp_path / "a" / "cell-smal"))
+
+
+def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_path):
+    for size, step_s in (("small", 0.05), ("large", 0.3)):
+        for precision, gain in (("32-true", 1.0), ("bf16-mixed", 0.5)):
+            for repeat, wobble in enumerate((0.999, 1.0, 1.001)):
+                axes = {"model.size": size, "trainer.precision": precision}
+                make_run(
+                    tmp_path / "s" / "runs",
+                    step_s * gain * wobble,
+                    sweep={"name": "s", "axes": axes, "repeat": repeat},
+                    precision=precision,
+                    config__trainer__precision=precision,
+                )
+    sweep = tmp_path / "s"
+    found = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
+    assert verdicts(found) == {"size small": "faster", "size large": "faster"}
+    with pytest.raises(UsageError, match=r"trainer.precision has 32-true, bf16-mixed"):
+        compared(f"{sweep}@trainer.precision=fp8", sweep)
+    with pytest.raises(UsageError, match=r"AXIS=VALUE"):
+        compared(f"{sweep}@precision", sweep)
+
+
+def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
+    make_sweep(tmp_path / "s", {"small": TIMES}, environment="main", environment__versions__torch="2.11")
+    for repeat, step_s in enumerate(SLOWER):
+        sweep = {"name": "s", "axes": {"model.size": "small"}, "repeat": repeat, "environment": "branch"}
+        make_run(
+            tmp_path / "s" / "runs", step_s, sweep=sweep, environment__variables={"NCCL_ALGO": "Ring"},
+            environment__versions__torch="2.11",
+        )  # fmt: skip
+    found = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch")
+    # What an environment sets is what is compared, its variables too.
+    assert verdicts(found) == {"": "slower"}
+    assert [str(d) for d in found.cells[0].differences] == ["sweep.environment: main -> branch"]
+
+
+def test_unrelated_runs_meet_by_their_configuration(tmp_path):
+    for side, times in (("a", TIMES), ("b", SLOWER)):
+        for size in ("small", "medium"):
+            make_runs(tmp_path / side, times, config__model__size=size, config__measure__results_dir=side)
+    assert verdicts(compared(tmp_path / "a", tmp_path / "b")) == {"size small": "slower", "size medium": "slower"}
+
+
+def test_sides_without_a_cell_in_common_are_refused(tmp_path):
+    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
+    make_sweep(tmp_path / "b", {"large": TIMES, "xl": TIMES})
+    with pytest.raises(UsageError, match=r"no cell in common: A has 2 .such as 'size small'"):
+        compared(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_folder_that_is_no_result_is_refused(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    (tmp_path / "b").mkdir()
+    for other in ("b", "nowhere"):
+        with pytest.raises(UsageError, match=r"b' holds no lmbench result|nowhere' does not exist"):
+            compared(tmp_path / "a", tmp_path / other)
+    (tmp_path / "b" / "run.json").write_text(json.dumps({"some": "thing"}))
+    with pytest.raises(UsageError, match=r"no lmbench result"):
+        compared(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"B .* has nothing to compare: damaged"):
+        compared(tmp_path / "a", tmp_path / "b")
+
+
+def test_names_that_nothing_records_are_refused(tmp_path):
+    make_runs(tmp_path / "a", TIMES)
+    make_runs(tmp_path / "b", TIMES)
+    with pytest.raises(UsageError, match=r"--about trainer.precison: .* did you mean trainer.precision"):
+        compared(tmp_path / "a", tmp_path / "b", about=["trainer.precison"])
+
+
+def test_a_thousand_runs_compare_in_seconds(tmp_path):
+    for side in "ab":
+        make_sweep(tmp_path / side, {str(i): TIMES for i in range(170)}, axis="data.seed2")
+    start = time.monotonic()
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert len(found.cells) == 170
+    assert time.monotonic() - start < 10

@@ -1,0 +1,133 @@
+"""Ratios, intervals and corrections against independent computations."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from scipy import stats
+
+from lmbench.results.holm import holm
+from lmbench.results.noise import measure_noise
+from lmbench.results.verdict import decide
+from lmbench.results.welch import detectable_fraction, geometric_mean, ratio_of, repeats_for
+
+
+def draws(seed, n, std, mean=0.05):
+    generator = random.Random(seed)
+    return [mean * generator.lognormvariate(0, std) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("n_a", "n_b"), [(2, 2), (3, 3), (5, 3), (8, 5), (3, 12)])
+def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
+    a, b = draws(n_a, n_a, 0.004), draws(100 + n_b, n_b, 0.011, mean=0.051)
+    found = ratio_of(a, b)
+    theirs = stats.ttest_ind([math.log(v) for v in b], [math.log(v) for v in a], equal_var=False)
+    limits = theirs.confidence_interval(0.95)
+    assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx((math.exp(limits.low), math.exp(limits.high)), rel=1e-12)
+    assert found.ratio == pytest.approx(stats.gmean(b) / stats.gmean(a))
+
+
+def test_the_worked_example_of_a_textbook_formula():
+    # By hand: logs 0, ln 2, ln 4 against ln 4, ln 8, ln 16; equal variances ln(2)^2, so 4 degrees of freedom.
+    found = ratio_of([1, 2, 4], [4, 8, 16])
+    error = math.log(2) * math.sqrt(2 / 3)
+    assert found.ratio == pytest.approx(4)
+    assert math.log(found.high / 4) == pytest.approx(2.776445105 * error)
+    assert found.std_a == pytest.approx(math.log(2))
+
+
+def test_swapping_sides_inverts_the_interval():
+    a, b = draws(1, 5, 0.01), draws(2, 4, 0.02)
+    there, back = ratio_of(a, b), ratio_of(b, a)
+    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low))
+    assert there.p == pytest.approx(back.p)
+
+
+def test_values_without_spread_have_an_exact_ratio():
+    peak = 5_368_709_120
+    equal, more = ratio_of([peak] * 3, [peak] * 5), ratio_of([peak] * 3, [peak * 2] * 3)
+    assert (equal.low, equal.high, equal.p) == (1.0, 1.0, 1.0)
+    assert (more.low, more.high, more.p) == (pytest.approx(2), pytest.approx(2), 0.0)
+
+
+def test_one_repeat_has_a_ratio_and_no_interval():
+    found = ratio_of([0.05], [0.051, 0.052])
+    assert found.ratio == pytest.approx(math.sqrt(0.051 * 0.052) / 0.05)
+    assert (found.low, found.high, found.p) == (None, None, None)
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 1.0], [-1.0], [math.nan], [math.inf]])
+def test_values_without_a_logarithm_are_refused(values):
+    with pytest.raises(ValueError, match="ratio"):
+        ratio_of(values, [1.0])
+
+
+def test_holm_by_its_definition():
+    # Holm 1979, by hand: 0.01 x 4, then 0.02 x 3 = 0.06 (0.03 x 2 = 0.06), then 0.04 x 1 raised to 0.06.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([0.03]) == [0.03]
+    assert holm([]) == []
+
+
+def test_holm_rejects_what_the_stepwise_procedure_rejects():
+    generator = random.Random(3)
+    for _ in range(200):
+        p_values = [generator.random() ** 4 for _ in range(generator.randint(1, 12))]
+        rejected, m = set(), len(p_values)
+        for rank, index in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+            if p_values[index] > 0.05 / (m - rank):
+                break
+            rejected.add(index)
+        assert {i for i, p in enumerate(holm(p_values)) if p <= 0.05} == rejected
+
+
+def test_the_interval_and_the_verdict_turn_at_the_same_p():
+    for seed in range(300):
+        found = ratio_of(draws(seed, 4, 0.02), draws(1000 + seed, 4, 0.02, mean=0.0515))
+        decision = decide(found, tolerance=1e-6, floor=None, adjusted_p=found.p, family=1)
+        assert (decision.word in ("faster", "slower")) == found.excludes_one
+
+
+def test_detectable_changes_shrink_with_repeats():
+    for repeats, freedom in ((3, 3), (5, 20 / 3), (8, 112 / 9)):
+        quantiles = stats.t.ppf(0.975, freedom) + stats.t.ppf(0.95, freedom)
+        expected = math.expm1(quantiles * 0.003 * math.sqrt(2 / repeats))
+        assert detectable_fraction(0.003, repeats) == pytest.approx(expected)
+    assert repeats_for(0.003, 0.01) == 3
+    assert repeats_for(0.5, 0.01) is None
+
+
+def test_noise_of_independent_repeats_is_their_own_spread():
+    values = draws(7, 40, 0.003)
+    noise = measure_noise(values)
+    assert noise.n == 40
+    assert noise.std_fraction == pytest.approx(0.003, rel=0.3)
+    # Two halves of 20: 95 % of their differences are below 1.96 standard errors.
+    assert noise.floor_fraction == pytest.approx(1.96 * noise.std_fraction * math.sqrt(2 / 20), rel=0.15)
+    assert noise.false_alarm_fraction == pytest.approx(0.05, abs=0.03)
+    assert noise.consecutive_count == 35
+    assert noise == measure_noise(values)
+
+
+def test_noise_sees_a_machine_that_drifts():
+    steady = draws(7, 12, 0.001)
+    drifting = [value * (1 + 0.002 * i) for i, value in enumerate(steady)]
+    noise = measure_noise(drifting)
+    assert noise.drift_fraction == pytest.approx(0.012, rel=0.1)
+    assert noise.floor_fraction >= noise.drift_fraction
+    assert noise.consecutive_alarm_count > noise.consecutive_count / 2
+
+
+def test_noise_takes_six_repeats():
+    with pytest.raises(ValueError, match="5 repeats"):
+        measure_noise([1.0] * 5)
+    assert measure_noise([1.0] * 6).floor_fraction == 0
+
+
+def test_the_geometric_mean_is_scipys():
+    values = draws(1, 9, 0.2)
+    assert geometric_mean(values) == pytest.approx(stats.gmean(values))

@@ -1,0 +1,169 @@
+"""What may differ between two sides, and what makes a comparison invalid."""
+
+from __future__ import annotations
+
+import pytest
+from comparison_runs import H200, make_run, make_runs
+
+from lmbench.results.comparability_table import CHECKS
+from lmbench.results.comparison import compare
+from lmbench.results.fields import FIELD
+
+A_TIMES = (0.0500, 0.0501, 0.0499)
+B_TIMES = (0.0520, 0.0521, 0.0519)
+
+
+def compared(tmp_path, about=(), common=None, **changes):
+    make_runs(tmp_path / "a", A_TIMES, **(common or {}))
+    make_runs(tmp_path / "b", B_TIMES, **{**(common or {}), **changes})
+    found = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01, about)
+    (cell,) = found.cells
+    return cell
+
+
+HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
+
+
+def test_every_check_is_on_a_recorded_field():
+    assert [check.path for check in CHECKS if check.path not in FIELD] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"environment__gpu": {**H200, "name": "NVIDIA A100"}}, "the GPU differs: A NVIDIA H200, B NVIDIA A100"),
+        ({"environment__gpu": {**H200, "sku": "other"}}, "the GPU's SKU differs"),
+        ({"environment__gpu": {**H200, "power_limit_w": 500.0}}, "the power limit differs: A 700.0, B 500.0"),
+        ({"device_type": "cpu"}, "the device type differs: A cuda, B cpu"),
+        ({"precision": "32-true"}, "the precision differs: A bf16-mixed, B 32-true"),
+        ({"matmul_precision": "high"}, "the float32 matmul precision differs: A highest, B high"),
+        ({"environment__flags__float32_matmul_precision": "high"}, "float32 matmuls differs: A highest, B high"),
+        ({"environment__flags__cudnn_benchmark": True}, "cudnn.benchmark differs: A false, B true"),
+        ({"gc_policy": "on in the window"}, "garbage collection differs"),
+        ({"zero_grad": "native"}, "when gradients are zeroed differs"),
+        ({"compile__is_enabled": True}, "torch.compile (is_enabled) differs"),
+        ({"window__micro_batches": 4}, "micro-batches a step differs"),
+        ({"environment__variables": {"NCCL_ALGO": "Ring"}}, "environment variable NCCL_ALGO differs: A unset, B Ring"),
+        (
+            {"guards": [{"name": "finite_loss", "status": "fail", "message": "3 losses are nan"}]},
+            "guard finite_loss failed in 3 of 3 runs of B: 3 losses are nan",
+        ),
+    ],
+)
+def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason):
+    cell = compared(tmp_path, **changes)
+    assert cell.verdict == "invalid"
+    assert any(line.startswith(reason) for line in cell.reasons), cell.reasons
+    # The figures are still there to be looked at.
+    assert cell.metrics[0].ratio.ratio == pytest.approx(1.04, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment__code__project__commit": "bbbb"},
+        {"environment__versions__torch": "2.11.0"},
+        {"config__trainer__precision": "32-true", "precision": "32-true"},
+        {"config__measure__matmul_precision": "high", "matmul_precision": "high",
+         "environment__flags__float32_matmul_precision": "high"},
+        {"config__trainer__compile": True, "compile__is_enabled": True, "compile__mode": "default"},
+        {"config__measure__mode": "forward", "mode": "forward"},
+        {"config__trainer__benchmark": True, "environment__flags__cudnn_benchmark": True},
+        {"config__model__attention": "naive", "model__attention": "naive"},
+        {"config__data__batch_size": 8, "data__batch_size": 8},
+        {"environment__variables": {"TORCHINDUCTOR_CACHE_DIR": "/tmp/x", "CUDA_VISIBLE_DEVICES": "1"}},
+        {"environment__gpu": {**H200, "uuid": "GPU-2"}},
+        {"config__measure__results_dir": "elsewhere", "config__seed_everything": 5},
+    ],
+)  # fmt: skip
+def test_what_the_user_changed_is_compared(tmp_path, changes):
+    cell = compared(tmp_path, **changes)
+    assert (cell.verdict, cell.metrics[0].decision.word) == ("slower", "slower")
+
+
+def test_differences_are_named_with_both_values(tmp_path):
+    cell = compared(tmp_path, config__trainer__precision="32-true", precision="32-true")
+    assert [str(difference) for difference in cell.differences] == ["trainer.precision: bf16-mixed -> 32-true"]
+
+
+def test_about_allows_what_it_names_and_nothing_else(tmp_path):
+    changes = {"environment__code__project__commit": "bbbb", "config__model__attention": "naive"}
+    assert compared(tmp_path / "1", about=["code", "model.attention"], **changes).verdict == "slower"
+    cell = compared(tmp_path / "2", about=["code"], **changes)
+    assert cell.verdict == "invalid"
+    assert cell.reasons == ("model.attention: sdpa -> naive; the comparison is about code",)
+
+
+def test_about_a_gpu_compares_cards(tmp_path):
+    other = {"name": "NVIDIA A100", "sku": "other", "is_mig": False, "power_limit_w": 400.0}
+    assert compared(tmp_path, about=["gpu"], environment__gpu=other).verdict == "slower"
+
+
+def test_another_host_counts_where_the_device_waits_for_it(tmp_path):
+    away = {"environment__host__hostname": "beta"}
+    assert compared(tmp_path / "queued", **away).verdict == "slower"
+    bound = compared(tmp_path / "bound", common=HOST_BOUND, **away)
+    assert bound.verdict == "invalid"
+    assert bound.reasons[0].startswith("the host differs: A alpha, B beta")
+    unknown = compared(tmp_path / "unknown", common={"probe": {}}, **away)
+    assert unknown.verdict == "invalid"
+
+
+def test_host_bound_runs_on_one_host_are_comparable(tmp_path):
+    assert compared(tmp_path, common=HOST_BOUND).verdict == "slower"
+
+
+def test_threads_count_on_a_cpu_only(tmp_path):
+    threads = {"environment__flags__thread_count": 4}
+    assert compared(tmp_path / "gpu", **threads).verdict == "slower"
+    assert compared(tmp_path / "cpu", common={"device_type": "cpu", "probe": {}}, **threads).verdict == "invalid"
+
+
+def test_runs_of_a_side_that_are_not_repeats_are_invalid(tmp_path):
+    make_runs(tmp_path / "a", A_TIMES)
+    make_run(tmp_path / "a", environment__code__project__commit="cccc")
+    make_runs(tmp_path / "b", B_TIMES)
+    (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
+    assert cell.verdict == "invalid"
+    assert cell.reasons == ("runs of A are not repeats of one thing: environment.code.project.commit is aaaa or cccc",)
+
+
+def test_runs_without_a_configuration_are_compared_by_their_facts(tmp_path):
+    cell = compared(tmp_path, common={"config": None}, precision="32-true")
+    assert cell.verdict == "slower"
+    assert [str(d) for d in cell.differences] == ["precision: bf16-mixed -> 32-true"]
+
+
+def test_what_a_reader_should_know_is_noted(tmp_path):
+    warned = [{"name": "power_cap", "status": "warn", "message": "..."}]
+    changes = {
+        "environment__code__project__is_dirty": True,
+        "config__data__batch_size": 8,
+        "data__batch_size": 8,
+        "window__tokens": 409_600,
+        "guards": warned,
+        "environment__gpu": {**H200, "uuid": "GPU-2"},
+    }
+    notes = "\n".join(compared(tmp_path, **changes).notes)
+    assert "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's" in notes
+    assert "A and B ran on different cards of the same SKU (every phase had work queued)" in notes
+    assert "all runs of A came before the others" in notes
+    assert "code of B differs from its commit (project)" in notes
+    assert "2 things differ at once (code, data.batch_size)" in notes
+    assert "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)" in notes
+
+
+def test_interleaved_repeats_have_no_drift_to_note(tmp_path):
+    for a, b in zip(A_TIMES, B_TIMES, strict=True):
+        make_run(tmp_path / "a", a)
+        make_run(tmp_path / "b", b)
+    (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
+    assert cell.notes == ()
+
+
+def test_forked_repeats_decide_nothing(tmp_path):
+    sweep = {"name": "s", "cell": "c", "axes": {"size": "small"}, "engine": "forkserver"}
+    cell = compared(tmp_path, common={"sweep": sweep})
+    assert cell.verdict == "undecided"
+    assert "are not independent" in cell.reasons[0]
+    assert "if they were: slower" in cell.reasons[0]

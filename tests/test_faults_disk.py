@@ -1,0 +1,103 @@
+"""A disk that fills up under a real run: measuring goes on, what fits is written, and the exit code tells."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import time
+from functools import partial
+
+import pytest
+from fit_process import start_fit
+
+from lmbench.results.store import RESERVE_FILE
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--model.num_layers", "1", "--model.d_model", "64", "--data.context_length", "16")
+WORDS = (*SMALL, "--measure.steps", "150", "--measure.probe_steps", "3")
+SEEN = 3 + 150
+
+
+def limit_files(size_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Puts a tmpfs of so many KiB under the results folder."""
+    results = tmp_path / "results"
+    results.mkdir()
+    mounted = []
+
+    def put(size_kib):
+        command = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(results)]
+        if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
+            pytest.skip("mounting a small tmpfs needs root; a file size limit is tested instead")
+        mounted.append(results)
+        return results
+
+    yield put
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def check_lost(fit):
+    """The run measured to its end, and says in one line, its result and its exit code what is lost."""
+    assert fit.wait() == 1
+    assert fit.err.count("\n") == 1
+    assert "measuring goes on" in fit.err
+    assert f"{150} steps after 3 of warm-up" in fit.out
+    assert "error in recording" in fit.out
+    (run,) = fit.results
+    assert run.damage is None
+    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    assert len(run.steps) < SEEN
+    return run
+
+
+@pytest.mark.parametrize("size_kib", [40, 64, 128])
+def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, mount, tmp_path):
+    mount(size_kib)
+    run = check_lost(start_fit(tmp_path, *WORDS))
+    assert (run.outcome, run.run["exit_code"]) == ("error", 1)
+    assert run.run["error"]["phase"] == "recording"
+    assert run.run["unwritten_step_count"] == SEEN - len(run.steps)
+    assert run.run["phases"]["step"]["n"] == 150
+    assert not (run.path / RESERVE_FILE).exists()
+
+
+def test_a_disk_with_room_for_no_summary_still_tells_how_the_run_ended(mount, tmp_path):
+    mount(20)
+    run = check_lost(start_fit(tmp_path, *WORDS))
+    assert (run.outcome, run.run["unwritten_step_count"]) == ("error", SEEN - len(run.steps))
+
+
+def test_a_disk_that_is_full_before_the_start_is_refused(mount, tmp_path):
+    results = mount(4)
+    fit = start_fit(tmp_path, *WORDS)
+    assert fit.wait() == 2
+    assert "cannot be written: No space left on device" in fit.err
+    assert fit.err.count("\n") == 1
+    assert list(results.iterdir()) == []
+
+
+def test_steps_that_waited_are_written_once_there_is_room_again(mount, tmp_path):
+    ballast = mount(1024) / "ballast"
+    ballast.write_bytes(bytes(900 * 1024))
+    fit = start_fit(tmp_path, *SMALL, "--measure.steps", "400", "--measure.probe_steps", "0")
+    while "No space left" not in fit.err:
+        time.sleep(0.01)
+    ballast.unlink()
+    assert fit.wait() == 0
+    (run,) = fit.results
+    assert (run.outcome, run.run["unwritten_step_count"]) == ("ok", 0)
+    assert [step["step"] for step in run.steps] == list(range(403))
+
+
+def test_a_limit_on_file_sizes_is_met_like_a_full_disk(tmp_path):
+    run = check_lost(start_fit(tmp_path, *WORDS, before=partial(limit_files, 40 * 1024)))
+    assert run.run["unwritten_step_count"] == SEEN - len(run.steps)
+    assert run.run["phases"]["step"]["n"] == 150

@@ -1,0 +1,60 @@
+"""SIGKILL at any instant of a real `lmbench fit`: the result loads, and at most a second or 50 steps are missing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from fit_process import start_fit
+
+from lmbench.callbacks.phase_timer import FLUSH_S, FLUSH_STEPS
+from lmbench.results.store import RUN_FILE
+
+WARMUP, STEPS = 3, 150
+SMALL = ("--model.num_layers", "1", "--model.d_model", "64", "--data.context_length", "16")
+WORDS = (*SMALL, "--measure.warmup_steps", str(WARMUP), "--measure.steps", str(STEPS), "--measure.probe_steps", "3")
+
+
+def check_killed(fit, code):
+    """What a process that was killed has left, against the times at which its steps really ended."""
+    done = fit.ticks[: WARMUP + STEPS]
+    folders = list((fit.folder / "results").glob("*"))
+    if not any((folder / RUN_FILE).exists() for folder in folders):
+        assert not done
+        return "nothing yet"
+    (run,) = fit.results
+    assert run.damage is None
+    assert run.outcome in (("killed", "ok") if code else ("ok",))
+    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    missing = done[len(run.steps) :]
+    if missing:
+        longest = max((b - a for a, b in pairwise(done)), default=0)
+        assert len(missing) <= FLUSH_STEPS + 1
+        assert missing[-1] - missing[0] <= FLUSH_S * 1e9 + longest
+    return run.outcome
+
+
+def kill_at(fractions, folder):
+    assert start_fit(folder / "first", *WORDS).wait() == 0
+    start = time.monotonic()
+    assert start_fit(folder / "whole", *WORDS, ticks=True).wait() == 0
+    lasts_s = time.monotonic() - start
+
+    def kill(fraction):
+        fit = start_fit(folder / f"{fraction:.4f}", *WORDS, ticks=True)
+        fit.signal_after(fraction * lasts_s, signal.SIGKILL)
+        return check_killed(fit, fit.wait())
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(kill, fractions))
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_of_100_instants_loses_at_most_a_second_or_50_steps(tmp_path):
+    found = kill_at([1.2 * (i + random.random()) / 100 for i in range(100)], tmp_path)
+    assert found.count("killed") > 50
+    assert "nothing yet" in found

@@ -1,0 +1,66 @@
+"""Memory that really runs out on the CPU, in every phase: outcome `oom`, exit code 3, what was measured is kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from fit_process import plant, start_fit
+from planted_faults import leave_address_space, return_freed_memory
+
+pytestmark = pytest.mark.slow
+
+WORDS = ("--model.num_layers", "1", "--measure.steps", "20", "--measure.probe_steps", "3")
+SEEN = 3 + 20
+
+PHASES = {
+    # what runs out: hook of a user's callback, how many times it was called before, phase, steps kept
+    "before the first step": ("setup", 0, "setup", 0),
+    "forward": ("on_train_batch_start", 8, "forward", 8),
+    "backward": ("on_before_backward", 8, "backward", 8),
+    "optimizer's state": ("on_before_optimizer_step", 0, "optimizer", 0),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(phase, tmp_path):
+    hook, at, told, kept = PHASES[phase]
+    fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", at), before=return_freed_memory)
+    assert fit.wait() == 3
+    (run,) = fit.results
+    assert (run.outcome, run.run["exit_code"], run.damage) == ("oom", 3, None)
+    error = run.run["error"]
+    assert (error["phase"], error["where"]) == (told, "host")
+    assert error["requested_bytes"] > 1_000_000
+    assert len(run.steps) == kept
+    assert f"oom in {told}" in fit.out
+    assert fit.err == ""
+
+
+@pytest.mark.parametrize("words", [("--data.num_batches", "1000000"), ("--model.d_model", "4096")])
+def test_data_and_models_that_do_not_fit_leave_a_result(words, tmp_path):
+    fit = start_fit(tmp_path, *WORDS, *words, before=partial(leave_address_space, 400 * 1024**2))
+    assert fit.wait() == 3
+    (run,) = fit.results
+    assert (run.outcome, run.run["error"]["phase"], run.steps) == ("oom", "setup", [])
+    assert fit.err == ""
+
+
+@pytest.mark.parametrize(("hook", "phase"), [("on_train_batch_start", "forward"), ("on_before_backward", "backward")])
+def test_memory_that_runs_out_in_the_probe_steps_leaves_the_window_valid_and_says_so(hook, phase, tmp_path):
+    fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", SEEN + 1), before=return_freed_memory)
+    assert fit.wait() == 0
+    (run,) = fit.results
+    assert (run.outcome, run.run["error"]) == ("ok", None)
+    assert (run.run["window"]["steps"], len(run.steps)) == (20, SEEN)
+    assert run.run["probe"]["error"]["phase"] == phase
+    assert {guard["name"]: guard["status"] for guard in run.run["guards"]}["probe_steps"] == "warn"
+    assert "out of memory in the probe steps" in fit.out
+
+
+def test_memory_that_is_short_from_the_start_gets_one_line(tmp_path):
+    fit = start_fit(tmp_path, *WORDS, before=partial(leave_address_space, 1024**2))
+    assert fit.wait() == 3
+    assert fit.err.startswith("lmbench: out of memory")
+    assert fit.err.count("\n") == 1
+    assert fit.results == []

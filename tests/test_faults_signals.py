@@ -1,0 +1,166 @@
+"""Ctrl-C and SIGTERM at any moment of a real process: what was measured is kept, and nobody sees a traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fit_process import SMOKE, plant, start_fit
+
+from lmbench.interruption import Terminated, held, listening, received
+from lmbench.results.store import RUN_FILE
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+WORDS = ("--model.num_layers", "1", "--measure.steps", "20", "--measure.probe_steps", "3")
+
+
+def check_interrupted(fit, code):
+    """The process was interrupted with this code; returns its result, None if it was too early for one."""
+    assert "Traceback" not in fit.err
+    assert fit.err.count("\n") <= 1
+    folders = list((fit.folder / "results").glob("*"))
+    if not any((folder / RUN_FILE).exists() for folder in folders):
+        return None
+    (run,) = fit.results
+    assert run.damage is None
+    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    if run.outcome != "ok":
+        assert run.outcome == "interrupted"
+        assert run.run["exit_code"] == code
+        assert run.run["ended_at"] is not None
+        assert code in CODES.values()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT,) * 3, (signal.SIGTERM,) * 2])
+def test_a_signal_at_any_of_8_instants_leaves_a_readable_result_and_no_traceback(signals, tmp_path):
+    words = ("--measure.steps", "40", "--measure.probe_steps", "0", *WORDS[:2])
+    assert start_fit(tmp_path / "first", *words).wait() == 0
+    start = time.monotonic()
+    assert start_fit(tmp_path / "whole", *words).wait() == 0
+    lasts_s = time.monotonic() - start
+    outcomes = []
+    for index in range(8):
+        fit = start_fit(tmp_path / str(index), *words, ticks=True)
+        fit.signal_after((index + random.random()) / 8 * lasts_s, *signals)
+        code = fit.wait()
+        run = check_interrupted(fit, code)
+        assert code in (0, CODES[signals[0]])
+        # Also the steps that no flush had written yet.
+        assert run is None or len(fit.ticks) - len(run.steps) <= 1
+        outcomes.append(run.outcome if run else None)
+    assert "interrupted" in outcomes
+
+
+MOMENTS = {
+    "setup": ("setup", 0, 0),
+    "the model is configured": ("on_fit_start", 0, 0),
+    "warm-up": ("on_before_zero_grad", 1, 1),
+    "window, in the backward": ("on_before_backward", 9, 9),
+    "window, in the optimizer": ("on_before_optimizer_step", 9, 9),
+    "probe steps": ("on_train_batch_end", 24, 23),
+    "the end": ("on_train_end", 0, 23),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, signum, tmp_path):
+    hook, at, steps = MOMENTS[moment]
+    fit = start_fit(tmp_path, *WORDS, *plant(hook, signum.name.lower(), at))
+    code = fit.wait()
+    assert code == CODES[signum]
+    run = check_interrupted(fit, code)
+    assert run is not None
+    assert len(run.steps) == steps
+    assert run.run["error"]["kind"] == signum.name
+    assert "outcome      interrupted" in fit.out
+    assert fit.err == ""
+
+
+def has_group(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp_path):
+    words = ("--data.placement", "pinned", "--data.num_workers", "2", "--measure.steps", "100000")
+    for index in range(3):
+        fit = start_fit(tmp_path / str(index), *WORDS[:2], *words, ticks=True, before=os.setsid)
+        while len(fit.ticks) < 20 + index:
+            time.sleep(0.01)
+        os.killpg(fit.process.pid, signum)
+        assert fit.wait() == CODES[signum]
+        assert check_interrupted(fit, CODES[signum]).outcome == "interrupted"
+        end = time.monotonic() + 10
+        while has_group(fit.process.pid):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_signal_during_the_imports_gets_one_line(tmp_path):
+    command = [sys.executable, "-m", "lmbench", "fit", "--config", SMOKE, "--measure.results_dir", str(tmp_path)]
+    for signum, code in CODES.items():
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(0.7)
+            process.send_signal(signum)
+            err = process.communicate()[1]
+        assert (process.returncode, err) == (code, f"lmbench: stopped by {signum.name}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_ctrl_c_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
+    fit = start_fit(tmp_path, *WORDS, *plant("on_train_batch_end", "swallowed_sigint", 9))
+    assert fit.wait() == 130
+    assert len(check_interrupted(fit, 130).steps) == 10
+
+
+def test_a_signal_waits_for_the_end_of_a_held_block():
+    reached = []
+    with listening():
+        with pytest.raises(KeyboardInterrupt), held():  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            reached.append("the end")
+        assert received() == signal.SIGINT
+    assert reached == ["the end"]
+
+
+def test_only_the_first_signal_raises():
+    with listening():
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert received() == signal.SIGTERM
+
+
+def test_handlers_are_taken_from_the_defaults_only_and_given_back():
+    before = signal.getsignal(signal.SIGINT)
+    own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with listening():
+            assert signal.getsignal(signal.SIGINT) is not before
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGTERM, own)
+
+
+def test_ctrl_c_waits_for_a_held_block_in_a_program_that_does_not_listen():
+    with pytest.raises(KeyboardInterrupt), held():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

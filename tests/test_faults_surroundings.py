@@ -1,0 +1,116 @@
+"""What happens around a run: other runs, clocks, outputs that go away, a results folder that is taken away."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fit_process import SMOKE, start_fit
+
+import lmbench
+from lmbench.callbacks import run_recorder
+from lmbench.cli import main
+from lmbench.results.load import load_run
+
+QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
+RUN = ["--config", SMOKE, "--trainer.logger", "false", "--measure.min_window_s", "0", *QUICK]
+
+
+@pytest.mark.slow
+def test_runs_that_start_at_the_same_moment_get_folders_of_their_own(tmp_path):
+    fits = [start_fit(tmp_path, *QUICK) for _ in range(4)]
+    assert [fit.wait() for fit in fits] == [0] * 4
+    runs = fits[0].results
+    assert [(run.outcome, len(run.steps)) for run in runs] == [("ok", 8)] * 4
+    assert len({run.run["pid"] for run in runs}) == 4
+
+
+def test_a_clock_that_jumps_back_changes_no_duration(tmp_path, monkeypatch):
+    class Jumping(datetime):
+        times = iter(datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=hours) for hours in range(100))
+
+        @classmethod
+        def now(cls, tz=None):
+            return next(cls.times)
+
+    monkeypatch.setattr(run_recorder, "datetime", Jumping)
+    assert main(["fit", *RUN, "--measure.results_dir", str(tmp_path)]) == 0
+    run = load_run(next(tmp_path.iterdir())).run
+    assert run["ended_at"] < run["started_at"]
+    assert 0 < run["window"]["wall_s"] < 60
+    assert all(guard["name"] != "window_identity" or guard["status"] == "pass" for guard in run["guards"])
+
+
+def test_no_duration_is_taken_from_the_wall_clock():
+    root = Path(lmbench.__file__).parent
+    sources = [*root.rglob("*.py"), *Path(run_recorder.__file__).parent.glob("*.py")]
+    wall = re.compile(r"\btime\.time(_ns)?\(|\btime\.clock_gettime\(time\.CLOCK_REALTIME")
+    assert [str(path) for path in sources if wall.search(path.read_text())] == []
+
+
+@pytest.mark.slow
+def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_path):
+    fit = start_fit(tmp_path, "--model.num_layers", "1", "--measure.steps", "100", "--measure.probe_steps", "0")
+    while not list(tmp_path.glob("results/*/steps.jsonl")):
+        time.sleep(0.01)
+    shutil.rmtree(tmp_path / "results")
+    assert fit.wait() == 1
+    assert "100 steps after 3 of warm-up" in fit.out
+    assert "error in recording" in fit.out
+    assert fit.err.count("\n") == 1
+    assert "No such file or directory; measuring goes on" in fit.err
+
+
+def lmbench_fit(tmp_path, *words, **streams):
+    command = [sys.executable, "-m", "lmbench", "fit", *RUN, "--measure.results_dir", str(tmp_path / "results"), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, **streams)
+
+
+def outcome(tmp_path):
+    (folder,) = (tmp_path / "results").iterdir()
+    run = load_run(folder)
+    return run.outcome, len(run.steps), run.run["exit_code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--json"], ["--quiet"]])
+def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(words, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with lmbench_fit(tmp_path, *words, stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        err = process.communicate()[1]
+    assert (process.returncode, err) == (0, b"")
+    assert outcome(tmp_path) == ("ok", 8, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_an_output_that_is_full_is_told_of_in_one_line(tmp_path):
+    with Path("/dev/full").open("wb") as full, lmbench_fit(tmp_path, stdout=full, stderr=subprocess.PIPE) as process:
+        err = process.communicate()[1].decode()
+    assert process.returncode == 1
+    assert "the result could not be printed" in err
+    assert err.count("\n") == 1
+    assert outcome(tmp_path) == ("ok", 8, 0)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
+    terminal, stream = pty.openpty()
+    words = ["--measure.steps", "60"]
+    with lmbench_fit(tmp_path, *words, stdin=stream, stdout=stream, stderr=stream, start_new_session=True):
+        os.close(stream)
+        while not list(tmp_path.glob("results/*/steps.jsonl")):
+            time.sleep(0.05)
+        os.close(terminal)
+    assert outcome(tmp_path) == ("ok", 62, 0)

@@ -1,0 +1,339 @@
+"""`lmbench fit --model my_package.MyModule`: somebody's code from the command line, a file or the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmbench.cli import main
+from lmbench.results.fields import unregistered
+from lmbench.results.load import load_run
+from lmbench.results.vocabulary import PHASES
+
+QUICK = [
+    *(
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.logger",
+        "false",
+        "--measure.steps",
+        "4",
+        "--measure.warmup_steps",
+        "1",
+    ),
+    *("--measure.min_window_s", "0", "--measure.probe_steps", "0"),
+]
+OWN = ["--model.size", "tiny", "--model.num_layers", "1", "--data.batch_size", "2", "--data.context_length", "8"]
+
+
+def fit(tmp_path, *words, code=0, command="fit"):
+    results = tmp_path / "results"
+    before = set(results.glob("*"))
+    assert main([command, *words, *QUICK, "--measure.results_dir", str(results)]) == code
+    new = set(results.glob("*")) - before
+    return load_run(new.pop()) if new else None
+
+
+def config_of(result, *keys):
+    value = result.run["config"]
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def seen(result):
+    return {phase for phase in PHASES if (result.steps[-1][f"{phase}_s"] or 0) > 0}
+
+
+def write(tmp_path, name, **content):
+    path = tmp_path / name
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+# which classes
+
+
+def test_a_module_and_its_data_are_measured_from_the_command_line(tmp_path):
+    words = ["--model", "strangers.Regression", "--model.width", "8", "--data=strangers.Data", "--data.width=8"]
+    result = fit(tmp_path, *words)
+    assert result.outcome == "ok"
+    assert result.run["model"]["name"] == "strangers.Regression"
+    assert result.run["data"]["name"] == "strangers.Data"
+    assert config_of(result, "model", "init_args", "width") == 8
+    assert len(result.steps) == 5
+    assert unregistered(result.run, "run") == []
+
+
+def test_a_module_brings_its_own_data(tmp_path):
+    result = fit(tmp_path, "--model", "strangers.OwnLoaders")
+    assert config_of(result, "data") is None
+    assert result.run["data"] == {"source": "loaders without a data module"}
+    assert fit(tmp_path, "--model", "strangers.OwnLoaders", "--data", "null").outcome == "ok"
+    assert fit(tmp_path, "--model", "strangers.OwnLoaders", command="validate").run["mode"] == "inference"
+
+
+def test_a_module_takes_lmbenchs_tokens_where_they_are_asked_for(tmp_path):
+    result = fit(tmp_path, "--model", "strangers.TokenModel", "--data.batch_size", "2", "--data.context_length", "8")
+    # Both sides have these, so that one follows from the other.
+    assert config_of(result, "model", "init_args", "context_length") == 8
+    assert config_of(result, "data", "vocab_size") == 50
+    # The data counts its tokens, and the module's FLOPs are counted on a fake copy.
+    assert result.steps[-1]["tokens"] == 16
+    assert result.run["throughput"]["tokens_per_s"] > 0
+    assert result.run["flops"]["per_token_flops"] == 3 * 2 * 8 * 50
+    assert "on a fake copy" in result.run["flops"]["source"]
+
+
+def test_a_setting_of_its_own_does_not_follow(tmp_path):
+    words = ["--model", "strangers.TokenModel", "--model.context_length", "16", "--data.context_length", "8"]
+    assert config_of(fit(tmp_path, *words), "model", "init_args", "context_length") == 16
+
+
+def test_lmbenchs_own_model_still_takes_its_own_options(tmp_path):
+    result = fit(tmp_path, *OWN)
+    assert config_of(result, "model", "context_length") == 8
+    assert result.run["zero_grad"] == "after_step"
+
+
+def test_lmbenchs_own_model_takes_foreign_data(tmp_path):
+    words = ["--data", "strangers.TokenPairs", "--data.context_length", "8"]
+    result = fit(tmp_path, *OWN[:4], *words)
+    assert config_of(result, "model", "context_length") == 8
+    assert config_of(result, "data", "class_path") == "strangers.TokenPairs"
+    assert result.steps[-1]["tokens"] == 16
+
+
+def test_lmbenchs_own_model_can_be_named_too(tmp_path):
+    name = "lmbench.model.language_model.LanguageModel"
+    result = fit(tmp_path, "--model", name, *OWN)
+    assert config_of(result, "model", "init_args", "size") == "tiny"
+    assert result.run["zero_grad"] == "after_step"
+
+
+# where they are named
+
+
+def test_files_name_classes_and_words_override_them(tmp_path):
+    first = write(
+        tmp_path,
+        "first.yaml",
+        model={"class_path": "strangers.Regression", "init_args": {"width": 8}},
+        data={"class_path": "strangers.Data", "init_args": {"width": 8}},
+    )
+    second = write(tmp_path, "second.yaml", model={"init_args": {"answer": "dict"}})
+    result = fit(tmp_path, "--config", first, f"--config={second}", "--data.batch_size", "6")
+    assert config_of(result, "model", "init_args") == {"width": 8, "answer": "dict"}
+    assert config_of(result, "data", "init_args", "batch_size") == 6
+
+
+def test_a_part_in_a_file_of_its_own(tmp_path):
+    model = write(tmp_path, "model.yaml", class_path="strangers.OwnLoaders", init_args={"width": 8})
+    assert config_of(fit(tmp_path, "--model", model), "model", "init_args", "width") == 8
+
+
+def test_variables_name_classes(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMBENCH_FIT__MODEL", "strangers.Regression")
+    monkeypatch.setenv("LMBENCH_FIT__DATA", '{"class_path": "strangers.Data", "init_args": {"batches": 3}}')
+    result = fit(tmp_path)
+    assert config_of(result, "data", "init_args", "batches") == 3
+    # A word is stronger.
+    assert fit(tmp_path, "--model", "strangers.OwnLoaders").run["model"]["name"] == "strangers.OwnLoaders"
+
+
+def test_a_variable_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMBENCH_FIT__CONFIG", write(tmp_path, "c.yaml", model={"class_path": "strangers.OwnLoaders"}))
+    assert fit(tmp_path).run["model"]["name"] == "strangers.OwnLoaders"
+
+
+@pytest.mark.parametrize("name", ["MODEL__WIDTH", "MODLE", "DATA__SIZE"])
+def test_a_variable_that_would_set_nothing_is_refused(name, tmp_path, monkeypatch, capsys):
+    # The parser reads no variables for the arguments of a class that was named.
+    monkeypatch.setenv(f"LMBENCH_FIT__{name}", "8")
+    assert fit(tmp_path, "--model", "strangers.OwnLoaders", code=2) is None
+    assert f"LMBENCH_FIT__{name} sets nothing; did you mean LMBENCH_FIT__" in capsys.readouterr().err
+
+
+def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys):
+    words = ["--model", "strangers.TokenModel", "--model.vocab_size", "20", "--data.context_length", "8"]
+    assert main(["fit", *words, *QUICK, "--print_config"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    first = fit(tmp_path, "--config", str(printed))
+    assert first.run["model"]["name"] == "strangers.TokenModel"
+    assert main(first.run["replay_command"].split()[1:]) == 0
+    second = load_run(max((tmp_path / "results").iterdir(), key=lambda path: path.stat().st_mtime_ns))
+    assert second.path != first.path
+    assert second.run["config"] == first.run["config"]
+
+
+@pytest.mark.slow
+def test_a_module_in_the_current_folder_is_found(tmp_path):
+    source = Path(__file__).with_name("strangers.py").read_text()
+    (tmp_path / "my_file.py").write_text(source)
+    command = str(Path(sys.executable).with_name("lmbench"))
+    words = [command, "fit", "--model", "my_file.OwnLoaders", *QUICK, "--quiet"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert load_run(done.stdout.strip()).run["model"]["name"] == "my_file.OwnLoaders"
+
+
+# mistakes
+
+BROKEN = {
+    "raises.py": "import torch\n1 / 0\n",
+    "lacks.py": "import a_package_that_is_not_there\n",
+    "garbled.py": "x = = 1\n",
+    "leaves.py": "raise SystemExit(3)\n",
+}
+DATA = ["--data", "strangers.Data"]
+MISTAKES = {
+    "no such module": (["--model", "no_file.Mine"], "there is no module no_file"),
+    "no such class": (["--model", "strangers.Regresion"], "did you mean strangers.Regression?"),
+    "no module named": (["--model", "Regression"], "name the class with its module, as in my_file.Regression"),
+    "a module that raises": (["--model", "raises.Mine"], "raises.py:2: ZeroDivisionError: division by zero"),
+    "a module that lacks a package": (["--model", "lacks.Mine"], "imports a_package_that_is_not_there, which is not"),
+    "a module that is garbled": (["--model", "garbled.Mine"], "garbled.py:1: SyntaxError"),
+    "a module that exits": (["--model", "leaves.Mine"], "leaves.py:1: SystemExit: 3"),
+    "no LightningModule": (["--model", "strangers.Rows"], "is no lightning.pytorch.LightningModule"),
+    "no data module": (["--model", "strangers.Regression", "--data", "strangers.Rows"], "no lightning.pytorch.Light"),
+    "no data": (["--model", "strangers.Regression"], "has no train_dataloader(); name its data with --data"),
+    "no batches": (["--model", "strangers.Regression", *DATA, "--data.batches", "0"], "no batch was taken (empty data"),
+    "lacking": (["--model", "strangers.Needy", *DATA], "strangers.Needy needs --model.width and --model.depth"),
+    "misspelt": (["--model", "strangers.Regression", *DATA, "--model.widht", "3"], "did you mean --model.width?"),
+    "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "large"], "takes no size"),
+    "wrong type": (["--model", "strangers.Regression", *DATA, "--model.width", "x"], "is 'x'; allowed: a whole number"),
+    "by hand, forward": (["--model", "strangers.ByHand", *DATA, "--measure.mode", "forward"], "allowed: train_step"),
+    "by hand, zeroing": (
+        ["--model", "strangers.ByHand", *DATA, "--measure.zero_grad", "after_step"],
+        "allowed: native",
+    ),
+    "tokens no number": (["--model", "strangers.Miscounting"], "tokens_per_batch(batch) returned 1.5; it must return"),
+    "FLOPs no number": (["--model", "strangers.Misjudging"], "flops_per_token() returned 'many'; it must return"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_line_and_exit_code_2(mistake, tmp_path, capsys, monkeypatch):
+    for name, text in BROKEN.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words, told = MISTAKES[mistake]
+    assert fit(tmp_path, *words, code=2) is None
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.startswith("lmbench: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"class_path": "strangers.Regression", "init_args": {"widht": 3}}, "did you mean --model.width?"),
+        ({"class_path": "strangers.Regression", "width": 3}, "given both as a class and by arguments of lmbench's own"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(content, told, tmp_path, capsys):
+    assert fit(tmp_path, "--config", write(tmp_path, "mine.yaml", model=content), *DATA, code=2) is None
+    assert told in capsys.readouterr().err
+
+
+def test_an_error_of_the_users_own_shows_where_it_is(tmp_path, capsys):
+    result = fit(tmp_path, "--model", "strangers.Failing", code=1)
+    assert result.outcome == "error"
+    assert result.run["error"]["phase"] == "forward"
+    assert "strangers.py" in capsys.readouterr().err
+
+
+# what is done with them
+
+
+@pytest.mark.parametrize("answer", ["loss", "dict", "none"])
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        ("train_step", {"forward", "backward", "optimizer", "zero_grad"}),
+        ("forward_backward", {"forward", "backward", "zero_grad"}),
+        ("forward", {"forward"}),
+    ],
+)
+def test_modes_do_their_part_whatever_training_step_returns(mode, phases, answer, tmp_path):
+    words = ["--model", "strangers.Regression", *DATA, "--model.answer", answer, "--measure.mode", mode]
+    result = fit(tmp_path, *words, "--trainer.gradient_clip_val", "1.0")
+    assert result.outcome == "ok"
+    assert phases - {"backward" if answer == "none" else ""} <= seen(result)
+    assert ("optimizer" in seen(result)) == (mode == "train_step")
+    losses = [step["loss"] for step in result.steps]
+    assert [loss is None for loss in losses] == [answer == "none" and step % 2 == 1 for step in range(5)]
+
+
+def test_frozen_modes_leave_the_weights_alone(tmp_path):
+    words = ["--model", "strangers.OneBatch", "--measure.mode"]
+    for mode, moves in (("train_step", True), ("forward_backward", False), ("forward", False)):
+        losses = {step["loss"] for step in fit(tmp_path, *words, mode).steps}
+        assert (len(losses) > 1) == moves
+
+
+def test_zeroing_moves_only_where_it_is_asked_for(tmp_path):
+    words = ["--model", "strangers.Regression", *DATA]
+    assert fit(tmp_path, *words).run["zero_grad"] == "native"
+    assert fit(tmp_path, *words, "--measure.zero_grad", "after_step").run["zero_grad"] == "after_step"
+
+
+def test_accumulated_losses_are_the_modules_own(tmp_path):
+    words = ["--model", "strangers.OneBatch", "--measure.mode", "forward"]
+    plain = fit(tmp_path, *words).steps[0]["loss"]
+    accumulated = fit(tmp_path, *words, "--trainer.accumulate_grad_batches", "3").steps[0]["loss"]
+    assert accumulated == pytest.approx(plain)
+
+
+def test_validation_and_checkpoints_within_training_are_not_the_steps_time(tmp_path):
+    words = ["--model", "strangers.OwnLoaders", "--trainer.limit_val_batches", "2", "--trainer.val_check_interval", "2"]
+    result = fit(tmp_path, *words)
+    assert result.run["window"]["excluded_count"] >= 1
+    assert result.run["window"]["steps_sum_s"] == pytest.approx(result.run["window"]["wall_s"], abs=1e-3)
+
+
+# tokens and FLOPs
+
+
+def test_a_module_tells_its_own_tokens_and_flops(tmp_path):
+    result = fit(tmp_path, "--model", "strangers.Telling", "--data.batch_size", "2", "--data.context_length", "8")
+    assert result.steps[-1]["tokens"] == 15
+    assert result.run["flops"]["per_token_flops"] == 3000
+    assert result.run["flops"]["source"] == "the module's own flops_per_token()"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Regression", "neither Regression nor Data has tokens_per_batch(batch)"),
+        ("OwnLoaders", "OwnLoaders has no tokens_per_batch(batch)"),
+    ],
+)
+def test_nobody_guesses_what_a_token_is(name, reason, tmp_path):
+    result = fit(tmp_path, "--model", f"strangers.{name}", *(DATA if name == "Regression" else []))
+    assert result.run["window"]["tokens"] is None
+    assert result.run["window"]["tokens_reason"] == reason
+    assert result.run["throughput"]["tokens_per_s"] is None
+    assert result.run["flops"]["reason"] == f"{name} has no flops_per_token()"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Reading", "not countable on fake tensors"),
+        ("HalfFrozen", "with frozen parameters a training step is not three forward passes"),
+        ("TokensByHand", "a training_step that optimizes by hand is more than a forward pass"),
+    ],
+)
+def test_flops_that_cannot_be_counted_are_blank_with_the_reason(name, reason, tmp_path):
+    result = fit(tmp_path, "--model", f"strangers.{name}", "--data.batch_size", "2", "--data.context_length", "8")
+    assert result.run["throughput"]["tokens_per_s"] > 0
+    assert result.run["flops"]["per_token_flops"] is None
+    assert reason in result.run["flops"]["reason"]
+    assert f"give {name} a flops_per_token()" in result.run["flops"]["reason"]

@@ -1,0 +1,178 @@
+"""Manual optimization: what Lightning announces is timed, the rest is said to be unseen and never guessed."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from strangers import ByHand
+from torch import nn
+
+from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, TrainingCheck
+from lmbench.measure.schedule import Schedule
+from lmbench.report.terminal import figures
+from lmbench.results.load import load_run
+from lmbench.results.vocabulary import PHASES
+
+from conftest import Sleeper, SlowBatches, quiet_trainer
+
+SCHEDULE = Schedule(warmup_steps=1, steps=6)
+
+
+def measure(module, *callbacks, schedule=SCHEDULE, **flags):
+    torch.manual_seed(0)
+    timer, session = PhaseTimer(), MeasurementSession(schedule)
+    quiet_trainer(timer, *callbacks, session, **flags).fit(module, SlowBatches())
+    return [record for record in timer.records if record["stage"] == "window"], session.facts
+
+
+def least(records, name):
+    """The step that a busy machine disturbed least: a sleep lasts at least as long as it was asked to."""
+    return min(record[name] for record in records)
+
+
+def test_backward_and_update_are_exact_and_the_rest_is_other():
+    window, facts = measure(ByHand())
+    assert facts["unseen_phases"] == ["forward", "clip", "zero_grad"]
+    assert least(window, "backward_s") == pytest.approx(2 * ByHand.backward_s, abs=2e-3)
+    assert least(window, "optimizer_s") == pytest.approx(2 * ByHand.optimizer_s, abs=2e-3)
+    assert least(window, "data_s") == pytest.approx(Sleeper.data_s, abs=2e-3)
+    slept_s = 2 * (ByHand.forward_s + ByHand.zero_s)
+    assert slept_s <= least(window, "other_s") < slept_s + 6e-3
+    for record in window:
+        assert record["forward_s"] is record["zero_grad_s"] is record["clip_s"] is None
+        assert math.fsum(record[f"{phase}_s"] or 0.0 for phase in PHASES) == pytest.approx(record["step_s"])
+
+
+@pytest.mark.parametrize("phase", ["backward", "optimizer"])
+def test_a_phase_that_partly_goes_around_lightning_is_unseen(phase):
+    window, facts = measure(ByHand(bypass=phase))
+    assert phase in facts["unseen_phases"]
+    assert all(record[f"{phase}_s"] is None for record in window)
+
+
+def test_without_manual_backward_and_with_the_bare_optimizer_nothing_is_claimed():
+    class Alone(ByHand):
+        def training_step(self, batch, batch_idx):
+            time.sleep(self.forward_s)
+            loss = self.second(self.first(batch)).pow(2).mean()
+            loss.backward()
+            for optimizer in self.trainer.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            return {"loss": loss}
+
+    window, facts = measure(Alone())
+    assert facts["unseen_phases"] == ["forward", "backward", "clip", "optimizer", "zero_grad"]
+    assert {phase for phase in PHASES if window[-1][f"{phase}_s"] is not None} == {"data", "transfer", "other"}
+    assert all(record["loss"] > 0 for record in window)
+
+
+def test_a_closure_is_not_the_update():
+    class WithClosure(ByHand):
+        def training_step(self, batch, batch_idx):
+            def closure():
+                time.sleep(self.forward_s)
+                self.manual_backward(self.second(self.first(batch)).pow(2).mean())
+
+            self.optimizers()[0].step(closure=closure)
+
+    window, facts = measure(WithClosure())
+    assert facts["unseen_phases"] == ["forward", "clip", "zero_grad"]
+    assert least(window, "backward_s") == pytest.approx(ByHand.backward_s, abs=2e-3)
+    assert least(window, "optimizer_s") == pytest.approx(ByHand.optimizer_s, abs=2e-3)
+    assert least(window, "other_s") >= ByHand.forward_s
+
+
+def test_an_optimizer_that_calls_its_closure_again_hides_the_update():
+    class Lbfgs(ByHand):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+
+            def closure():
+                optimizer.zero_grad()
+                loss = self.second(self.first(batch)).pow(2).mean()
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure=closure)
+
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    window, facts = measure(Lbfgs())
+    assert "optimizer" in facts["unseen_phases"]
+    assert all(record["optimizer_s"] is None for record in window)
+    assert least(window, "backward_s") >= ByHand.backward_s
+
+
+def test_a_module_that_fetches_its_own_batches_has_its_wait_as_data():
+    class Fetching(Sleeper):
+        def training_step(self, dataloader_iter):
+            batch, _, _ = next(dataloader_iter)
+            time.sleep(self.forward_s)
+            return self.net(batch).pow(2).mean()
+
+        # With it Lightning would look for an iterator there as well.
+        validation_step = LightningModule.validation_step
+
+    window, facts = measure(Fetching())
+    assert facts["unseen_phases"] == []
+    assert least(window, "data_s") == pytest.approx(Sleeper.data_s, abs=2e-3)
+    assert least(window, "forward_s") == pytest.approx(Sleeper.forward_s, abs=2e-3)
+    assert least(window, "backward_s") == pytest.approx(Sleeper.backward_s, abs=2e-3)
+    assert all(record["transfer_s"] is None for record in window)
+
+
+def test_every_optimizers_parameters_are_checked_at_its_own_step():
+    class Adversaries(LightningModule):
+        """A generator and a discriminator, whose gradients are cleared before the other's turn."""
+
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.critic, self.idle = nn.Linear(16, 16), nn.Linear(16, 1), nn.Linear(2, 2)
+
+        def training_step(self, batch, batch_idx):
+            generating, judging = self.optimizers()
+            self.turn(generating, lambda: -self.critic(self.generator(batch)).mean())
+            fake = self.generator(batch).detach()
+            self.turn(judging, lambda: (self.critic(fake) - self.critic(batch)).pow(2).mean())
+            generating.zero_grad()
+
+        def turn(self, optimizer, loss):
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(loss())
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.critic)]
+
+    _, facts = measure(Adversaries(), TrainingCheck(), schedule=Schedule(1, 3, probe_steps=1))
+    training = facts["probe"]["training"]
+    assert training["parameters"] == 6
+    assert training["missing_gradients"] == ["idle.weight", "idle.bias"]
+    assert training["unmoved_parameters"] == ["critic.bias"]
+    # A difference of two judgements does not depend on the critic's bias.
+    assert training["zero_gradients"] == ["critic.bias"]
+
+
+def test_the_result_and_the_screen_say_what_is_unseen(tmp_path):
+    quiet_trainer(RunRecorder(str(tmp_path)), max_steps=8).fit(ByHand(), SlowBatches())
+    (path,) = tmp_path.iterdir()
+    run = load_run(path).run
+    assert run["unseen_phases"] == ["forward", "clip", "zero_grad"]
+    assert "forward" not in run["phases"] or run["phases"]["forward"] is None
+    line = next(line for line in figures(run) if line.startswith("unseen"))
+    assert "forward, clip, zero_grad: the module optimizes by hand" in line
+    assert {g["name"]: g["status"] for g in run["guards"]}["other_share"] == "n/a"
+
+
+def test_automatic_optimization_hides_nothing(sleeper):
+    _, facts = measure(sleeper)
+    assert facts["unseen_phases"] == []

@@ -1,0 +1,103 @@
+"""The HTML page: self-contained, safe, and readable in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, look
+from report_golden import CASES
+from report_results import make_record, write_run, write_sweep
+
+from lmbench.cli import main
+
+
+def make_page(tmp_path: Path, *cases: str) -> Path:
+    """A page of the golden cases' results."""
+    words = []
+    for case in cases:
+        results = tmp_path / case
+        results.mkdir()
+        words.append(CASES[case](results)[0])
+    page = tmp_path / "page.html"
+    assert main(["report", *words, "--html", str(page)]) == 0
+    return page
+
+
+def test_nothing_in_the_page_points_outside(tmp_path: Path) -> None:
+    text = make_page(tmp_path, "step_times", "context").read_text()
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "://" not in without_names
+    assert re.search(r"<script|<link|@import|\ssrc=|javascript:", without_names) is None
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", without_names))
+    assert "default-src 'none'" in text
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert make_page(tmp_path / "a", "context").read_bytes() == make_page(tmp_path / "b", "context").read_bytes()
+
+
+def test_outcomes_stand_in_tables_and_charts(tmp_path: Path) -> None:
+    text = make_page(tmp_path, "context").read_text()
+    assert re.search(r'<td class="outcome right">OOM \(forward\)</td>', text)
+    charts = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert sum(">OOM</text>" in chart for chart in charts) == 3
+    assert any("<title>2.7B" in chart and "OOM (forward)</title>" in chart for chart in charts)
+
+
+def test_charts_name_their_units(tmp_path: Path) -> None:
+    charts = re.findall(r"<svg.*?</svg>", make_page(tmp_path, "context").read_text(), flags=re.DOTALL)
+    for chart, unit in zip(charts, ("step (ms)", "tokens/s", "peak memory (GiB)"), strict=True):
+        assert f">{unit}</text>" in chart
+
+
+def test_text_from_a_result_is_no_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>$x_1$"
+    for index, size in enumerate((evil, "small")):
+        record = make_record({}, edit=lambda run, size=size: run["model"].update(size=size))
+        record["replay_command"] = evil
+        record["environment"]["gpu"]["name"] = evil
+        write_run(tmp_path / "runs" / str(index), record)
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "runs"), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;$x_1$" in text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_view_has_a_page_with_charts(case: str, tmp_path: Path) -> None:
+    assert make_page(tmp_path, case).read_text().count("<svg") >= 2
+
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_the_page_asks_for_nothing_and_does_not_overflow(width: int, tmp_path: Path) -> None:
+    seen = look(make_page(tmp_path, "step_times", "precision", "context", "unrelated"), width)
+    assert seen["requests"] == []
+    assert seen["scroll_width"] <= seen["client_width"] <= width
+    assert seen["charts"] > 10
+    assert seen["smallest_text_px"] >= 8.5
+
+
+@needs_browser
+def test_the_browser_would_tell_of_a_request_and_of_an_overflow(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<body><img src="elsewhere.png"><div style="width: 900px">x</div>')
+    seen = look(page, 390)
+    assert [request.rpartition("/")[2] for request in seen["requests"]] == ["elsewhere.png"]
+    assert seen["scroll_width"] > 390
+
+
+def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path: Path) -> None:
+    axes = {"model.size": ["small", "medium"], "data.context_length": [128, 256], "data.batch_size": list(range(1, 15))}
+    home = write_sweep(tmp_path, "step_times", axes, view="step_times", steps=1)
+    page = tmp_path / "page.html"
+    assert main(["report", str(home), "--html", str(page)]) == 0
+    assert "more charts are left out" in page.read_text()

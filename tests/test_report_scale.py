@@ -1,0 +1,69 @@
+"""Large results are read and shown quickly and in little memory, without torch."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_results import make_record, write_run, write_sweep
+
+AXES = {
+    "model.size": ["small", "medium", "large", "xl", "2.7B"],
+    "mode": ["inference", "forward", "forward_backward", "train_step"],
+    "trainer.precision": ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"],
+    "data.batch_size": [1, 2, 4, 8, 16],
+    "measure.warmup_steps": [1, 5],
+}
+
+
+def timed_report(*words: str) -> tuple[float, int]:
+    """Processor seconds and peak resident bytes of `lmbench report` in a process of its own.
+
+    It works in one thread and waits for nothing but the disk; other processes of the machine do not count.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "lmbench", "report", *words], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, after.ru_maxrss * 1024
+
+
+def test_a_hundred_cells_take_a_few_seconds_in_every_format(tmp_path: Path) -> None:
+    axes = {**AXES, "data.batch_size": [4], "measure.warmup_steps": [5]}
+    home = write_sweep(tmp_path, "step_times", axes, view="step_times", steps=100)
+    for words in (["--format", "markdown"], ["--format", "csv"], ["--html", str(tmp_path / "page.html")]):
+        assert timed_report(str(home), *words)[0] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", ["sweep", "step_times", "warmup", "precision"])
+def test_1000_cells_and_a_million_steps_take_under_10_s_and_2_gib(view: str, tmp_path: Path) -> None:
+    home = write_sweep(tmp_path, "large", AXES, steps=1000)
+    assert len(list((home / "runs").iterdir())) == 1000
+    for words in (["--format", "markdown"], ["--format", "csv"], ["--html", str(tmp_path / "page.html")]):
+        seconds, size_bytes = timed_report(str(home), "--view", view, *words)
+        assert seconds < 10
+        assert size_bytes < 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["-h"], ["torch", "lightning", "matplotlib", "scipy", "jinja2", "numpy"]),
+        (["RESULTS"], ["torch", "lightning", "matplotlib", "jinja2"]),
+        (["RESULTS", "--html", "PAGE"], ["torch", "lightning"]),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(words: list[str], absent: list[str], tmp_path: Path) -> None:
+    for index in range(3):
+        write_run(tmp_path / "results" / str(index), make_record({"data.batch_size": 4}))
+    given = {"RESULTS": str(tmp_path / "results"), "PAGE": str(tmp_path / "page.html")}
+    code = (
+        "import sys; from lmbench.cli import main\n"
+        f"assert main(['report', *{[given.get(word, word) for word in words]}]) == 0\n"
+        f"print(sorted(set({absent}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,140 @@
+"""A sweep's file: what it may hold, and one clear line for whatever it may not."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from lmbench.errors import UsageError
+from lmbench.runner.grid import expand
+from lmbench.runner.plan import find_sweep, make_plan, shipped
+from lmbench.runner.sweep_file import read_sweep_file, sweep_from
+
+
+def cells(text):
+    sweep = sweep_from(yaml.safe_load(text))
+    return expand(sweep, None, {})
+
+
+MISTAKES = {
+    "no mapping": ("[1, 2]", "a sweep is a mapping"),
+    "unknown key": ("matrx: {a.b: [1]}", "unknown key 'matrx'; did you mean matrix?"),
+    "passes are no key": ("{matrix: {a.b: [1]}, passes: [kernels]}", "unknown key 'passes'"),
+    "empty file": ("{}", "the matrix is empty"),
+    "empty matrix": ("{matrix: {}}", "the matrix is empty"),
+    "empty axis": ("{matrix: {model.size: []}}", "a list of at least one value"),
+    "axis no list": ("{matrix: {model.size: tiny}}", "a list of at least one value"),
+    "axis of nothing": ("{matrix: {'model size': [1]}}", "no option's name"),
+    "mode in the matrix": ("{matrix: {measure.mode: [forward]}}", "list modes under `modes`"),
+    "modes in the matrix": ("{matrix: {modes: [forward]}}", "modes and environments have keys of their own"),
+    "folder in base": ("{base: {measure.results_dir: x}, modes: [forward]}", "--results_dir"),
+    "no such mode": ("{modes: [training]}", "choose among inference, forward"),
+    "no repeats": ("{modes: [forward], repeats: 0}", "at least 1"),
+    "repeats a text": ("{modes: [forward], repeats: many}", "whole number"),
+    "no time": ("{modes: [forward], timeout_s: 0}", "above 0"),
+    "base a list": ("{base: [1], modes: [forward]}", "base is [1]; it must be a mapping"),
+    "exclude of no axis": ("{matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]}", "a.c is no axis"),
+    "exclude fits nothing": ("{matrix: {a.b: [1, 2]}, exclude: [{a.b: 3}]}", "fits no cell"),
+    "exclude takes all": ("{matrix: {a.b: [1]}, exclude: [{a.b: 1}]}", "leaves no cell"),
+    "twins in an axis": ("{matrix: {a.b: [1, 1]}}", "two cells are the same"),
+    "an included twin": ("{matrix: {a.b: [1, 2]}, include: [{a.b: 2}]}", "two cells are the same"),
+    "two axes set one option": ("{matrix: {a.b: [1], x: [{a.b: 2}]}}", "two axes set a.b"),
+    "no such environment": ("{include: [{environment: x}]}", "environment 'x' is none of any"),
+    "unknown environment key": ("{environments: {x: {pyhton: y}}}", "did you mean python?"),
+    "tree alone": ("{environments: {x: {tree: .}}}", "tree without revision"),
+    "a secret": ("{environments: {x: {variables: {WANDB_API_KEY: s}}}}", "looks like a secret"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line(mistake):
+    text, told = MISTAKES[mistake]
+    with pytest.raises(UsageError) as raised:
+        cells(text)
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("matrix: [\n")
+    with pytest.raises(UsageError, match=r"x\.yaml.* is no YAML"):
+        read_sweep_file(path)
+
+
+def test_a_misspelt_study_is_named():
+    with pytest.raises(UsageError, match=r"did you mean step_times\?"):
+        find_sweep("step_time")
+
+
+def test_a_misspelt_config_is_named():
+    with pytest.raises(UsageError, match=r"did you mean smoke\?"):
+        make_plan("x", sweep_from({"base": {"config": "smok"}, "modes": ["forward"]}))
+
+
+def test_the_last_axis_varies_fastest_and_modes_follow_the_matrix():
+    found = cells("{matrix: {a.b: [1, 2], c.d: [x, y]}, modes: [inference, train_step]}")
+    assert [tuple(cell.axes.values()) for cell in found][:3] == [
+        (1, "x", "inference"),
+        (1, "x", "train_step"),
+        (1, "y", "inference"),
+    ]
+    assert len(found) == 8
+    assert [cell.command for cell in found[:2]] == ["validate", "fit"]
+    assert found[1].words() == ["fit", "--a.b=1", "--c.d=x", "--measure.mode=train_step"]
+
+
+def test_a_named_axis_sets_several_options_at_once():
+    found = cells("{base: {a.b: 0}, matrix: {pair: [{a.b: 1, c.d: x}, {a.b: 2, c.d: y}]}}")
+    assert [cell.options for cell in found] == [{"a.b": 1, "c.d": "x"}, {"a.b": 2, "c.d": "y"}]
+    assert [cell.axes for cell in found] == [{"a.b": 1, "c.d": "x"}, {"a.b": 2, "c.d": "y"}]
+
+
+def test_exclude_takes_lists_and_include_adds_cells_with_options_of_their_own():
+    found = cells(
+        "{matrix: {a.b: [1, 2, 3], c.d: [x, y]}, exclude: [{a.b: [2, 3], c.d: y}], include: [{a.b: 9, e.f: z}]}"
+    )
+    assert [tuple(cell.axes.values()) for cell in found] == [(1, "x"), (1, "y"), (2, "x"), (3, "x"), (9, "z")]
+
+
+def test_values_of_every_type_become_words():
+    (cell,) = cells("{matrix: {a.a: [true], a.b: [null], a.c: [-1.5], a.d: [[1, 2]], a.e: [{x: 1}], a.f: ['0']}}")
+    assert cell.words()[1:] == ["--a.a=true", "--a.b=null", "--a.c=-1.5", "--a.d=[1, 2]", '--a.e={"x": 1}', "--a.f=0"]
+
+
+def test_a_cells_id_names_its_values_and_follows_everything_that_makes_it_up():
+    text = "{base: {s.t: %s}, matrix: {model.size: [tiny, '2.7B'], a.b: [1, 2], e.f: [0]}}"
+    ids = [cell.id for cell in cells(text % 5)]
+    assert [cell_id.rpartition("-")[0] for cell_id in ids] == ["tiny-b-1", "tiny-b-2", "2.7B-b-1", "2.7B-b-2"]
+    assert ids == [cell.id for cell in cells(text % 5)]
+    assert not set(ids) & {cell.id for cell in cells(text % 6)}
+    assert all(part.replace("-", "").replace(".", "").replace("_", "").isalnum() for part in ids)
+
+
+def test_what_is_stored_of_a_file_gives_the_same_cells():
+    for path in shipped("sweeps").values():
+        sweep = read_sweep_file(path)
+        assert sweep_from(sweep.as_mapping()) == sweep, path.name
+
+
+def test_an_option_for_every_cell_may_not_be_an_axis():
+    sweep = sweep_from(yaml.safe_load("{base: {c.d: 1}, matrix: {a.b: [1], x: [{e.f: 2}]}}"))
+    assert sweep.changed({"c.d": "7"}, 5, None).base == {"c.d": "7"}
+    assert sweep.changed({}, 5, None).repeats == 5
+    for option in ("a.b", "e.f"):
+        with pytest.raises(UsageError, match="is an axis of this sweep"):
+            sweep.changed({option: "1"}, None, None)
+    with pytest.raises(UsageError, match="at least 1"):
+        sweep.changed({}, 0, None)
+
+
+def test_every_study_has_a_view_a_tiny_variant_and_cells():
+    from lmbench.report.views import find_view
+
+    studies = shipped("sweeps")
+    names = {"step_times", "warmup", "context", "precision", "compile", "batch", "custom"}
+    assert set(studies) == names | {f"tiny_{name}" for name in names}
+    for name, path in studies.items():
+        plan = make_plan(name, read_sweep_file(path))
+        assert find_view(plan.file.view).name == name.removeprefix("tiny_")
+        assert len(plan.cells) > 1

@@ -1,0 +1,41 @@
+"""A small result for the tests of what W&B gets, written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmbench.results.assemble import complete_run
+from lmbench.results.fields import SCHEMA_VERSION
+from lmbench.results.store import RunFolder
+
+
+def step(index: int, **changed: Any) -> dict[str, Any]:
+    record = {
+        "step": index, "rank": 0, "stage": "window" if index >= 2 else "warmup", "is_warmup": index < 2,
+        "micro_batches": 1, "tokens": 64, "loss": 9.0 - index / 7, "is_skipped": False, "excluded_s": 0.0,
+        "step_s": 0.010 + index * 1e-4, "forward_s": 0.004, "backward_s": 0.005, "clip_s": None,
+        "other_s": 0.001 + index * 1e-4, "forward_host_s": 0.003, "lag_forward_s": None,
+    }  # fmt: skip
+    return {**record, **changed}
+
+
+def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
+    """A closed result with a window of all but two steps; returns its folder."""
+    folder = RunFolder.create(results)
+    records = [step(index) for index in range(steps)]
+    run: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION, "run_id": folder.run_id, "outcome": "ok", "error": None, "exit_code": 0,
+        "config": {"trainer": {"precision": None, "max_steps": -1}, "model": {"size": "tiny", "betas": [0.9, 0.95]}},
+        "mode": "train_step", "precision": "32-true", "matmul_precision": "highest", "device_type": "cpu",
+        "pid": 1, "environment": {"versions": {"torch": "2.13.0"}, "gpu": None},
+        "window": {"warmup_steps": 2, "micro_batches": 1, "steps": steps - 2, "tokens": 64 * (steps - 2)},
+        "probe": {"verdicts": {"forward": {"verdict": "queued"}}},
+    }  # fmt: skip
+    run.update(changed)
+    if run["outcome"] == "ok":
+        complete_run(run, records)
+    folder.append_steps(records)
+    folder.close()
+    folder.write_run(run)
+    return folder.path
