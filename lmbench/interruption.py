@@ -68,8 +68,12 @@ def interrupt(signum: int) -> None:
 def listening(until_exit: bool = False) -> Iterator[None]:
     """Within, SIGINT raises KeyboardInterrupt, the others Terminated, at once or when a `held` block ends.
 
-    With `until_exit` what comes afterwards, while Python shuts down, ends the process without a traceback.
+    With `until_exit` what comes afterwards, while Python shuts down, ends the process without a traceback. Inside
+    another such block this one changes nothing.
     """
+    if _state.is_listening:
+        yield
+        return
     _state.received = _state.waiting = None
     _state.is_listening = True
     replaced = _take_over(tuple(_DEFAULTS), _on_signal)
