@@ -19,7 +19,7 @@ from lmbench.results.vocabulary import PHASES
 
 from conftest import Sleeper, SlowBatches, quiet_trainer
 
-SCHEDULE = Schedule(warmup_steps=1, steps=6)
+SCHEDULE = Schedule(warmup_steps=1, steps=16)
 
 
 def measure(module, *callbacks, schedule=SCHEDULE, **flags):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -159,7 +159,8 @@ class PhaseTrack:
     def blame(self, exception: BaseException) -> None:
         """Note on an exception the phase it was raised in: the innermost action that it unwinds knows."""
         if not hasattr(exception, "lmbench_phase"):
-            exception.lmbench_phase = self._current  # type: ignore[attr-defined]
+            with suppress(AttributeError):  # a frozen dataclass, say
+                exception.lmbench_phase = self._current  # type: ignore[attr-defined]
 
     # The same in manual optimization, where these happen inside the forward.
 

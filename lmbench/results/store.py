@@ -48,8 +48,8 @@ class RunFolder:
         parent = Path(results_dir).absolute()
         if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
             raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
-        made = tuple(folder for folder in (parent, *parent.parents) if not folder.exists())
         try:
+            made = tuple(folder for folder in (parent, *parent.parents) if not folder.exists())
             parent.mkdir(parents=True, exist_ok=True)
             path = _make_new(parent, run_id, slug)
         except FileExistsError as exc:
