@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -130,6 +131,8 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
         _state.waiting = signum
     elif _state.received is None:
         _state.received, _state.received_at = signum, time.monotonic()
+        # What libraries warn of from now on is how they were interrupted (PyTorch's compiler prints a traceback).
+        warnings.simplefilter("ignore")
         if _state.depth:
             _state.waiting = signum
         else:

@@ -51,7 +51,8 @@ def _healthy():
             "variables": {},
             "flags": {"anomaly_mode": False, "deterministic_algorithms": False, "cudnn_deterministic": False},
         },
-        "window": {"steps": len(window), "wall_s": total * 1.0001, "steps_sum_s": total},
+        "outcome": "ok",
+        "window": {"steps": len(window), "requested_steps": 20, "wall_s": total * 1.0001, "steps_sum_s": total},
         "phases": summarize_steps(steps),
         "throughput": {"mfu_fraction": 0.5},
         "loss": {"first": 9.2, "last": 8.96, "mean": 9.0},
@@ -65,6 +66,7 @@ def _healthy():
             "other_process_count": 0,
         },
         "probe": {
+            "is_complete": True,
             "hidden_syncs": [],
             "verdicts": {phase: {"verdict": "queued"} for phase in ("forward", "backward")},
             "training": {
@@ -126,6 +128,8 @@ FAULTS = [
     ("probe.training.parameters", 0, "gradients", "fail", 0),
     ("probe.training.unmoved_parameters", ["a", "b", "c", "d"], "trained", "fail", 4),
     ("probe.training.unmoved_parameters", ["a"], "trained", "warn", 1),
+    ("window.requested_steps", 30, "window_complete", "warn", 20),
+    ("probe.is_complete", False, "probe_steps", "warn", None),
     ("window.wall_s", 2.02, "window_identity", "fail", None),
     ("phases.step.trend_fraction", 0.03, "trend", None, None),
     ("phases.step.cv_fraction", 0.11, "spread", "warn", 0.11),
