@@ -1,6 +1,8 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
 from lmbench.callbacks.compiler import Compiler
+from lmbench.callbacks.kernel_capture import KernelCapture
+from lmbench.callbacks.kernel_profiler import KernelProfiler
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.milestones import Milestones
 from lmbench.callbacks.phase_timer import PhaseTimer
@@ -14,6 +16,8 @@ from lmbench.callbacks.training_check import TrainingCheck
 
 __all__ = [
     "Compiler",
+    "KernelCapture",
+    "KernelProfiler",
     "MeasurementSession",
     "MemoryRecorder",
     "Milestones",

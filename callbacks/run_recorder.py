@@ -77,7 +77,7 @@ class RunRecorder(Observer):
                 world_size=trainer.world_size,
                 precision=str(trainer.precision),
                 device_type=trainer.strategy.root_device.type,
-                is_profiled=not isinstance(getattr(profiler, "inner", profiler), PassThroughProfiler),
+                is_profiled=type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler,
                 repairs=getattr(trainer, "repairs", []),
             )
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics.text import Perplexity
 
 from lmbench.errors import UsageError
-from lmbench.model.parts import part_of
+from lmbench.trace.parts import part_of
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape
 

@@ -13,7 +13,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from lmbench.bench.precision import REPAIRS, RepairedMixedPrecision
-from lmbench.callbacks import Compiler
+from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError
 from lmbench.measure.compiling import CompileOptions
 
@@ -29,6 +29,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "limit_val_batches": 0,
     "use_distributed_sampler": False,
 }
+
+LIGHTNING_PROFILERS = ("simple", "advanced", "pytorch", "xla")
 
 
 def _as_list(callbacks: Any) -> list[Any]:
@@ -51,6 +53,7 @@ class BenchTrainer(Trainer):
         accumulated = kwargs.get("accumulate_grad_batches", 1)
         if accumulated < 1:
             raise UsageError(f"trainer.accumulate_grad_batches is {accumulated}; it must be at least 1")
+        kwargs["profiler"] = _profiler(kwargs.get("profiler"))
         if kwargs.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
             raise UsageError("trainer.accelerator asks for a GPU and there is none here; allowed: cpu, auto")
         try:
@@ -77,6 +80,18 @@ class BenchTrainer(Trainer):
                 plugin.scaler,
             )
             self.repairs = list(REPAIRS)
+
+
+def _profiler(choice: Profiler | str | None) -> Profiler | str | None:
+    """A profiler by its short name; Lightning knows its own ones."""
+    if choice == "kernels":
+        return KernelProfiler()
+    if isinstance(choice, str) and choice.lower() not in LIGHTNING_PROFILERS:
+        raise UsageError(
+            f"trainer.profiler is {choice!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class such as "
+            "lmbench.KernelProfiler"
+        )
+    return choice
 
 
 def _leave_in_place(strategy: Strategy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten, wrap
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lmbench.report.units import count, gib, milliseconds, percent
 from lmbench.results.vocabulary import PHASES
 
 Record = dict[str, Any]
 _LABEL = 13
-_CLOCKS = {"events": "device span", "sync": "synchronized time (slower than the step itself)"}
 _STATUSES = ("pass", "warn", "fail", "n/a")
+_STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 _STATISTICS = ("mean_s", "std_s", "median_s", "min_s", "max_s")
 
 
@@ -36,47 +38,68 @@ def make_console(stream: Any = None) -> Console:
     return _Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
 
 
-def print_run(run: Record, path: Path, console: Console | None = None, with_banner: bool = True) -> None:
-    """Print a run's record; `path` is its result folder."""
+def print_run(
+    run: Record,
+    path: Path,
+    console: Console | None = None,
+    with_banner: bool = True,
+    notes: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print a run's record; `path` is its result folder, `notes` are labelled lines about how the run ended."""
     console = console or make_console()
     if with_banner:
         print_banner(run, console)
+    if run.get("mode"):
+        console.out("")
     if run.get("phases", {}).get("step"):
-        console.print(phase_table(run))
-    for line in (*figures(run), *guard_lines(run), *closing_lines(run, path)):
-        console.print(_hanging(line, console.width), markup=False)
+        _print_table(phase_table(run), console)
+    _print_lines([*figures(run), *guard_lines(run), *closing_lines(run), *(_line(*note) for note in notes)], console)
+    for label, text in where(run, path):
+        # Whole, however long: to be copied.
+        console.out(_line(label, text), highlight=False)
 
 
 def print_banner(run: Record, console: Console | None = None) -> None:
     """Print what is measured, with what, on what."""
     console = console or make_console()
-    for line in banner(run):
-        console.print(_hanging(line, console.width), markup=False)
+    _print_lines(banner(run), console)
 
 
-def _hanging(line: str, width: int) -> str:
-    """Wrap a line under its own text, not under its label; a path or a command stays whole, to be copied."""
-    if line.startswith(("result", "repeat")):
-        return line
-    return "\n".join(wrap(line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False))
+def _print_lines(lines: list[str], console: Console) -> None:
+    """Labelled lines, wrapped under their own text, not under their label; a path in them stays whole."""
+    hanging = {"subsequent_indent": " " * _LABEL, "break_long_words": False, "break_on_hyphens": False}
+    for line in lines:
+        text = Text("\n".join(wrap(line, console.width, **hanging)))
+        text.stylize(_STYLES.get(line.split(" ", 1)[0], ""), 0, _LABEL)
+        console.print(text, soft_wrap=True)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """A table without the blanks at its lines' ends, and a blank line after it."""
+    with console.capture() as capture:
+        console.print(table)
+    for line in [*capture.get().splitlines(), ""]:
+        console.out(line.rstrip(), highlight=False)
 
 
 def banner(run: Record) -> list[str]:
-    """The configuration in a few labelled lines."""
+    """The configuration in a few labelled lines; none of a run that left no record of it."""
+    if not run.get("mode"):
+        return []
     model, data, window = run.get("model", {}), run.get("data", {}), run.get("window", {})
-    measure = (run.get("config") or {}).get("measure", {})
     gpu = (run.get("environment") or {}).get("gpu") or {}
     limit = f", power limit {gpu['power_limit_w']:.0f} W" if gpu.get("power_limit_w") else ""
     parameters = f", {count(model['parameter_count'])} parameters" if model.get("parameter_count") else ""
     device = gpu.get("name") or (run.get("environment", {}).get("host") or {}).get("cpu_model") or "CPU"
-    steps = measure.get("steps") or window.get("steps") or "all"
-    seconds = f" and {measure['min_window_s']:g} s" if measure.get("min_window_s") else ""
+    steps = window.get("requested_steps") or window.get("steps") or "all"
+    seconds = f" and {window['requested_s']:g} s" if window.get("requested_s") else ""
+    least = ", profiled: in no timing table" if run.get("is_profiled") else f"{seconds} at least"
     return [
         _line("model", f"{model.get('size') or model.get('name') or '(not built)'}{parameters}{_choices(run)}"),
         _line("step", f"{run.get('mode')}, batch {_shape(data)}{_accumulation(window)}"),
         _line("precision", f"{run.get('precision')}, float32 matmul {run.get('matmul_precision')}{_compiled(run)}"),
         _line("device", f"{device}{limit}"),
-        _line("window", f"{steps} steps{seconds} at least, after {window.get('warmup_steps')} steps of warm-up"),
+        _line("window", f"{steps} steps{least}, after {window.get('warmup_steps')} of warm-up"),
     ]
 
 
@@ -115,7 +138,7 @@ def phase_table(run: Record) -> Table:
         str(run.get("clock")), "device span"
     )
     title = f"{clock} in ms, {window.get('steps', '?')} steps after {window.get('warmup_steps')} of warm-up"
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("phase")
     for name in ("mean", "std", "median", "min", "max", "share"):
         table.add_column(name, justify="right")
@@ -185,16 +208,18 @@ def guard_lines(run: Record) -> list[str]:
     return lines
 
 
-def closing_lines(run: Record, path: Path) -> list[str]:
-    """Outcome if not `ok`, the folder, and the command that repeats the run."""
-    lines = []
-    if run.get("outcome") != "ok":
-        error = run.get("error") or {}
-        where = f" in {error['phase']}" if error.get("phase") else ""
-        asked = f", {gib(error['requested_bytes'])} asked for" if error.get("requested_bytes") else ""
-        message = shorten(error.get("message") or "", 160, placeholder=" ...")
-        lines.append(f"outcome      {run.get('outcome')}{where}{asked}: {message}")
-    lines.append(f"result       {path}")
-    if run.get("replay_command"):
-        lines.append(f"repeat       {run['replay_command']}")
-    return lines
+def closing_lines(run: Record) -> list[str]:
+    """How the run ended, if not `ok`."""
+    if run.get("outcome") == "ok":
+        return []
+    error = run.get("error") or {}
+    phase = f" in {error['phase']}" if error.get("phase") else ""
+    asked = f", {gib(error['requested_bytes'])} asked for" if error.get("requested_bytes") else ""
+    message = shorten(error.get("message") or "", 160, placeholder=" ...")
+    return [_line("outcome", f"{run.get('outcome')}{phase}{asked}{f': {message}' if message else ''}")]
+
+
+def where(run: Record, path: Path) -> list[tuple[str, str]]:
+    """The folder, and the command that repeats the run, each with its label."""
+    repeat = run.get("replay_command")
+    return [("result", str(path)), *([("repeat", repeat)] if repeat else [])]

@@ -1,0 +1,1 @@
+"""Profiler file -> kernels -> kinds, parts of the model, phases. Nothing here imports torch."""

@@ -1,0 +1,172 @@
+"""The kernel profiler: a Trainer flag that records the window, and only that, whatever happens."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from strangers import Data, Regression
+
+import lmbench
+from lmbench.cli import main
+from lmbench.results.load import find_runs, load_run
+
+TINY = ("fit", "--config", "smoke", "--quiet", "--trainer.logger", "false")
+
+
+def profiled(tmp_path, *words, code=0, command=TINY):
+    assert main([*command, "--measure.results_dir", str(tmp_path), "--trainer.profiler", "kernels", *words]) == code
+    (folder,) = find_runs([str(tmp_path)])
+    return load_run(folder), folder
+
+
+def trace_of(folder):
+    with gzip.open(folder / "trace.json.gz") as file:
+        return json.load(file)
+
+
+def ranges(trace, kind):
+    found = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["name"].startswith(f"lmbench.{kind}:")]
+    return sorted(found, key=lambda event: event["ts"])
+
+
+def test_the_profiled_steps_are_the_window_and_the_run_is_marked(tmp_path):
+    loaded, folder = profiled(tmp_path, "--measure.steps", "40", "--measure.min_window_s", "9")
+    assert loaded.run["is_profiled"]
+    assert loaded.run["window"]["steps"] == 3
+    assert loaded.run["profile"] == {
+        "tool": "torch", "steps": 3, "first_step": 3,
+        "trace_file": "trace.json.gz", "trace_bytes": (folder / "trace.json.gz").stat().st_size,
+    }  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml", "run.json", "steps.jsonl", "trace.json.gz",
+    ]  # fmt: skip
+
+
+def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_path):
+    _, folder = profiled(
+        tmp_path, "--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1",
+        "--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.steps", "2",
+    )  # fmt: skip
+    trace = trace_of(folder)
+    steps, phases = ranges(trace, "step"), ranges(trace, "phase")
+    assert [step["name"] for step in steps] == ["lmbench.step:3", "lmbench.step:4"]
+    for step in steps:
+        inside = [p for p in phases if step["ts"] <= p["ts"] < step["ts"] + step["dur"]]
+        names = [p["name"].removeprefix("lmbench.phase:") for p in inside]
+        assert names.count("forward") == names.count("backward") == 2
+        assert names.count("clip") == names.count("optimizer") == 1
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(inside))
+        covered = sum(p["dur"] for p in inside)
+        assert covered == pytest.approx(step["dur"], rel=0.05)
+
+
+def test_phases_in_the_trace_last_as_long_as_the_timer_says(tmp_path):
+    loaded, folder = profiled(tmp_path)
+    records = [step for step in loaded.steps if step["stage"] == "window"]
+    phases = ranges(trace_of(folder), "phase")
+    for phase in ("forward", "backward"):
+        spans = [p["dur"] * 1e-6 for p in phases if p["name"] == f"lmbench.phase:{phase}"]
+        assert spans == pytest.approx([record[f"{phase}_s"] for record in records], rel=0.02, abs=2e-4)
+
+
+def test_module_ranges_name_the_parts_and_are_gone_afterwards(tmp_path):
+    _, folder = profiled(tmp_path, "--model.attention", "naive")
+    trace = trace_of(folder)
+    names = {event["name"].removeprefix("lmbench.module:") for event in ranges(trace, "module")}
+    assert {"network.blocks.0.attention.core.softmax", "network.head", "network.loss"} <= names
+    assert trace["lmbench"]["module_classes"]["network.blocks.0.ffn"] == "SwiGLU"
+
+
+def test_a_compiled_graph_tells_which_modules_its_kernels_come_from(tmp_path):
+    _, folder = profiled(tmp_path, "--trainer.compile", "true", "--model.attention", "naive")
+    forward, backward = trace_of(folder)["lmbench"]["compiled_graphs"]
+    for graph in (forward, backward):
+        modules = {path.rpartition("blocks.")[2] for _, paths in graph["kernels"] for path in paths}
+        assert {"0.attention.q", "1.ffn.down", "0.attention.core.softmax"} <= modules
+    norm, *_ = forward["kernels"]
+    assert norm[1] == ["blocks.0.attention_norm", "embedding"]
+    assert forward["kernels"][1] == ["extern_kernels.mm", ["blocks.0.attention.q"]]
+    import torch._inductor.config as config
+
+    assert config.post_grad_custom_post_pass is None
+    assert config.trace.provenance_tracking_level == 0
+
+
+def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path):
+    loaded, folder = profiled(
+        tmp_path, "--trainer.callbacks+=planted_faults.Planted", "--trainer.callbacks.at=4",
+        "--trainer.callbacks.hook=on_train_batch_start", "--trainer.callbacks.deed=raise", code=1,
+    )  # fmt: skip
+    assert loaded.outcome == "error"
+    assert loaded.run["profile"]["steps"] == 1
+    assert len(ranges(trace_of(folder), "step")) == 2
+    assert not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_two_profiled_runs_follow_each_other_in_one_process(tmp_path):
+    for name in ("a", "b"):
+        loaded, folder = profiled(tmp_path / name)
+        assert len(ranges(trace_of(folder), "step")) == loaded.run["profile"]["steps"] == 3
+
+
+def test_it_profiles_a_strangers_trainer(tmp_path):
+    trainer = Trainer(
+        accelerator="cpu", max_steps=12, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=2),
+    )  # fmt: skip
+    trainer.fit(Regression(), Data())
+    trace = trace_of(tmp_path)
+    assert [step["name"] for step in ranges(trace, "step")] == ["lmbench.step:5", "lmbench.step:6"]
+    assert trainer.global_step == 12
+
+
+def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
+    with torch.profiler.profile():
+        assert main([*TINY, "--measure.results_dir", str(tmp_path), "--trainer.profiler", "kernels"]) == 2
+    assert "a profiler is running in this process already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--trainer.profiler", "kernles"], "allowed: kernels, simple"),
+        (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.steps", "0"], "allowed: 1 and more"),
+        (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "perf"], "perf"),
+    ],
+)
+def test_mistakes_in_the_flag_are_one_line(tmp_path, capsys, words, told):
+    assert main([*TINY, "--measure.results_dir", str(tmp_path), *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monkeypatch):
+    """The stand-in for nsys checks what it is given and runs what it is asked to."""
+    tool = tmp_path / "nsys"
+    tool.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:8])\nos.execv(sys.argv[8], sys.argv[8:])\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    results = tmp_path / "results"
+    child = os.fork()
+    if not child:
+        os._exit(main(["nsys", "--output", "x", *TINY, "--measure.results_dir", str(results)]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    (folder,) = find_runs([str(results)])
+    profile = load_run(folder).run["profile"]
+    assert (profile["tool"], profile["steps"]) == ("nsys", 3)
+
+
+def test_nsys_says_plainly_that_it_is_not_here(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["nsys", "fit"]) == 2
+    assert "nsys is not on this machine's PATH" in capsys.readouterr().err
