@@ -70,11 +70,9 @@ class KernelCapture(Observer):
 
     def _prepare(self) -> None:
         """Switch the instruments on for the last step before the window."""
-        schedule = self.session.schedule
-        assert self._recording is not None or self.tool == "nsys"
-        if self._recording and not self._recording.is_prepared:
-            if self.session.steps_done >= schedule.warmup_steps - 1:
-                self._recording.prepare()
+        is_last = self.session.steps_done >= self.session.schedule.warmup_steps - 1
+        if is_last and self._recording is not None and not self._recording.is_prepared:
+            self._recording.prepare()
 
     def window_opened(self) -> None:
         uses_nvtx = self.session.device.type == "cuda"

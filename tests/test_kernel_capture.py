@@ -94,7 +94,7 @@ def test_a_compiled_graph_tells_which_modules_its_kernels_come_from(tmp_path):
     norm, *_ = forward["kernels"]
     assert norm[1] == ["blocks.0.attention_norm", "embedding"]
     assert forward["kernels"][1] == ["extern_kernels.mm", ["blocks.0.attention.q"]]
-    import torch._inductor.config as config
+    from torch._inductor import config
 
     assert config.post_grad_custom_post_pass is None
     assert config.trace.provenance_tracking_level == 0

@@ -41,8 +41,8 @@ def run(args: list[str]) -> int:
     nsys = shutil.which("nsys")
     if nsys is None:
         raise UsageError(
-            "nsys is not on this machine's PATH; install Nsight Systems, or use --trainer.profiler kernels, which needs "
-            "nothing but PyTorch"
+            "nsys is not on this machine's PATH; install Nsight Systems, or use --trainer.profiler kernels, which "
+            "needs nothing but PyTorch"
         )
     words = command_line(nsys, options.output, options.command)
     sys.stdout.flush()

@@ -16,18 +16,18 @@ import torch
 
 GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
 #: Operations that make no work of their own: what they are fused into does not belong to their module.
-WEIGHTLESS = frozenset(
-    "view reshape _unsafe_view permute transpose t slice split split_with_sizes expand unsqueeze squeeze select alias "
-    "detach getitem full scalar_tensor arange iota empty".split()
-)
+WEIGHTLESS = frozenset({
+    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "slice", "split", "split_with_sizes", "expand",
+    "unsqueeze", "squeeze", "select", "alias", "detach", "getitem", "full", "scalar_tensor", "arange", "iota", "empty",
+})  # fmt: skip
 
 
 class GraphOrigins(logging.Handler):
     """Listens to Inductor from `listen` to `close`; `graphs` has one entry for each compiled graph, in order.
 
     An entry is `{"kernels": [[name, [module path, ...]], ...]}` in the order of launches; library calls are named as
-    Inductor calls them, such as `extern_kernels.mm`. A graph that comes out of a cache says nothing, so caches of graphs
-    are off meanwhile. Where this PyTorch keeps its notes elsewhere, the entries are empty.
+    Inductor calls them, such as `extern_kernels.mm`. A graph that comes out of a cache says nothing, so the cache of
+    graphs is off meanwhile. Where this PyTorch keeps its notes elsewhere, the entries are empty.
     """
 
     def __init__(self) -> None:
@@ -39,20 +39,24 @@ class GraphOrigins(logging.Handler):
         self._before: tuple[Any, ...] | None = None
 
     def listen(self) -> None:
-        import torch._inductor.config as config
+        from torch._inductor import config
 
         self._before = (
             config.trace.provenance_tracking_level, config.post_grad_custom_post_pass, config.fx_graph_cache,
         )  # fmt: skip
         config.trace.provenance_tracking_level = 1
-        # A function and no method: PyTorch copies its configuration deeply.
-        config.post_grad_custom_post_pass = lambda graph: self._begin(graph)
+
+        def begin(graph: torch.fx.Graph) -> None:
+            # A function and no method: PyTorch copies its configuration deeply.
+            self._begin(graph)
+
+        config.post_grad_custom_post_pass = begin
         config.fx_graph_cache = False
         self._log.addHandler(self)
 
     def close(self) -> None:
         if self._before is not None:
-            import torch._inductor.config as config
+            from torch._inductor import config
 
             level, custom_pass, cache = self._before
             config.trace.provenance_tracking_level, config.fx_graph_cache = level, cache
@@ -82,7 +86,7 @@ class GraphOrigins(logging.Handler):
 
 
 def _notes() -> dict[str, list[str]]:
-    import torch._inductor.debug as debug
+    from torch._inductor import debug
 
     return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
 

@@ -67,7 +67,7 @@ class Recording:
             self._profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb", COMPRESSION_LEVEL) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-            os.replace(packed, path)
+            packed.replace(path)
         finally:
             plain.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
