@@ -5,11 +5,12 @@ from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.kernel_profiler import KernelProfiler
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.milestones import Milestones
+from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.callbacks.quiet_host import QuietHost
 from lmbench.callbacks.run_recorder import RunRecorder
-from lmbench.callbacks.session import MeasurementSession, Observer
+from lmbench.callbacks.session import MeasurementSession
 from lmbench.callbacks.sync_finder import SyncFinder
 from lmbench.callbacks.throughput_meter import ThroughputMeter
 from lmbench.callbacks.training_check import TrainingCheck

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.measure.clock import synchronize
 from lmbench.measure.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import RunRecorder
-from lmbench.callbacks.session import Observer
 from lmbench.measure.clock import synchronize
 from lmbench.measure.graph_origins import GraphOrigins
 from lmbench.measure.kineto import Recording

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.measure.host import peak_rss_bytes
 from lmbench.measure.schedule import ProbeKind, Stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.measure.milestones import reach
 from lmbench.measure.schedule import ProbeKind, Stage
 

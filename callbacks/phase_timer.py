@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.interruption import held
 from lmbench.measure.clock import make_clock, synchronize

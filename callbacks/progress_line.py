@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.measure.schedule import ProbeKind, Stage
 
 
@@ -22,7 +22,8 @@ class ProgressLine(Observer):
         self._width = 0
 
     def run_started(self) -> None:
-        self._show("first step (compiling, where that was asked for) ...")
+        is_compiled = self.session.facts.get("compile", {}).get("is_enabled")
+        self._show(f"first step{', with compiling' if is_compiled else ''} ...")
 
     def steps_recorded(self, records: list[dict[str, Any]]) -> None:
         session, schedule = self.session, self.session.schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 
 
 class QuietHost(Observer):

@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.session import Observer
 from lmbench.callbacks.throughput_meter import ThroughputMeter
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held, interrupt, received

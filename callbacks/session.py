@@ -1,4 +1,4 @@
-"""What the measuring callbacks of one run share: where the run stands, and the borders of its phases."""
+"""Where a run stands, and the borders of its phases: what its measuring callbacks share."""
 
 from __future__ import annotations
 
@@ -10,78 +10,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
+from lmbench.callbacks.observer import Observer
+from lmbench.callbacks.step_hooks import LeanCallback
 from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import EXCLUDED, BorderProfiler, PhaseTrack
 from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
 
 
-class Observer(Callback):
-    """A measuring callback: hears of the window and the probe steps from the run's `MeasurementSession`.
-
-    Alone in a stranger's Trainer the first observer attaches a session that only watches: warm-up of 5 steps, then a
-    window until training ends, no probe steps, nothing stopped. What was attached is gone when the run is over; every
-    further `fit`, `validate` or `test` is a run of its own, and facts and records are those of the latest.
-    """
-
-    _session: MeasurementSession | None = None
-
-    @property
-    def session(self) -> MeasurementSession:
-        assert self._session is not None
-        return self._session
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._session = MeasurementSession.of(trainer)
-        if self not in self.session.observers:
-            self.session.observers.append(self)
-
-    def run_started(self) -> None:
-        """The first batch is about to be fetched."""
-
-    def before_window(self) -> None:
-        """The window is about to open; slow work belongs here."""
-
-    def window_opened(self) -> None:
-        """The device is idle and the window's wall clock starts next; be quick."""
-
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        """An optimizer step ended, in `stage`."""
-
-    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
-        """The timer hands over the records of finished steps, outside of every step."""
-
-    def between_steps(self) -> None:
-        """A step is over and the next one belongs to the same stage; work here is taken out of both."""
-
-    def window_closed(self) -> None:
-        """The window's wall clock has stopped on an idle device."""
-
-    def since_step_s(self) -> float | None:
-        """Seconds from the end of the last step to now, from whoever times steps; the device is idle."""
-        return None
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
-
-    def run_ended(self) -> None:
-        """Training or evaluation ended by itself; every observer has left its facts."""
-
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ended the run; every observer has left its facts. Lightning calls no other hook after this."""
-
-    def probe_begins(self, kind: ProbeKind) -> None:
-        """The steps that look at `kind` begin."""
-
-    def is_settled(self) -> bool:
-        """Whether the run is again in the state it had in the window, after the synchronize at its end."""
-        return True
-
-    def probe_ended(self, kind: ProbeKind) -> None:
-        """The steps that look at `kind` are over."""
-
-
-class MeasurementSession(Callback):
+class MeasurementSession(LeanCallback):
     """Drives a run through warm-up, window and probe steps, and tells the observers.
 
     It stands last among the callbacks, so that a step ends when every other callback is done with it.
@@ -283,10 +220,18 @@ class MeasurementSession(Callback):
         self.device = trainer.strategy.root_device
         self.track.reset()
         self._has_started = True
+        # Every step asks for these; those who have nothing to say are not asked.
+        self._step_ended = self._own_methods("step_ended")
+        self._between_steps = self._own_methods("between_steps")
         for observer in self.observers:
             observer.run_started()
         if self.schedule.warmup_steps == 0:
             self._open_window()
+
+    def _own_methods(self, name: str) -> list[Callable[..., None]]:
+        """The observers' methods of that name, of those whose class has one of its own."""
+        inherited = getattr(Observer, name)
+        return [getattr(o, name) for o in self.observers if getattr(type(o), name) is not inherited]
 
     def _end_step(self, trainer: Trainer) -> None:
         stage, kind = self.stage, self.probe_kind
@@ -302,14 +247,13 @@ class MeasurementSession(Callback):
         self.steps_done += 1
         if stage is Stage.WINDOW:
             self.window_steps += 1
-        if stage is Stage.WINDOW:
             self._stop_bypass_watch()
-        for observer in self.observers:
-            observer.step_ended(stage, kind)
+        for step_ended in self._step_ended:
+            step_ended(stage, kind)
         self._advance(trainer)
         if self.stage is stage:
-            for observer in self.observers:
-                observer.between_steps()
+            for between_steps in self._between_steps:
+                between_steps()
 
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.measure.schedule import ProbeKind
 from lmbench.measure.sync_trap import SyncTrap
 

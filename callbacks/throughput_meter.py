@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lmbench.callbacks.session import Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.measure.device_state import DeviceSensor, derive_device_state
 from lmbench.measure.schedule import ProbeKind, Stage
 from lmbench.measure.subject import count_flops, token_counter, why_no_tokens

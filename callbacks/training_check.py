@@ -1,14 +1,16 @@
-"""Did it train? Looked at on an unmeasured step."""
+"""Did it train? Looked at on unmeasured steps: the last one of the warm-up, and a probe step."""
 
 from __future__ import annotations
+
+import math
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.optim import Optimizer
 
-from lmbench.callbacks.session import Observer
-from lmbench.measure.schedule import ProbeKind
+from lmbench.callbacks.observer import Observer
+from lmbench.measure.schedule import ProbeKind, Stage
 from lmbench.measure.training import MovementSample, gradient_facts, gradient_norms
 
 
@@ -18,7 +20,8 @@ class TrainingCheck(Observer):
     With several optimizers each one's parameters are looked at before its own step. It takes probe steps, which a
     Trainer of your own has only with `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
-    Leaves `probe.training.*`: `parameters` (trainable tensors), `missing_gradients`, `zero_gradients`,
+    Leaves `warmup.gradient_norm`, of the last warm-up step: the same step in all runs with that warm-up, however long
+    their windows. And `probe.training.*`: `parameters` (trainable tensors), `missing_gradients`, `zero_gradients`,
     `nonfinite_gradients` and `unmoved_parameters` (names; the last is null where no optimizer ran), `gradient_norm`,
     `is_skipped` (the fp16 scaler skipped this step).
     """
@@ -40,15 +43,20 @@ class TrainingCheck(Observer):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_on:
-            self._look({name: p for name, p in self._trainable.items() if name not in self._stepped})
+            left = {name: p for name, p in self._trainable.items() if name not in self._stepped}
+            self._look(left, self._loss_scale())
+        elif self._ends_warmup():
+            self._note_norm(pl_module, self._loss_scale())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._is_on:
+            if self._ends_warmup():
+                self._note_norm(pl_module, self._unscaled_by())
             return
         # Parameters that no optimizer has are compared too: that they do not move is what there is to find.
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
         own = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
-        self._look(own)
+        self._look(own, self._unscaled_by())
         self._stepped |= own.keys()
         if self._sample is None:
             self._scale = self._loss_scale()
@@ -59,10 +67,22 @@ class TrainingCheck(Observer):
         plugin = self._trainer.precision_plugin
         return plugin.scaler.get_scale() if isinstance(plugin, MixedPrecision) and plugin.scaler else 1.0
 
-    def _look(self, parameters: dict[str, nn.Parameter]) -> None:
+    def _ends_warmup(self) -> bool:
+        session = self.session
+        is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
+        return is_last and not session.only_watches
+
+    def _note_norm(self, module: LightningModule, scale: float) -> None:
+        """The latest of the step stands: that of all micro-batches, unscaled where an optimizer follows."""
+        norms = gradient_norms(dict(module.named_parameters()))
+        # Mode `forward` has no backward, whatever Lightning's hook is called.
+        if norms:
+            self.session.facts["warmup"] = {"gradient_norm": math.hypot(*norms.values()) / scale}
+
+    def _look(self, parameters: dict[str, nn.Parameter], scale: float) -> None:
         self._norms |= gradient_norms(parameters)
         training = self.session.facts.setdefault("probe", {}).setdefault("training", {})
-        training.update(gradient_facts(self._trainable, self._norms, self._unscaled_by()))
+        training.update(gradient_facts(self._trainable, self._norms, scale))
         training.setdefault("unmoved_parameters", None)
 
     def _unscaled_by(self) -> float:

@@ -98,8 +98,10 @@ def test_a_nested_hook_is_counted_once():
     outer()
     inner()
     assert (clock.calls, clock.nested_calls) == (2, 1)
-    assert clock.spent_ns * 1e-9 == pytest.approx(0.015, abs=0.004)
-    assert clock.by_name["outer"][0] * 1e-9 == pytest.approx(0.010, abs=0.003)
+    # The nested call is in the outer one's time and in no other.
+    assert clock.spent_ns == clock.by_name["outer"][0] + clock.by_name["inner"][0]
+    assert clock.by_name["outer"][0] >= 10_000_000
+    assert clock.by_name["inner"][0] >= 5_000_000
     assert clock.by_name["inner"][1] == 1
 
 

@@ -11,18 +11,9 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmbench.callbacks import MeasurementSession, Observer
+from lmbench.callbacks.step_hooks import STEP_HOOKS
 from lmbench.measure.phases import BorderProfiler, Scope
 from lmbench.measure.schedule import ProbeKind, Stage
-
-# The hooks that Lightning calls inside a training step.
-STEP_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-)
 
 
 class HookClock:
@@ -151,6 +142,6 @@ def clock_hooks(trainer: Trainer, clock: HookClock) -> HookWatch:
 
 def _wrap_callback(callback: Callback, clock: HookClock) -> None:
     for name in STEP_HOOKS:
-        if getattr(type(callback), name) is not getattr(Callback, name):
+        if getattr(callback, name) is not None:
             wrapped = clock.wrap(f"{type(callback).__name__}.{name}", getattr(callback, name))
             setattr(callback, name, wrapped)

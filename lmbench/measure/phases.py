@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -203,6 +203,21 @@ class Scope:
         self._stop()
 
 
+_NO_SCOPE = nullcontext()
+
+
+class _Scopes(dict[str, AbstractContextManager[Any]]):
+    """Every action's scope, made when the action is first seen."""
+
+    def __init__(self, make: Callable[[str], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
+        scope = self[action_name] = self._make(action_name)
+        return scope
+
+
 class BorderProfiler(Profiler):
     """Passes every action on to the user's profiler and tells a `PhaseTrack` of the ones that bound a phase."""
 
@@ -213,7 +228,7 @@ class BorderProfiler(Profiler):
         self._silent = isinstance(inner, PassThroughProfiler)
         self._on_start: dict[str, Callable[[], None]] = {}
         self._on_stop: dict[str, Callable[[], None]] = {}
-        self._scopes: dict[str, Scope] = {}
+        self._scopes = _Scopes(self._scope)
 
     def start(self, action_name: str) -> None:
         if not self._silent:
@@ -224,15 +239,13 @@ class BorderProfiler(Profiler):
         handler()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The scope of an action; without a profiler of the user's it costs two look-ups and no generator."""
-        if not self._silent:
-            return super().profile(action_name)
-        scope = self._scopes.get(action_name)
-        if scope is None:
-            self._resolve(action_name)
-            scope = Scope(self._on_start[action_name], self._on_stop[action_name], self.track)
-            self._scopes[action_name] = scope
-        return scope
+        """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
+        return self._scopes[action_name] if self._silent else super().profile(action_name)
+
+    def _scope(self, action_name: str) -> AbstractContextManager[Any]:
+        start, stop = self._handlers(action_name)
+        # An exception inside an action that means nothing is blamed by the one around it: the phase is the same.
+        return _NO_SCOPE if start is stop is _nothing else Scope(start, stop, self.track)
 
     def stop(self, action_name: str) -> None:
         exception = sys.exc_info()[1]

@@ -25,7 +25,12 @@ class ScalarRing:
         """Copy a one-element tensor; returns the slot to read later."""
         slot = self._next
         self._next = (slot + 1) % len(self._slots)
-        self._slots[slot].copy_(value.detach().reshape(()), non_blocking=True)
+        # What Lightning hands out needs neither, and each would be one more call for every step.
+        if value.requires_grad:
+            value = value.detach()
+        if value.ndim:
+            value = value.reshape(())
+        self._slots[slot].copy_(value, non_blocking=True)
         return slot
 
     def get(self, slot: int) -> float:

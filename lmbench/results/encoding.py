@@ -18,12 +18,18 @@ NONFINITE = "nonfinite"
 
 def encode(record: Record, indent: int | None = None) -> str:
     """A record as strict JSON; 0-dimensional numpy or torch values become numbers, other objects text."""
-    found: dict[str, str] = {}
-    finite = _without_nonfinite(record, "", found)
-    if found:
-        finite = {**finite, NONFINITE: found}
+    try:
+        return _dump(record, indent)
+    except (ValueError, TypeError):
+        # A number that JSON has not, or a key; looking for them beforehand takes longer than the encoding.
+        found: dict[str, str] = {}
+        finite = _without_nonfinite(record, "", found)
+        return _dump({**finite, NONFINITE: found} if found else finite, indent)
+
+
+def _dump(record: Record, indent: int | None) -> str:
     separators = (",", ":") if indent is None else None
-    return json.dumps(finite, indent=indent, separators=separators, allow_nan=False, default=_plain)
+    return json.dumps(record, indent=indent, separators=separators, allow_nan=False, default=_plain)
 
 
 def decode(text: str | bytes) -> Record:

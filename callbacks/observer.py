@@ -1,0 +1,81 @@
+"""What every measuring callback is: an observer of its run's session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lmbench.callbacks.step_hooks import LeanCallback
+from lmbench.measure.schedule import ProbeKind, Stage
+
+if TYPE_CHECKING:
+    from lmbench.callbacks.session import MeasurementSession
+
+
+class Observer(LeanCallback):
+    """A measuring callback: hears of the window and the probe steps from the run's `MeasurementSession`.
+
+    Alone in a stranger's Trainer the first observer attaches a session that only watches: warm-up of 5 steps, then a
+    window until training ends, no probe steps, nothing stopped. What was attached is gone when the run is over; every
+    further `fit`, `validate` or `test` is a run of its own, and facts and records are those of the latest.
+    """
+
+    _session: MeasurementSession | None = None
+
+    @property
+    def session(self) -> MeasurementSession:
+        assert self._session is not None
+        return self._session
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # The session tells its observers, so its module imports this one.
+        from lmbench.callbacks.session import MeasurementSession
+
+        self._session = MeasurementSession.of(trainer)
+        if self not in self.session.observers:
+            self.session.observers.append(self)
+
+    def run_started(self) -> None:
+        """The first batch is about to be fetched."""
+
+    def before_window(self) -> None:
+        """The window is about to open; slow work belongs here."""
+
+    def window_opened(self) -> None:
+        """The device is idle and the window's wall clock starts next; be quick."""
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        """An optimizer step ended, in `stage`."""
+
+    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
+        """The timer hands over the records of finished steps, outside of every step."""
+
+    def between_steps(self) -> None:
+        """A step is over and the next one belongs to the same stage; work here is taken out of both."""
+
+    def window_closed(self) -> None:
+        """The window's wall clock has stopped on an idle device."""
+
+    def since_step_s(self) -> float | None:
+        """Seconds from the end of the last step to now, from whoever times steps; the device is idle."""
+        return None
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
+
+    def run_ended(self) -> None:
+        """Training or evaluation ended by itself; every observer has left its facts."""
+
+    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
+        """An exception ended the run; every observer has left its facts. Lightning calls no other hook after this."""
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        """The steps that look at `kind` begin."""
+
+    def is_settled(self) -> bool:
+        """Whether the run is again in the state it had in the window, after the synchronize at its end."""
+        return True
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        """The steps that look at `kind` are over."""
