@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
 import sys
 
+from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
 
+_MEASURING = "lmbench.bench.run"
+
 # name: (module, what it does). Every module has `run(args: list[str]) -> int`.
 COMMANDS = {
-    "fit": ("lmbench.bench.run", "measure training: forward, backward and optimizer times, memory, MFU"),
-    "validate": ("lmbench.bench.run", "measure inference on the validation data"),
-    "test": ("lmbench.bench.run", "measure inference on the test data"),
+    "fit": (_MEASURING, "measure training: forward, backward and optimizer times, memory, MFU"),
+    "validate": (_MEASURING, "measure inference on the validation data"),
+    "test": (_MEASURING, "measure inference on the test data"),
     "show": ("lmbench.commands.show", "print a result again"),
     "sweep": ("lmbench.commands.sweep", "measure a grid of configurations, each in a process of its own"),
     "report": ("lmbench.commands.report", "results as tables to paste, as CSV, or as one page with charts"),
     "upload": ("lmbench.commands.upload", "bring results to W&B, each exactly once"),
     "compare": ("lmbench.commands.compare", "is B slower than A? ratio with interval, and a verdict for CI"),
     "noise": ("lmbench.commands.noise", "how far a configuration is from itself: the floor that compare relies on"),
+    "kernels": ("lmbench.commands.kernels", "where the time went: kernels by phase, kind and part of the model"),
+    "nsys": ("lmbench.commands.nsys", "run a fit under Nsight Systems, limited to the profiled steps"),
+    "ceiling": ("lmbench.commands.ceiling", "what matrix products and copies attain on this device, for kernels"),
     "overhead": ("lmbench.commands.overhead", "compare a bare loop, a plain Trainer and the harness"),
     "selfcheck": ("lmbench.commands.selfcheck", "show that the numbers are true on this machine"),
 }
@@ -52,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         if signum is not None and code == 0:
             print(f"lmbench: stopped by {signal.Signals(signum).name}", file=sys.stderr)
             code = exit_code(signum)
+        if argv is None:
+            # Python's own end would otherwise walk over all that was imported, for most of a second.
+            gc.freeze()
         return _flushed(code)
 
 
@@ -86,5 +96,11 @@ def _run(args: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"lmbench: unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})", file=sys.stderr)
         return 2
-    module = importlib.import_module(COMMANDS[args[0]][0])
-    return int(module.run(args))
+    module = COMMANDS[args[0]][0]
+    if module == _MEASURING and args[1:] == ["-h"]:
+        module = "lmbench.commands.fit_help"
+    try:
+        return int(importlib.import_module(module).run(args))
+    except UsageError as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
