@@ -77,11 +77,7 @@ class PhaseTimer(Observer):
         self._micro_batches = self._trainer.accumulate_grad_batches if self._trainer.training else 1
         self._timeline = Timeline(clock)
         self._restart()
-        self.session.track.listeners.append(self._border)
-
-    def _border(self, phase: str) -> None:
-        assert self._timeline is not None
-        self._timeline.border(phase)
+        self.session.track.listeners.append(self._timeline.border)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

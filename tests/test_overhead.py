@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import sys
 import time
 
@@ -269,6 +270,24 @@ def test_the_command_measures_every_arm_in_every_round(tmp_path, capsys):
     assert len({round(record["first_loss"], 5) for record in result["measurements"]}) == 1
     for arm in ARMS:
         assert f" {arm} " in output
+
+
+@pytest.mark.slow
+def test_what_complete_rounds_say_survives_a_signal(tmp_path):
+    """In a process of its own, stopped at the first line of its third round."""
+    file = tmp_path / "overhead.json"
+    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50", "--json", str(file)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    for line in process.stderr:
+        if "round 3 of 50" in line:
+            process.terminate()
+            break
+    output, error = process.communicate()
+    assert process.returncode == ExitCode.TERMINATED
+    assert "below is what 2 complete rounds say" in error
+    assert "Traceback" not in error
+    assert "2 rounds of" in output
+    assert {record["round"] for record in json.loads(file.read_text())["measurements"]} == {0, 1}
 
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns():

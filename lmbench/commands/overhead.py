@@ -14,6 +14,7 @@ from pathlib import Path
 from lmbench.bench.arms import ArmFailed, measure_arm, run_fit
 from lmbench.bench.words import expand_configs
 from lmbench.errors import ExitCode, UsageError
+from lmbench.interruption import received
 from lmbench.report.overhead import print_overhead
 from lmbench.report.terminal import make_console
 from lmbench.results.overhead_statistics import ARMS, bottleneck, difference, hook_cost, summarize_arms
@@ -76,11 +77,24 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def measure(fit_options: list[str], rounds: int, folder: Path) -> Record:
     """Run every arm `rounds` times, one round after the other, each round beginning with another arm."""
-    _progress("a first run of lmbench fit, with probe steps")
     pilot = run_fit(fit_options, folder / "pilot")
+    _progress(f"a first run of lmbench fit settled on {pilot['window']['steps']} steps a window")
     fixed = ["--measure.steps", str(pilot["window"]["steps"]), "--measure.min_window_s", "0"]
     options = [*fit_options, *fixed, "--measure.probe_steps", "0", "--measure.strict", "false"]
-    measurements = []
+    measurements: list[Record] = []
+    try:
+        _measure_rounds(measurements, options, rounds, folder)
+    except BaseException:
+        complete = len(measurements) // len(ARMS)
+        # An interval needs two rounds; with them, what was measured before a signal is shown.
+        if received() is None or complete < 2:
+            raise
+        measurements, rounds = measurements[: complete * len(ARMS)], complete
+        _progress(f"stopped; below is what {complete} complete rounds say")
+    return _result(pilot, measurements, rounds)
+
+
+def _measure_rounds(measurements: list[Record], options: list[str], rounds: int, folder: Path) -> None:
     for index in range(rounds):
         turn = index % len(ARMS)
         for arm in (*ARMS[turn:], *ARMS[:turn]):
@@ -89,7 +103,6 @@ def measure(fit_options: list[str], rounds: int, folder: Path) -> Record:
             check_same_work(measurements)
             step_ms = found["wall_s"] / found["steps"] * 1e3
             _progress(f"round {index + 1} of {rounds}, {arm}: {step_ms:.3f} ms/step")
-    return _result(pilot, measurements, rounds)
 
 
 def check_same_work(measurements: list[Record]) -> None:
