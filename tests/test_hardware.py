@@ -47,8 +47,12 @@ def test_an_unknown_gpu_has_no_peak(name: str) -> None:
     assert peak_flops(name, "bf16-mixed") is None
 
 
+def test_a_variant_that_is_not_in_the_table_is_not_taken_for_its_neighbour() -> None:
+    assert find_gpu("NVIDIA H200 NVL") is None
+
+
 def test_similar_names_are_told_apart() -> None:
-    names = ["L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200", "H200 NVL"]
+    names = ["L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200"]
     rows = [find_gpu(f"NVIDIA {name}") for name in names]
     assert None not in rows
     assert len(set(rows)) == len(names)
