@@ -38,7 +38,8 @@ class KernelProfiler(PassThroughProfiler):
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Lightning calls this before the callbacks' `setup`, with the module in its hand."""
-        trainer: Any = self._lightning_module.trainer  # type: ignore[union-attr]
+        module: Any = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
+        trainer: Any = module.trainer
         capture = KernelCapture(self.steps, self.tool)
         # In front, so that starting and stopping lies outside of what the timer sees.
         trainer.callbacks = [capture, *(c for c in trainer.callbacks if not isinstance(c, KernelCapture))]

@@ -30,8 +30,8 @@ _NAMES: dict[str, str] = {
     "values": "values",
     "attention": "core attention attn self_attn self_attention self_attn_fn inner_attention sdpa",
     "output": "o_proj out_proj wo",
-    "ffn": "ffn mlp feed_forward feedforward gate_proj up_proj down_proj gate_up_proj fc1 fc2 linear1 linear2 c_fc w1 w2 "
-    "w3 intermediate dense_h_to_4h dense_4h_to_h block_sparse_moe experts",
+    "ffn": "ffn mlp feed_forward feedforward gate_proj up_proj down_proj gate_up_proj fc1 fc2 linear1 linear2 c_fc "
+    "w1 w2 w3 intermediate dense_h_to_4h dense_4h_to_h block_sparse_moe experts",
     "residual": "attention_residual ffn_residual residual",
     "head": "head lm_head embed_out output_projection unembed",
     "loss": "loss criterion loss_fn loss_function",

@@ -1,0 +1,78 @@
+"""`lmbench kernels RUN|TRACE`: which kernels and parts of the model take the time, and was the device working."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+from lmbench.errors import ExitCode, UsageError
+
+DESCRIPTION = """\
+Shows where the device's time goes, from a trace: kernels, their kinds and the parts of
+the model they work for, by phase; the device's and the host's clocks side by side, with
+a verdict; and what is inside attention. RUN is a result recorded with
+`lmbench fit ... --trainer.profiler kernels`; TRACE is any trace of torch.profiler's
+(.json, .json.gz), lmbench's or not. A trace of a CPU has no kernels; its operators are
+shown instead. Needs no GPU and no PyTorch."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"kernels: {message}; `lmbench kernels -h` tells the options")
+
+
+def run(args: list[str]) -> int:
+    """Print the tables; returns the exit code."""
+    try:
+        options = _parser().parse_args(args[1:])
+        _show(options)
+    except UsageError as error:
+        print(f"lmbench: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except SystemExit:
+        # argparse ends this way after `--help`.
+        return ExitCode.OK
+    return ExitCode.OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="lmbench kernels",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="RUN|TRACE", help="a run's folder or a trace file")
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="kernels shown per phase (default 10)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
+    output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or every kernel as CSV")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of kernels; give 1 or more")
+    return int(text)
+
+
+def _show(options: argparse.Namespace) -> None:
+    # Help does not wait for these.
+    from lmbench.trace.findings import as_record, examine
+
+    found = examine(options.source)
+    if options.json:
+        from lmbench.results.encoding import encode
+
+        print(encode(as_record(found), indent=1))
+        return
+    from lmbench.report.kernels import print_findings, to_csv, to_markdown
+    from lmbench.report.terminal import make_console
+
+    if options.format == "csv":
+        sys.stdout.write(to_csv(found))
+    elif options.format == "markdown":
+        sys.stdout.write(to_markdown(found, options.top))
+    else:
+        print_findings(found, options.top, make_console())

@@ -1,0 +1,87 @@
+"""Parts of kernels inside compiled graphs, by the list of launches that the capture stored for each graph."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmbench.trace.parts import joined, part_of
+
+TRITON = "triton_"
+_LIBRARY_PREFIXES = ("extern_kernels.", "torch.ops.", "aten.")
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """Parts of each name's launches, in order: Triton kernels by their names, library calls by operator (`mm`)."""
+
+    triton: dict[str, list[str]]
+    library: dict[str, list[str]]
+
+    @property
+    def triton_counts(self) -> Counter[str]:
+        return Counter({name: len(parts) for name, parts in self.triton.items()})
+
+    def has_library_calls(self, names: Sequence[str]) -> bool:
+        """Whether these are the graph's library calls; operators that it does not list (copies) do not count."""
+        counts = Counter(name for name in names if name in self.library)
+        return counts == Counter({name: len(parts) for name, parts in self.library.items()})
+
+
+def read_graphs(stored: Any, classes: Mapping[str, str]) -> list[CompiledGraph]:
+    """The graphs of a trace's metadata (`compiled_graphs`); entries of another form are left out."""
+    graphs = []
+    for entry in stored if isinstance(stored, list) else []:
+        kernels = entry.get("kernels") if isinstance(entry, dict) else None
+        if not isinstance(kernels, list):
+            continue
+        triton: dict[str, list[str]] = defaultdict(list)
+        library: dict[str, list[str]] = defaultdict(list)
+        for kernel in kernels:
+            match kernel:
+                case [str(name), list(paths)]:
+                    part = _part(paths, classes)
+                    (triton if name.startswith(TRITON) else library)[_bare(name)].append(part)
+        graphs.append(CompiledGraph(dict(triton), dict(library)))
+    return graphs
+
+
+def _part(paths: Iterable[Any], classes: Mapping[str, str]) -> str:
+    """Parts of the modules that were fused, empty if none tells; paths that tell nothing do not count."""
+    found = {part for path in paths if isinstance(path, str) and (part := part_of(path, classes))}
+    return joined(found) if found else ""
+
+
+def _bare(name: str) -> str:
+    """`mm` of `extern_kernels.mm` and of `torch.ops.aten.mm.default`."""
+    if name.startswith(TRITON):
+        return name
+    for prefix in _LIBRARY_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.partition(".")[0]
+
+
+def parts_of_call(
+    graphs: Sequence[CompiledGraph], triton: Sequence[str], library: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Parts of one call of a compiled graph: of its Triton kernels and of its library operators, each in launch order.
+
+    The graph is the one whose kernels have these names, each as often; empty for all where there is none or where those
+    that fit tell different parts. Library calls count only where they fit too.
+    """
+    counts = Counter(triton)
+    candidates = [graph for graph in graphs if graph.triton_counts == counts]
+    exact = [graph for graph in candidates if graph.has_library_calls(library)]
+    no_library = [""] * len(library)
+    if exact and all(graph == exact[0] for graph in exact):
+        return _in_order(exact[0].triton, triton), _in_order(exact[0].library, library)
+    if candidates and triton and all(graph.triton == candidates[0].triton for graph in candidates):
+        return _in_order(candidates[0].triton, triton), no_library
+    return [""] * len(triton), no_library
+
+
+def _in_order(parts: dict[str, list[str]], names: Sequence[str]) -> list[str]:
+    waiting = {name: iter(of_name) for name, of_name in parts.items()}
+    return [next(waiting[name], "") if name in waiting else "" for name in names]

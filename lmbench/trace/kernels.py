@@ -1,0 +1,163 @@
+"""Every kernel of a trace with its phase, kind and part of the model: the table that all else is computed from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmbench.trace.events import NONE, Events, HostEvents, Integers
+from lmbench.trace.graphs import TRITON, CompiledGraph, parts_of_call
+from lmbench.trace.kinds import kind_of
+from lmbench.trace.nesting import innermost
+from lmbench.trace.parts import UNCLASSIFIED
+from lmbench.trace.phases import OUTSIDE, PhaseTimeline
+from lmbench.trace.scopes import PartFinder, Scopes
+
+_UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
+_INPUT_PHASES = ("data", "transfer")
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """One row for each kernel, copy and fill, by start; times in ns.
+
+    `launch` is an index into the launches, `instance` the number of the phase's range; both NONE where there is none.
+    """
+
+    names: list[str]
+    category: list[str]
+    start_ns: Integers
+    end_ns: Integers
+    stream: Integers
+    launch: Integers
+    instance: Integers
+    phases: list[str]
+    kinds: list[str]
+    parts: list[str]
+
+    @property
+    def duration_ns(self) -> Integers:
+        return self.end_ns - self.start_ns
+
+
+def match_launches(events: Events) -> Integers:
+    """For each device event its launch by the correlation id: the last call with that id before it, NONE if none has.
+
+    A call that launches a CUDA graph has many kernels.
+    """
+    device, launches = events.device, events.launches
+    by_id: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(launches.correlation.tolist()):
+        if number != NONE:
+            by_id[number].append(index)
+    found = np.full(len(device.names), NONE, dtype=np.int64)
+    for index, number in enumerate(device.correlation.tolist()):
+        calls = by_id.get(number, [])
+        if len(calls) == 1:
+            found[index] = calls[0]
+        elif calls:
+            before = [call for call in calls if launches.start_ns[call] <= device.start_ns[index]]
+            found[index] = before[-1] if before else calls[0]
+    return found
+
+
+def attribute(
+    events: Events,
+    host: HostEvents,
+    timeline: PhaseTimeline,
+    scopes: Scopes,
+    finder: PartFinder,
+    graphs: list[CompiledGraph],
+) -> KernelTable:
+    """Put kernels, launches and the host's events together; `host` are the nested events that `scopes` belongs to."""
+    device, launches = events.device, events.launches
+    launch = match_launches(events)
+    is_launched = launch != NONE
+    # Index NONE reads the last launch; those rows are overwritten below.
+    moments = launches.start_ns[launch] if len(launches.names) else np.zeros(len(launch), dtype=np.int64)
+    piece = np.where(is_launched, timeline.at(moments), NONE)
+    operator = _operators(events, host, scopes)
+    of_kernel = np.where(is_launched, operator[launch], NONE) if len(operator) else np.full(len(launch), NONE)
+    in_graph = _graph_parts(events, host, scopes, of_kernel, launch, graphs)
+    phases, kinds, parts = [], [], []
+    kind_by_name: dict[tuple[str, str, str], str] = {}
+    for index, (name, category) in enumerate(zip(device.names, device.category, strict=True)):
+        event = int(of_kernel[index])
+        phase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
+        key = (name, category, host.names[event] if event != NONE else "")
+        kind = kind_by_name.get(key) or kind_by_name.setdefault(key, kind_of(*key))
+        is_main = event == NONE or host.thread[event] == events.main_thread
+        part = in_graph.get(index) or finder.part(event)
+        phases.append(phase)
+        kinds.append(kind)
+        parts.append(_in_phase(part, phase, kind, is_main))
+    instance = np.where(piece != NONE, timeline.instance[piece], NONE) if len(timeline.instance) else piece
+    times = (device.start_ns, device.end_ns, device.stream)
+    return KernelTable(device.names, device.category, *times, launch, instance, phases, kinds, parts)
+
+
+def _operators(events: Events, host: HostEvents, scopes: Scopes) -> Integers:
+    """The innermost operator or module range around each launch."""
+    launches = events.launches
+    columns = (host.thread, host.start_ns, host.end_ns, scopes.parent)
+    return innermost(*columns, launches.thread, launches.start_ns)
+
+
+def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
+    """What is done for the update, for the input or between ranks is so whatever the operator; the rest by its part."""
+    if kind == "comm":
+        return "comm"
+    if phase in _UPDATE_PHASES:
+        return "optimizer"
+    if phase in _INPUT_PHASES:
+        return "data"
+    if part is None and phase == "backward" and is_main:
+        # `loss.backward()` itself makes the first gradient, on the thread that called it.
+        return "loss"
+    return part or UNCLASSIFIED
+
+
+def _graph_parts(
+    events: Events,
+    host: HostEvents,
+    scopes: Scopes,
+    of_kernel: Integers,
+    launch: Integers,
+    graphs: list[CompiledGraph],
+) -> dict[int, str]:
+    """Parts of the kernels that calls of compiled graphs launched, by kernel; those that cannot be told are missing."""
+    if not graphs:
+        return {}
+    kernels: dict[int, list[int]] = defaultdict(list)
+    for index in np.flatnonzero(of_kernel != NONE):
+        if (call := int(scopes.graph[of_kernel[index]])) != NONE:
+            kernels[call].append(int(index))
+    found: dict[int, str] = {}
+    for call, members in kernels.items():
+        # By launch, and within a launched CUDA graph by start.
+        members.sort(
+            key=lambda index: (int(events.launches.start_ns[launch[index]]), int(events.device.start_ns[index]))
+        )
+        triton = [index for index in members if events.device.names[index].startswith(TRITON)]
+        operator = {index: _child_of(call, int(of_kernel[index]), scopes) for index in members}
+        library = sorted(
+            {event for event in operator.values() if event != NONE and host.names[event].startswith("aten::")}
+        )
+        by_kernel, by_operator = parts_of_call(
+            graphs,
+            [events.device.names[index] for index in triton],
+            [host.names[event].removeprefix("aten::") for event in library],
+        )
+        part_of_operator = dict(zip(library, by_operator, strict=True))
+        found |= {index: part_of_operator.get(operator[index], "") for index in members}
+        found |= dict(zip(triton, by_kernel, strict=True))
+    return {index: part for index, part in found.items() if part}
+
+
+def _child_of(call: int, event: int, scopes: Scopes) -> int:
+    """The event directly in the call that an event lies in."""
+    while event != NONE and int(scopes.parent[event]) != call:
+        event = int(scopes.parent[event])
+    return event

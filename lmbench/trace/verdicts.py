@@ -1,0 +1,193 @@
+"""Was the device working? The trace's verdict by phase, beside the lag's from unprofiled steps, with advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmbench.results.paths import lookup, number
+from lmbench.results.vocabulary import Record
+from lmbench.trace.clocks import Clocks, PhaseClock
+from lmbench.trace.shares import MATMUL, PhaseShares
+
+# Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
+_JUDGED = ("forward", "backward", "clip", "optimizer", "outside")
+_LONG_FRACTION = 0.002
+# Share of a phase in which the device waits for the host.
+HOST_BOUND_FRACTION = 0.10
+QUEUED_FRACTION = 0.02
+# Below this share of gaps, fewer kernels would change little.
+_MANY_GAPS_FRACTION = 0.05
+_MATMUL_BOUND_FRACTION = 0.6
+
+
+@dataclass(frozen=True)
+class PhaseVerdict:
+    """A phase's clocks with what they mean.
+
+    `verdict` is `host-bound`, `queued` or `mixed`, None for a phase that is not judged; `reason` is the figure that it
+    rests on. `device_span_s` and `host_span_s` are means over the same steps by the run's own clocks, `lag_verdict` and
+    `min_lag_s` from its probe steps, all None without a run. `agreement` says in words how both verdicts go together.
+    """
+
+    clock: PhaseClock
+    verdict: str | None
+    reason: str
+    advice: str
+    device_span_s: float | None
+    host_span_s: float | None
+    lag_verdict: str | None
+    min_lag_s: float | None
+    agreement: str
+
+    @property
+    def phase(self) -> str:
+        return self.clock.phase
+
+
+def judge_phases(clocks: Clocks, shares: list[PhaseShares], run: Record, steps: list[Record]) -> list[PhaseVerdict]:
+    """A verdict for each phase; `run` and `steps` are the run's records, empty for a trace without one."""
+    shares_of = {share.phase: share for share in shares}
+    profiled = _profiled(run, steps, clocks.skipped)
+    long_s = _LONG_FRACTION * sum(clock.window_s for clock in clocks.phases)
+    return [_judge(clock, shares_of.get(clock.phase), run, profiled, long_s) for clock in clocks.phases]
+
+
+def _judge(
+    clock: PhaseClock, share: PhaseShares | None, run: Record, steps: list[Record], long_s: float
+) -> PhaseVerdict:
+    verdict = _verdict(clock) if clock.phase in _JUDGED and clock.window_s >= long_s else None
+    lag = lookup(run, f"probe.verdicts.{clock.phase}")
+    lag = lag if isinstance(lag, dict) else {}
+    return PhaseVerdict(
+        clock,
+        verdict,
+        _reason(clock) if verdict else "",
+        _advice(verdict, clock, share, run) if verdict and share else "",
+        _mean(steps, f"{clock.phase}_s"),
+        _mean(steps, f"{clock.phase}_host_s"),
+        lag.get("verdict"),
+        number(lag, "min_lag_s"),
+        _agreement(verdict, clock, lag),
+    )
+
+
+def _verdict(clock: PhaseClock) -> str | None:
+    wait = clock.wait_fraction
+    if not clock.kernels or wait is None:
+        return None
+    if wait >= HOST_BOUND_FRACTION:
+        return "host-bound"
+    return "queued" if wait <= QUEUED_FRACTION else "mixed"
+
+
+def _reason(clock: PhaseClock) -> str:
+    return f"the device waits for the host in {100 * (clock.wait_fraction or 0.0):.1f} % of the phase"
+
+
+def _advice(verdict: str, clock: PhaseClock, share: PhaseShares, run: Record) -> str:
+    if verdict == "host-bound":
+        return _advice_host_bound(clock, run)
+    if verdict == "mixed":
+        return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
+    gap = clock.queued_gap_s / clock.window_s if clock.window_s else 0.0
+    if gap > _MANY_GAPS_FRACTION and gap > share.matmul_fraction / 2:
+        return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock.phase, run)}"
+    if share.matmul_fraction > _MATMUL_BOUND_FRACTION:
+        return f"matrix products take {100 * share.matmul_fraction:.0f} %: {_faster_products(run)}"
+    return _advice_memory(clock.phase, share, run)
+
+
+def _advice_host_bound(clock: PhaseClock, run: Record) -> str:
+    if clock.first_wait_s > clock.host_wait_s / 2:
+        return (
+            f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
+            f"what keeps the device busy there helps {clock.phase}, too"
+        )
+    cost = f"{clock.launches:,.0f} launches of {(clock.host_s_per_launch or 0.0) * 1e6:.1f} us each"
+    return f"{cost} keep the host busy: {_fewer(clock.phase, run)}; faster kernels would only wait longer"
+
+
+def _fewer(phase: str, run: Record) -> str:
+    """How to start fewer kernels for the same work, as far as the run does not do so already."""
+    if phase in ("optimizer", "clip"):
+        is_fused = str(lookup(run, "model.optimizer") or "").endswith("fused")
+        return (
+            "fewer parameters, or a larger batch per step" if is_fused else "a fused optimizer is one kernel or a few"
+        )
+    if not lookup(run, "compile.is_enabled"):
+        return "compile (--trainer.compile), or give each kernel more to do with a larger batch"
+    if lookup(run, "compile.mode") != "reduce-overhead":
+        return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
+    return "a larger batch gives each kernel more to do"
+
+
+def _faster_products(run: Record) -> str:
+    precision = str(run.get("precision") or "")
+    if precision.startswith("32") and run.get("matmul_precision") == "highest":
+        return "bf16-mixed or TF32 (--measure.matmul_precision high) makes them faster; compile does not"
+    return "what is left is their efficiency: larger batches, sizes that are multiples of 64 or 128"
+
+
+def _advice_memory(phase: str, share: PhaseShares, run: Record) -> str:
+    rest = f"{100 * (1 - share.matmul_fraction):.0f} % are kernels bound by memory"
+    if phase in ("optimizer", "clip"):
+        is_fused = str(lookup(run, "model.optimizer") or "").endswith("fused")
+        tail = "each byte is moved once already" if is_fused else "a fused optimizer reads and writes each byte once"
+        return f"{rest}: {tail}"
+    if not lookup(run, "compile.is_enabled"):
+        return f"{rest}: compile (--trainer.compile) fuses them; a fused attention saves the scores' traffic"
+    return f"{rest}, fused already: fewer bytes (a lower precision of what they read and write) is what helps"
+
+
+def _agreement(verdict: str | None, clock: PhaseClock, lag: Record) -> str:
+    """How the trace's verdict goes together with the lag's."""
+    other, least = lag.get("verdict"), number(lag, "min_lag_s")
+    if verdict is None or other is None or least is None:
+        return ""
+    if verdict == other:
+        return "agree"
+    if verdict in ("host-bound", "mixed") and other == "queued":
+        launch_us = (clock.host_s_per_launch or 0.0) * 1e6
+        return (
+            f"differ: the profiler slows the host ({launch_us:.1f} us a launch with it); without it at least "
+            f"{least * 1e3:.2f} ms of work lay in the queue"
+        )
+    if verdict == "queued" and other == "host-bound":
+        return (
+            f"differ: the queue ran empty at a mark (lag {least * 1e3:.2f} ms), yet the device waited in only "
+            f"{100 * (clock.wait_fraction or 0.0):.1f} % of the phase: the host catches up within it"
+        )
+    return (
+        f"close: {100 * (clock.wait_fraction or 0.0):.1f} % of the phase is waiting, smallest lag {least * 1e3:.2f} ms"
+    )
+
+
+def _profiled(run: Record, steps: list[Record], skipped: int) -> list[Record]:
+    """The records of the steps that the clocks of the trace are over."""
+    first, count = number(run, "profile.first_step"), number(run, "profile.steps")
+    if first is None or count is None:
+        return []
+    return [step for step in steps if first + skipped <= _index(step) < first + count]
+
+
+def _index(step: Record) -> float:
+    found = number(step, "step")
+    return -1.0 if found is None else found
+
+
+def _mean(steps: list[Record], name: str) -> float | None:
+    values: list[Any] = [step.get(name) for step in steps]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+def matmul_fractions(shares: list[PhaseShares], whole: PhaseShares, mode: str) -> dict[str, float]:
+    """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
+    found = {}
+    for share in shares:
+        if share.phase in ("forward", "backward"):
+            name = "inference" if share.phase == "forward" and mode == "inference" else share.phase
+            found[name] = share.kinds_s.get(MATMUL, 0.0) / share.kernel_s if share.kernel_s else 0.0
+    found["step"] = whole.matmul_fraction
+    return found

@@ -1,0 +1,160 @@
+"""`lmbench kernels`: its forms of output, its width, its errors and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from trace_events import HandWritten, label_modules, record_steps
+
+from lmbench.commands.kernels import run
+
+DATA = Path(__file__).parent / "trace_data"
+COMPILED, INFERENCE = str(DATA / "small_bf16_compiled"), str(DATA / "small_fp32_inference")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["kernels", *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize("folder", [COMPILED, INFERENCE])
+def test_the_screen_needs_eighty_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    lines = shown(capsys, folder).splitlines()
+    assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, INFERENCE)
+    for words in (
+        "1,102 kernels, 2 steps", "81.3 % of inference", "Kernel time by phase", "Kernel time by kind",
+        "Kernel time by part", "Top kernels of forward", "Clocks", "Launches", "Inside attention", "forward     queued",
+        "the lag of the unprofiled steps agrees", "guards",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "host-bound" in shown(capsys, COMPILED)
+
+
+def test_top_sets_the_number_of_kernels_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, INFERENCE, "--top", "3")
+    table = text.partition("Top kernels of forward")[2].partition("\n\n")[0]
+    rows = table.split("─\n")[1].splitlines()
+    assert len(rows) == 4
+    assert rows[-1].startswith("18 more kernels")
+
+
+def test_a_folder_and_the_trace_in_it_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, INFERENCE) == shown(capsys, f"{INFERENCE}/trace.json.gz")
+    assert shown(capsys, INFERENCE) == shown(capsys, f"{INFERENCE}/run.json")
+
+
+def test_json_is_strict_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(shown(capsys, COMPILED, "--json"), parse_constant=pytest.fail)
+    assert record["completeness"]["kernels"] == 1518
+    total = sum(phase["kernel_s"] for phase in record["phases"])
+    assert total == pytest.approx(record["captured_s"])
+    assert sum(row["total_s"] for phase in record["phases"] for row in phase["kernels"]) == pytest.approx(total)
+    assert {one["phase"]: one["verdict"] for one in record["clocks"]["phases"]}["forward"] == "host-bound"
+    assert record["matmul_fractions"]["step"] == pytest.approx(0.51, abs=0.01)
+
+
+def test_csv_has_every_kernel_with_both_names(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.DictReader(io.StringIO(shown(capsys, INFERENCE, "--format", "csv"))))
+    assert sum(int(row["instances"]) for row in rows) == 1102
+    assert {row["phase"] for row in rows} == {"forward", "other"}
+    assert any(row["name"] != row["short_name"] for row in rows)
+
+
+def test_markdown_has_whole_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, INFERENCE, "--format", "markdown")
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > 40
+    assert "**Kernel time by part**" in text
+    assert ".." not in text.replace("...", "")
+
+
+def test_a_cpu_trace_gives_operators_and_says_that_they_are_no_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+    label_modules(net)
+    x = torch.randn(32, 64)
+    path = record_steps(tmp_path / "t.json", lambda: net(x).sum(), torch.optim.SGD(net.parameters(), 0.1))
+    text = shown(capsys, str(path))
+    assert "no kernels in this trace" in text
+    for phase, operator in (("forward", "aten::addmm"), ("backward", "aten::mm"), ("optimizer", "aten::add_")):
+        table = text.partition(f"Top operators of {phase}")[2].partition("\n\n")[0]
+        assert operator in table
+    record = json.loads(shown(capsys, str(path), "--json"))
+    assert not record["has_kernels"]
+    # Each operator's own time: all of them together are no longer than the phase's range.
+    recorded = json.loads(path.read_text())["traceEvents"]
+    span_us = sum(event["dur"] for event in recorded if event.get("name") == "lmbench.phase:forward")
+    assert 0.3 * span_us < sum(row["self_s"] for row in record["operators"]["forward"]) * 1e6 < span_us
+
+
+def test_a_trace_of_other_origin_says_where_its_phases_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = HandWritten()
+    trace.add("user_annotation", "Optimizer.step#AdamW.step", 0, 50)
+    trace.launch(1, 10)
+    trace.launch(2, 60)
+    trace.kernel(1, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<int>(int)", 20, 5)
+    trace.kernel(2, "mystery", 70, 5)
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    assert "not recorded by lmbench" in text
+    assert "steps unknown" in text
+    assert "WARN" in text
+    assert "50.0 % of kernel time has no kind" in text
+    assert "outside" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "required"),
+        (["nowhere"], "does not exist"),
+        ([INFERENCE, "--top", "0"], "1 or more"),
+        ([INFERENCE, "--top", "many"], "1 or more"),
+        ([INFERENCE, "--format", "html"], "invalid choice"),
+        ([INFERENCE, "--json", "--format", "csv"], "not allowed with"),
+        ([INFERENCE, "--wat"], "unrecognized"),
+    ],
+    ids=str,
+)
+def test_mistakes_end_with_2_and_one_line(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
+    assert run(["kernels", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("lmbench: ")
+    assert reason in captured.err
+
+
+def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "RUN|TRACE" in shown(capsys, "-h")
+
+
+@pytest.mark.slow
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from lmbench.commands.kernels import run; run(['kernels', sys.argv[1], '--json']); "
+        "sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code, INFERENCE], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    )

@@ -1,0 +1,264 @@
+"""Phase and part of the work, on real traces of a small model on the CPU, where operators stand for kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from trace_events import AUTOGRAD, MAIN, HandWritten, label_modules, record_steps
+
+from lmbench.model.transformer import Transformer
+from lmbench.sizes import SIZES
+from lmbench.trace.analysis import Trace, load_trace
+from lmbench.trace.events import NONE
+from lmbench.trace.operators import ENGINE
+from lmbench.trace.parts import part_of
+
+FORWARD_PARTS = {
+    "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
+    "head", "loss",
+}  # fmt: skip
+
+
+def traced(path: Path, autocast: bool = False, attention: str = "naive", micro_batches: int = 1) -> Trace:
+    torch.manual_seed(0)
+    model = Transformer(SIZES["tiny"], 16, attention)
+    label_modules(model)
+    tokens = torch.randint(0, 100, (2, 16))
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss: Tensor = model(tokens, tokens)
+        return loss
+
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    return load_trace(record_steps(path / "t.json", forward, optimizer, micro_batches=micro_batches))
+
+
+def operators_of(trace: Trace, phase: str) -> list[int]:
+    piece = trace.timeline.at(trace.host.start_ns)
+    return [
+        index
+        for index, name in enumerate(trace.host.names)
+        if name.startswith("aten::") and piece[index] != NONE and trace.timeline.phases[piece[index]] == phase
+    ]
+
+
+def parts_in(trace: Trace, phase: str) -> Counter[str | None]:
+    return Counter(trace.finder.part(index) for index in operators_of(trace, phase))
+
+
+def slow_innermost(trace: Trace, event: int, prefixes: tuple[str, ...]) -> int:
+    """The shortest event of the wanted names around an event, by looking at all of them."""
+    host = trace.host
+    around = [
+        index
+        for index, name in enumerate(host.names)
+        if name.startswith(prefixes)
+        and host.thread[index] == host.thread[event]
+        and host.start_ns[index] <= host.start_ns[event]
+        and host.end_ns[index] >= host.end_ns[event]
+        and index != event
+    ]
+    return min(around, key=lambda index: int(host.end_ns[index] - host.start_ns[index]), default=NONE)
+
+
+def slow_forward(trace: Trace, engine: int) -> int:
+    """The operator that began last of those with a node's sequence number, before the node."""
+    host = trace.host
+    same = [
+        index
+        for index in range(len(host.names))
+        if host.sequence[index] == host.sequence[engine]
+        and host.forward_thread[index] <= 0
+        and host.start_ns[index] < host.start_ns[engine]
+    ]
+    return max(same, key=lambda index: int(host.start_ns[index]), default=NONE)
+
+
+def test_forward_operators_have_the_part_of_the_innermost_module_around_them(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    checked = 0
+    for index in operators_of(trace, "forward")[::5]:
+        module = slow_innermost(trace, index, ("lmbench.module:",))
+        if module == NONE:
+            continue
+        path = trace.host.names[module].removeprefix("lmbench.module:")
+        if (part := part_of(path)) is not None:
+            assert trace.finder.part(index) == part, (trace.host.names[index], path)
+            checked += 1
+    assert checked > 50
+
+
+def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    checked: Counter[str] = Counter()
+    for index in operators_of(trace, "backward")[::3]:
+        engine = slow_innermost(trace, index, (ENGINE,))
+        if engine == NONE or "AccumulateGrad" in trace.host.names[engine]:
+            continue
+        module = slow_innermost(trace, slow_forward(trace, engine), ("lmbench.module:",))
+        part = part_of(trace.host.names[module].removeprefix("lmbench.module:"))
+        found = trace.finder.part(index)
+        if part is not None and found != "residual":
+            assert found == part, (trace.host.names[index], trace.host.names[engine])
+            checked[part] += 1
+    assert checked.keys() >= FORWARD_PARTS - {"attention", "residual", "loss"}
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_every_part_is_found_forward_and_backward_and_almost_nothing_is_left(tmp_path: Path, autocast: bool) -> None:
+    trace = traced(tmp_path, autocast)
+    for phase in ("forward", "backward"):
+        found = parts_in(trace, phase)
+        assert found.keys() - {None} == FORWARD_PARTS
+        # The first gradient, and tables of positions and mask cast once for all blocks.
+        assert found[None] < 0.04 * found.total()
+
+
+def test_fused_attention_is_one_part(tmp_path: Path) -> None:
+    for phase in ("forward", "backward"):
+        found = parts_in(traced(tmp_path, attention="sdpa"), phase)
+        assert found["attention"]
+        assert not found.keys() & {"scores", "mask", "softmax", "values"}
+
+
+def test_casts_of_weights_belong_to_the_layer_that_asks_for_them(tmp_path: Path) -> None:
+    trace = traced(tmp_path, autocast=True)
+    casts: Counter[str | None] = Counter()
+    for index in operators_of(trace, "forward"):
+        if trace.host.names[index] == "aten::_to_copy":
+            casts[trace.finder.part(index)] += 1
+    # Two layers and two steps; the weights of q, k, v and of gate, up, down, and the input of each.
+    assert casts["qkv"] >= 2 * 2 * 3
+    assert casts["ffn"] >= 2 * 2 * 3
+    assert casts["head"] >= 2
+
+
+def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path: Path) -> None:
+    trace = traced(tmp_path, micro_batches=2)
+    stored: Counter[str | None] = Counter()
+    for index in operators_of(trace, "backward"):
+        engine = slow_innermost(trace, index, (ENGINE,))
+        if engine != NONE and "AccumulateGrad" in trace.host.names[engine] and trace.host.names[index] == "aten::add_":
+            stored[trace.finder.part(index)] += 1
+    # The second micro-batch adds to what the first stored: a parameter each, in two steps.
+    assert stored == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
+
+
+def test_the_residual_streams_gradients_are_summed_by_residual_additions(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    sums = 0
+    for index in operators_of(trace, "backward"):
+        engine = slow_innermost(trace, index, (ENGINE,))
+        inside = (
+            engine != NONE and slow_innermost(trace, index, (trace.host.names[engine].removeprefix(ENGINE),)) != NONE
+        )
+        if trace.host.names[index] in ("aten::add", "aten::add_") and not inside:
+            sums += trace.finder.part(index) == "residual"
+    # Each of the two layers has two branches that leave the stream and come back; two steps.
+    assert sums == 2 * 2 * 2
+
+
+def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ffn = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(self.ffn, x, use_reentrant=False)).sum()
+
+    net = Net()
+    label_modules(net)
+    x = torch.randn(4, 8, requires_grad=True)
+    trace = load_trace(record_steps(tmp_path / "t.json", lambda: net(x), torch.optim.SGD(net.parameters(), 0.1)))
+    recomputed = [index for index in operators_of(trace, "backward") if trace.host.names[index] == "aten::linear"]
+    assert len(recomputed) == 2
+    assert {trace.finder.part(index) for index in recomputed} == {"ffn"}
+
+
+def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.step(0, 0, 1000)
+    trace.phase("forward", 0, 100)
+    trace.phase("backward", 100, 300)
+    trace.phase("optimizer", 400, 600)
+    trace.module("blocks.0.attention", 1, 90)
+    trace.module("blocks.0.attention.q", 2, 40)
+    trace.op("aten::linear", 3, 30, **{"Sequence number": 5, "Fwd thread id": 0})
+    trace.op("aten::mm", 5, 20, **{"Sequence number": 6, "Fwd thread id": 0})
+    trace.launch(1, 6)
+    trace.op("aten::ones_like", 105, 10)
+    trace.launch(2, 106)
+    trace.op(f"{ENGINE}MmBackward0", 150, 50, AUTOGRAD, **{"Sequence number": 6, "Fwd thread id": 1})
+    trace.op("MmBackward0", 151, 40, AUTOGRAD, **{"Sequence number": 6, "Fwd thread id": 1})
+    trace.op("aten::mm", 152, 30, AUTOGRAD)
+    trace.launch(3, 153, tid=AUTOGRAD)
+    trace.op("aten::_fused_adamw_", 410, 20)
+    trace.launch(4, 411)
+    # On the device all of it comes late: backward's product runs while the host is in the optimizer.
+    for number, (name, at) in enumerate([("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700)], start=1):
+        trace.kernel(number, name, at, 10)
+    table = load_trace(trace.write(tmp_path / "t.json")).kernels
+    assert table.phases == ["forward", "backward", "backward", "optimizer"]
+    assert table.parts == ["qkv", "loss", "qkv", "optimizer"]
+    assert {MAIN, AUTOGRAD} == {100, 101}
+
+
+def test_a_launched_graph_gives_its_phase_to_all_its_kernels(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("forward", 0, 50)
+    trace.launch(1, 10, name="cudaGraphLaunch")
+    for at in (60, 70, 80):
+        trace.kernel(1, "triton_poi_fused_add_0", at, 5)
+    found = load_trace(trace.write(tmp_path / "t.json"))
+    assert found.kernels.phases == ["forward"] * 3
+    assert len(found.events.launches.names) == 1
+
+
+def test_copies_for_the_input_are_data_and_communication_is_comm(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("transfer", 0, 50)
+    trace.phase("backward", 50, 50)
+    trace.launch(1, 10, name="cudaMemcpyAsync")
+    trace.launch(2, 60)
+    trace.kernel(1, "Memcpy HtoD (Pinned -> Device)", 20, 5)
+    trace.kernel(2, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 70, 5)
+    table = load_trace(trace.write(tmp_path / "t.json")).kernels
+    assert table.parts == ["data", "comm"]
+    assert table.kinds == ["memcpy", "comm"]
+
+
+def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return torch.matmul(torch.softmax(torch.matmul(q, q.mT), -1), q)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.input_layernorm = nn.LayerNorm(8)
+            self.self_attn = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.self_attn(self.input_layernorm(x))
+
+    model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))
+    label_modules(model)
+    x = torch.randn(2, 3, 4, 8, requires_grad=True)
+    trace = load_trace(
+        record_steps(tmp_path / "t.json", lambda: model(x).sum(), torch.optim.SGD(model.parameters(), 0.1))
+    )
+    for phase in ("forward", "backward"):
+        products = Counter(
+            trace.finder.part(index) for index in operators_of(trace, phase) if trace.host.names[index] == "aten::bmm"
+        )
+        assert products.keys() == {"scores", "values"}
+        assert products["scores"] == products["values"]
+        assert {"softmax", "norm", "residual"} <= parts_in(trace, phase).keys()

@@ -1,0 +1,198 @@
+"""Busy, gaps and waits against a plain count of time, on made-up queues and on a real trace."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from trace_events import HandWritten
+
+from lmbench.trace.analysis import Trace, load_trace
+from lmbench.trace.clocks import QUEUED_LEAD_NS, Clocks, PhaseClock, phase_clocks
+from lmbench.trace.findings import examine
+from lmbench.trace.shares import captured_s, shares_by_phase, whole_step
+
+DATA = Path(__file__).parent / "trace_data"
+PHASES = ("data", "forward", "backward", "optimizer", "zero_grad")
+LATENCY_US, GAP_US, LAUNCH_US = 2.3, 1.1, 4.0
+
+
+class Plan(NamedTuple):
+    """A phase of a made-up step: launches, the host's time from one to the next, and each kernel's duration."""
+
+    phase: str
+    launches: int
+    host_us: float
+    kernel_us: float
+
+
+def simulated(steps: list[list[Plan]], numbered: bool = True, jitter: random.Random | None = None) -> HandWritten:
+    """A device that works off a queue: a kernel starts when it has been launched and the one in front has ended."""
+    trace = HandWritten()
+    host = device = 0.0
+    number = 0
+    for index, plans in enumerate(steps):
+        begin = host
+        for plan in plans:
+            start = host
+            host += 5.0
+            for _ in range(plan.launches):
+                number += 1
+                wobble = jitter.uniform(0.2, 2.0) if jitter else 1.0
+                trace.launch(number, round(host, 3), LAUNCH_US)
+                at = max(host + LAUNCH_US + LATENCY_US, device + GAP_US)
+                duration = plan.kernel_us * (jitter.uniform(0.2, 2.0) if jitter else 1.0)
+                trace.kernel(number, "k", round(at, 3), round(duration, 3))
+                device = round(at, 3) + round(duration, 3)
+                host += LAUNCH_US + plan.host_us * wobble
+            trace.phase(plan.phase, round(start, 3), round(host - start, 3))
+        if numbered:
+            trace.step(index, round(begin, 3), round(host - begin, 3))
+    trace.metadata["steps"] = len(steps)
+    return trace
+
+
+def clocks_of(trace: HandWritten, path: Path) -> tuple[Trace, Clocks]:
+    loaded = load_trace(trace.write(path / "t.json"))
+    return loaded, phase_clocks(loaded.kernels, loaded.events.launches, loaded.timeline)
+
+
+def clock(clocks: Clocks, phase: str) -> PhaseClock:
+    return next(one for one in clocks.phases if one.phase == phase)
+
+
+def counted(trace: Trace) -> dict[str, dict[str, int]]:
+    """The same sums in ns by going through kernels one after the other, for a trace of one stream."""
+    kernels, launches, timeline = trace.kernels, trace.events.launches, trace.timeline
+    begins = [*timeline.start_ns.tolist(), int(timeline.end_ns[-1])]
+    order = sorted(range(len(kernels.names)), key=lambda index: int(kernels.start_ns[index]))
+    ended = min(begins[0], int(kernels.start_ns[order[0]]))
+    pieces: list[tuple[int, int, str]] = []
+    borders: list[int] = []
+    for index in order:
+        launch = int(kernels.launch[index])
+        start, end = int(kernels.start_ns[index]), int(kernels.end_ns[index])
+        queued = bool(borders or pieces) and int(launches.end_ns[launch]) + QUEUED_LEAD_NS <= ended
+        while len(borders) < len(begins) and begins[len(borders)] <= launches.start_ns[launch]:
+            borders.append(start if queued else min(max(begins[len(borders)], ended), start))
+        pieces += [(ended, start, "gap" if queued else "wait"), (start, end, "busy")]
+        ended = end
+    while len(borders) < len(begins):
+        borders.append(max(begins[len(borders)], ended))
+    pieces.append((ended, max(ended, borders[-1]), "wait"))
+    sums: dict[str, dict[str, int]] = {}
+    for left, right, phase in zip(borders, borders[1:], timeline.phases, strict=False):
+        own = sums.setdefault(phase, {"busy": 0, "gap": 0, "wait": 0})
+        for start, end, kind in pieces:
+            own[kind] += max(0, min(end, right) - max(start, left))
+    return sums
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_queues_agree_with_a_plain_count(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    steps = [
+        [Plan(phase, chance.choice([0, 1, 3, 12]), chance.uniform(0, 30), chance.uniform(1, 60)) for phase in PHASES]
+        for _ in range(3)
+    ]
+    steps[0][1] = Plan("forward", 4, 3.0, 20.0)
+    trace, clocks = clocks_of(simulated(steps, numbered=False, jitter=chance), tmp_path)
+    expected = counted(trace)
+    for one in clocks.phases:
+        got = {"busy": one.busy_s, "gap": one.queued_gap_s, "wait": one.host_wait_s}
+        scaled = {name: value * 1e9 * clocks.steps for name, value in got.items()}
+        assert scaled == pytest.approx(expected[one.phase], abs=2), one.phase
+        assert one.window_s == pytest.approx(one.busy_s + one.queued_gap_s + one.host_wait_s, abs=1e-12)
+        assert 0 <= one.first_wait_s <= one.host_wait_s + 1e-12
+
+
+def test_a_host_that_is_ahead_leaves_gaps_and_no_waits(tmp_path: Path) -> None:
+    step = [Plan("forward", 50, 0.0, 100.0), Plan("backward", 50, 0.0, 200.0)]
+    _, clocks = clocks_of(simulated([step, step, step]), tmp_path)
+    assert (clocks.steps, clocks.skipped) == (2, 1)
+    for phase, kernel_us in (("forward", 100.0), ("backward", 200.0)):
+        one = clock(clocks, phase)
+        assert one.host_wait_s == 0
+        assert one.queued_gap_s == pytest.approx(50 * GAP_US * 1e-6, rel=0.03)
+        assert one.queued_gaps == pytest.approx(50, abs=1)
+        assert one.busy_s == pytest.approx(50 * kernel_us * 1e-6, rel=1e-6)
+        assert one.median_kernel_s == pytest.approx(kernel_us * 1e-6)
+        assert (one.launches, one.kernels) == (50, 50)
+
+
+def test_a_slow_host_makes_the_device_wait_and_says_how_much_a_launch_costs(tmp_path: Path) -> None:
+    step = [Plan("forward", 50, 36.0, 10.0), Plan("optimizer", 2, 36.0, 20.0)]
+    _, clocks = clocks_of(simulated([step, step]), tmp_path)
+    forward = clock(clocks, "forward")
+    assert forward.wait_fraction == pytest.approx(0.75, abs=0.03)
+    assert forward.host_s_per_launch == pytest.approx(40e-6, rel=0.03)
+    assert forward.queued_gap_s < 3e-6
+
+
+def test_a_phase_without_kernels_has_the_time_in_which_the_device_waits_for_it(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("data", 0, 100)
+    trace.phase("forward", 100, 100)
+    trace.launch(1, 110)
+    trace.kernel(1, "k", 120, 30)
+    _, clocks = clocks_of(trace, tmp_path)
+    assert clock(clocks, "data").window_s == pytest.approx(100e-6)
+    assert clock(clocks, "data").host_wait_s == pytest.approx(100e-6)
+    assert clock(clocks, "forward").window_s == pytest.approx(100e-6)
+    assert clock(clocks, "forward").busy_s == pytest.approx(30e-6)
+
+
+def test_kernels_that_run_at_once_are_busy_once(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("backward", 0, 100)
+    for number in (1, 2):
+        trace.launch(number, number)
+        trace.kernel(number, "k", 20 + number, 50, stream=number)
+    loaded, clocks = clocks_of(trace, tmp_path)
+    assert clock(clocks, "backward").busy_s == pytest.approx(51e-6)
+    assert captured_s(loaded.kernels) == pytest.approx(100e-6)
+
+
+def test_the_phases_of_a_real_trace_sum_to_the_captured_time() -> None:
+    for name in ("small_fp32_inference", "small_bf16_compiled"):
+        loaded = load_trace(DATA / name)
+        shares = shares_by_phase(loaded.kernels)
+        total = captured_s(loaded.kernels)
+        assert sum(share.kernel_s for share in shares) == pytest.approx(total, rel=1e-9)
+        assert whole_step(shares).kernel_s == pytest.approx(total, rel=1e-9)
+        for share in (*shares, whole_step(shares)):
+            for sums in (share.kinds_s, share.parts_s, {row.name: 0 for row in share.rows}):
+                assert sums
+            assert sum(share.kinds_s.values()) == pytest.approx(share.kernel_s)
+            assert sum(share.parts_s.values()) == pytest.approx(share.kernel_s)
+            assert sum(row.total_s for row in share.rows) == pytest.approx(share.kernel_s)
+            assert sum(row.share_fraction for row in share.rows) == pytest.approx(1.0)
+
+
+def test_a_real_traces_sums_agree_with_a_plain_count() -> None:
+    loaded = load_trace(DATA / "small_bf16_compiled")
+    of_cat: dict[str, list[dict[str, Any]]] = {}
+    for event in loaded.source.events:
+        of_cat.setdefault(event["cat"], []).append(event)
+    launched = {one["args"]["correlation"]: one["ts"] for one in of_cat["cuda_runtime"] + of_cat.get("cuda_driver", [])}
+    phases = [one for one in of_cat["user_annotation"] if one["name"].startswith("lmbench.phase:")]
+    expected: dict[tuple[str, str], int] = {}
+    for event in (*of_cat["kernel"], *of_cat["gpu_memcpy"], *of_cat["gpu_memset"]):
+        at = launched[event["args"]["correlation"]]
+        (phase,) = (one["name"][14:] for one in phases if one["ts"] <= at < one["ts"] + one["dur"])
+        key = (phase, event["name"])
+        expected[key] = expected.get(key, 0) + round(event["dur"] * 1e3)
+    shares = shares_by_phase(loaded.kernels)
+    assert {(share.phase, row.name): round(row.total_s * 1e9) for share in shares for row in share.rows} == expected
+
+
+def test_the_traces_window_is_the_event_span_of_the_same_steps() -> None:
+    queued = examine(DATA / "small_fp32_inference")
+    (forward,) = (one for one in queued.verdicts if one.phase == "forward")
+    assert forward.device_span_s is not None
+    assert forward.clock.window_s == pytest.approx(forward.device_span_s, rel=0.01)
+    for one in examine(DATA / "small_bf16_compiled").verdicts:
+        if one.device_span_s and one.device_span_s > 1e-3:
+            assert one.clock.window_s == pytest.approx(one.device_span_s, rel=0.01)

@@ -1,0 +1,87 @@
+"""Parts by module path: lmbench's own names, those of other models, and their classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmbench.trace.parts import PARTS, joined, part_of, part_order
+
+LLAMA = {
+    "model.embed_tokens": "embedding",
+    "model.rotary_emb": "rope",
+    "model.layers.0.input_layernorm": "norm",
+    "model.layers.0.self_attn": "attention",
+    "model.layers.0.self_attn.q_proj": "qkv",
+    "model.layers.0.self_attn.k_proj": "qkv",
+    "model.layers.0.self_attn.v_proj": "qkv",
+    "model.layers.0.self_attn.q_norm": "norm",
+    "model.layers.0.self_attn.o_proj": "output",
+    "model.layers.0.post_attention_layernorm": "norm",
+    "model.layers.0.mlp": "ffn",
+    "model.layers.0.mlp.gate_proj": "ffn",
+    "model.layers.0.mlp.act_fn": "ffn",
+    "model.layers.0": None,
+    "model.norm": "norm",
+    "lm_head": "head",
+}
+GPT2 = {
+    "transformer.wte": "embedding",
+    "transformer.wpe": "embedding",
+    "transformer.h.0.ln_1": "norm",
+    "transformer.h.0.attn.c_attn": "qkv",
+    "transformer.h.0.attn.c_proj": "output",
+    "transformer.h.0.attn.attn_dropout": "attention",
+    "transformer.h.0.mlp.c_fc": "ffn",
+    "transformer.h.0.mlp.c_proj": "ffn",
+    "transformer.ln_f": "norm",
+}
+NEOX = {
+    "gpt_neox.embed_in": "embedding",
+    "gpt_neox.layers.3.attention.query_key_value": "qkv",
+    "gpt_neox.layers.3.attention.dense": "output",
+    "gpt_neox.layers.3.mlp.dense_h_to_4h": "ffn",
+    "gpt_neox.final_layer_norm": "norm",
+    "embed_out": "head",
+}
+BERT = {
+    "bert.embeddings.word_embeddings": "embedding",
+    "bert.embeddings.LayerNorm": "norm",
+    "bert.encoder.layer.0.attention.self.query": "qkv",
+    "bert.encoder.layer.0.attention.output.dense": "output",
+    "bert.encoder.layer.0.attention.output.LayerNorm": "norm",
+    "bert.encoder.layer.0.intermediate.dense": "ffn",
+    "bert.encoder.layer.0.output.dense": "ffn",
+}
+TORCHTITAN = {
+    "tok_embeddings": "embedding",
+    "layers.0.attention.wq": "qkv",
+    "layers.0.attention.wo": "output",
+    "layers.0.attention.sdpa": "attention",
+    "layers.0.feed_forward.w1": "ffn",
+    "layers.0.ffn_norm": "norm",
+    "output": "head",
+}
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT2, NEOX, BERT, TORCHTITAN], ids=["llama", "gpt2", "neox", "bert", "titan"])
+def test_the_usual_names_of_other_models_have_parts(model: dict[str, str | None]) -> None:
+    assert {path: part_of(path) for path in model} == model
+    assert {path: part_of(f"net._orig_mod.{path}") for path in model} == model
+
+
+def test_classes_tell_where_names_do_not() -> None:
+    classes = {"a.0": "LlamaRMSNorm", "a.1": "GPT2MLP", "a.1.x": "Linear", "b": "CrossEntropyLoss", "c": "Linear"}
+    assert part_of("a.0", classes) == "norm"
+    assert part_of("a.1.x", classes) == "ffn"
+    assert part_of("b", classes) == "loss"
+    assert part_of("c", classes) is None
+    assert part_of("a.0") is None
+
+
+def test_fused_parts_stand_in_the_models_order() -> None:
+    assert joined(["residual", "norm", "norm"]) == "norm+residual"
+    assert joined([]) == "unclassified"
+    assert sorted(["unclassified", "norm+qkv", "qkv", "norm", "embedding"], key=part_order) == [
+        "embedding", "norm", "norm+qkv", "qkv", "unclassified",
+    ]  # fmt: skip
+    assert len(set(PARTS)) == len(PARTS)

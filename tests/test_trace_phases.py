@@ -1,0 +1,123 @@
+"""Phases of traces that lmbench did not make: Lightning's ranges, PyTorch's, and none at all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.profilers import PyTorchProfiler
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader
+from trace_events import HandWritten
+
+from lmbench.trace.analysis import Trace, load_trace
+from lmbench.trace.events import NONE
+from lmbench.trace.phases import OUTSIDE
+
+from conftest import Sleeper, quiet_trainer
+
+
+def phase_of(trace: Trace, name: str) -> set[str]:
+    """Phases in which operators of a name began."""
+    found = set()
+    piece = trace.timeline.at(trace.host.start_ns)
+    for index, other in enumerate(trace.host.names):
+        if other == name:
+            found.add(trace.timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE)
+    return found
+
+
+def at_us(trace: Trace, moment_us: float) -> str:
+    base_us = min(event["ts"] for event in trace.source.events)
+    piece = int(trace.timeline.at(torch.tensor([round((moment_us - base_us) * 1e3)]).numpy())[0])
+    return trace.timeline.phases[piece] if piece != NONE else OUTSIDE
+
+
+def test_lightnings_own_profiler_is_understood(tmp_path: Path) -> None:
+    profiler = PyTorchProfiler(dirpath=tmp_path, filename="t", schedule=schedule(wait=1, warmup=1, active=3))
+    module = Sleeper()
+    Sleeper.forward_s, before = 0.0, Sleeper.forward_s
+    try:
+        quiet_trainer(profiler=profiler, max_steps=12).fit(module, DataLoader(torch.randn(96, 16), batch_size=4))
+    finally:
+        Sleeper.forward_s = before
+    (path,) = tmp_path.glob("*.json")
+    trace = load_trace(path)
+    assert trace.timeline.source == "foreign"
+    assert trace.timeline.steps == 3
+    assert phase_of(trace, "aten::linear") == {"forward"}
+    assert phase_of(trace, "MulBackward0") <= {"backward"}
+    assert phase_of(trace, "PowBackward0") == {"backward"}
+    assert phase_of(trace, "aten::stack") == {"data"}
+    assert phase_of(trace, "aten::pow") == {"forward", "backward"}
+
+
+def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers(tmp_path: Path) -> None:
+    trace = HandWritten()
+    strategy = "[pl][profile][Strategy]SingleDeviceStrategy."
+    for name, start, end in [
+        ("ProfilerStep#4", 0, 1000),
+        ("[pl][profile][Strategy]SingleDeviceStrategy.batch_to_device", 5, 20),
+        ("[pl][profile]run_training_batch", 30, 900),
+        ("[pl][profile][LightningModule]Net.optimizer_step", 50, 800),
+        ("Optimizer.step#AdamW.step", 60, 790),
+        (f"{strategy}training_step", 100, 200),
+        ("[pl][profile][LightningModule]Net.optimizer_zero_grad", 210, 230),
+        (f"{strategy}backward", 250, 500),
+        ("[pl][profile][LightningModule]Net.configure_gradient_clipping", 510, 520),
+    ]:
+        trace.add("user_annotation", name, start, end - start)
+    trace.op("aten::mm", 101, 5)
+    found = load_trace(trace.write(tmp_path / "t.json"))
+    moments = {10: "transfer", 40: OUTSIDE, 55: "optimizer", 150: "forward", 205: "optimizer", 220: "zero_grad"}
+    moments |= {300: "backward", 515: "clip", 600: "optimizer", 850: OUTSIDE, 2000: OUTSIDE}
+    assert {moment: at_us(found, moment) for moment in moments} == moments
+
+
+@pytest.mark.parametrize("with_steps", [False, True])
+def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path: Path, with_steps: bool) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    with profile(activities=[ProfilerActivity.CPU]) as recording:
+        for step in range(3):
+            with record_function(f"ProfilerStep#{step}") if with_steps else nullcontext():
+                batch = torch.rand(4, 8).clamp(0.1, 0.9)
+                net(batch).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    path = tmp_path / "t.json"
+    recording.export_chrome_trace(str(path))
+    trace = load_trace(path)
+    assert trace.timeline.source == "foreign"
+    assert phase_of(trace, "aten::linear") == {"forward"}
+    assert phase_of(trace, "aten::addmm") == {"forward"}
+    assert phase_of(trace, "AddmmBackward0") == {"backward"}
+    assert phase_of(trace, "aten::addcdiv_") == {"optimizer"}
+    assert phase_of(trace, "aten::clamp") == {OUTSIDE}
+    assert trace.timeline.has_step_count == with_steps
+    assert trace.timeline.steps == (3 if with_steps else 1)
+
+
+def test_without_ranges_and_backward_everything_is_outside(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as recording, torch.no_grad(), record_function("my_range"):
+        nn.Linear(4, 4)(torch.rand(2, 4))
+    path = tmp_path / "t.json"
+    recording.export_chrome_trace(str(path))
+    trace = load_trace(path)
+    assert trace.timeline.source == "none"
+    assert phase_of(trace, "aten::addmm") == {OUTSIDE}
+
+
+def test_lmbenchs_ranges_win_over_all_others(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.step(0, 0, 100)
+    trace.phase("forward", 0, 50)
+    trace.phase("backward", 50, 50)
+    trace.add("user_annotation", "Optimizer.step#AdamW.step", 10, 80)
+    trace.op("aten::mm", 20, 5)
+    found = load_trace(trace.write(tmp_path / "t.json"))
+    assert [at_us(found, moment) for moment in (0, 20, 50, 99.9, 100)] == ["forward"] * 2 + ["backward"] * 2 + [OUTSIDE]
+    assert found.timeline.source == "lmbench"

@@ -1,0 +1,197 @@
+"""What the clocks mean: verdicts, their agreement with the lag's, advice that is true for the case, and the guards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_trace_clocks import Plan, simulated
+from trace_events import HandWritten
+
+from lmbench.trace.attention import flop_ratio
+from lmbench.trace.findings import Findings, examine
+from lmbench.trace.verdicts import PhaseVerdict
+
+DATA = Path(__file__).parent / "trace_data"
+MANY_SLOW = Plan("forward", 40, 36.0, 10.0)
+MANY_FAST = Plan("forward", 40, 0.0, 100.0)
+
+
+def run_folder(path: Path, trace: HandWritten, **facts: Any) -> Path:
+    """A result with a trace, steps 5 and 6, and the facts given."""
+    run = {
+        "schema_version": 1,
+        "outcome": "ok",
+        "mode": "train_step",
+        "profile": {"first_step": 5, "steps": 2},
+        **facts,
+    }
+    (path / "run.json").write_text(json.dumps(run))
+    spans = [{"step": 5, "forward_s": 9.0}, {"step": 6, "forward_s": 1.5e-3, "forward_host_s": 1.6e-3}]
+    (path / "steps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    trace.write(path / "trace.json").rename(path / "trace.json.gz")
+    return path
+
+
+def lag(verdict: str, least_s: float) -> dict[str, Any]:
+    return {"verdicts": {"forward": {"verdict": verdict, "min_lag_s": least_s}}}
+
+
+def forward(found: Findings) -> PhaseVerdict:
+    return next(one for one in found.verdicts if one.phase == "forward")
+
+
+def guards(found: Findings) -> dict[str, str]:
+    return {guard.name: guard.status for guard in found.guards}
+
+
+def test_a_slow_host_is_host_bound_and_the_figure_is_named(tmp_path: Path) -> None:
+    one = forward(examine(simulated([[MANY_SLOW], [MANY_SLOW]]).write(tmp_path / "t.json")))
+    assert one.verdict == "host-bound"
+    assert f"{100 * (one.clock.wait_fraction or 0):.1f} %" in one.reason
+    assert "40 launches of" in one.advice
+    assert one.lag_verdict is None
+    assert one.agreement == ""
+
+
+def test_a_fast_host_is_queued(tmp_path: Path) -> None:
+    assert forward(examine(simulated([[MANY_FAST], [MANY_FAST]]).write(tmp_path / "t.json"))).verdict == "queued"
+
+
+def test_spans_are_those_of_the_steps_that_the_clocks_are_over(tmp_path: Path) -> None:
+    one = forward(examine(run_folder(tmp_path, simulated([[MANY_SLOW], [MANY_SLOW]]))))
+    assert one.device_span_s == pytest.approx(1.5e-3)
+    assert one.host_span_s == pytest.approx(1.6e-3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "lag_says", "least_s", "words"),
+    [
+        (MANY_SLOW, "host-bound", 1e-5, "agree"),
+        (MANY_FAST, "queued", 2e-2, "agree"),
+        (MANY_SLOW, "queued", 5e-3, "the profiler slows the host"),
+        (MANY_FAST, "host-bound", 1e-5, "the host catches up within it"),
+        (MANY_FAST, "mixed", 2e-4, "close"),
+    ],
+)
+def test_both_verdicts_agree_or_the_difference_is_explained(
+    tmp_path: Path, plan: Plan, lag_says: str, least_s: float, words: str
+) -> None:
+    found = examine(run_folder(tmp_path, simulated([[plan], [plan]]), probe=lag(lag_says, least_s)))
+    assert words in forward(found).agreement
+    assert forward(found).lag_verdict == lag_says
+
+
+@pytest.mark.parametrize(
+    ("facts", "words", "not_words"),
+    [
+        ({}, "--trainer.compile", "reduce-overhead"),
+        ({"compile": {"is_enabled": True, "mode": "default"}}, "reduce-overhead", "--trainer.compile"),
+        ({"compile": {"is_enabled": True, "mode": "reduce-overhead"}}, "larger batch", "reduce-overhead"),
+    ],
+)
+def test_advice_asks_for_nothing_that_the_run_does_already(
+    tmp_path: Path, facts: dict[str, Any], words: str, not_words: str
+) -> None:
+    advice = forward(examine(run_folder(tmp_path, simulated([[MANY_SLOW], [MANY_SLOW]]), **facts))).advice
+    assert words in advice
+    assert not_words not in advice
+
+
+def test_an_optimizer_of_many_short_kernels_is_told_of_the_fused_one_unless_it_is(tmp_path: Path) -> None:
+    step = [Plan("forward", 5, 0.0, 900.0), Plan("optimizer", 400, 0.0, 3.0)]
+    for optimizer, words in (("AdamW loop", "a fused optimizer"), ("AdamW fused", "larger batch")):
+        found = examine(run_folder(tmp_path, simulated([step, step]), model={"optimizer": optimizer}))
+        (one,) = (one for one in found.verdicts if one.phase == "optimizer")
+        assert one.verdict == "queued"
+        assert words in one.advice
+
+
+def test_a_wait_before_the_first_kernel_is_not_blamed_on_launches(tmp_path: Path) -> None:
+    trace = HandWritten()
+    for step in range(2):
+        at = step * 3000.0
+        trace.step(step, at, 3000)
+        trace.phase("forward", at, 1000)
+        trace.phase("optimizer", at + 1000, 2000)
+        for number, (host, device, duration) in enumerate([(10, 20, 970), (1500, 1510, 1400)], start=2 * step + 1):
+            trace.launch(number, at + host)
+            trace.kernel(number, "adam", at + device, duration)
+    found = examine(trace.write(tmp_path / "t.json"))
+    (one,) = (one for one in found.verdicts if one.phase == "optimizer")
+    assert one.verdict == "host-bound"
+    assert "before the first kernel" in one.advice
+    assert "launches of" not in one.advice
+
+
+def test_queued_matmuls_in_fp32_are_told_of_lower_precisions(tmp_path: Path) -> None:
+    trace = simulated([[MANY_FAST], [MANY_FAST]])
+    for event in trace.events:
+        if event["cat"] == "kernel":
+            event["name"] = "ampere_sgemm_128x64_tn"
+    facts = {"precision": "32-true", "matmul_precision": "highest"}
+    assert "bf16-mixed or TF32" in forward(examine(run_folder(tmp_path, trace, **facts))).advice
+    facts["matmul_precision"] = "high"
+    assert "TF32" not in forward(examine(run_folder(tmp_path, trace, **facts))).advice
+
+
+def test_a_whole_trace_passes_every_guard() -> None:
+    for name in ("small_fp32_inference", "small_bf16_compiled"):
+        assert set(guards(examine(DATA / name)).values()) <= {"pass", "n/a"}
+
+
+def test_kernels_without_launch_are_outside_unclassified_and_said(tmp_path: Path) -> None:
+    trace = simulated([[MANY_FAST], [MANY_FAST]])
+    for event in trace.events:
+        if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
+            del event["args"]["correlation"]
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert found.completeness.kernels_without_launch == 8
+    outside = found.phases[-1]
+    assert (outside.phase, outside.instances) == ("outside", 8)
+    status = guards(found)
+    assert status["kernels_without_launch"] == "fail"
+    assert status["launches_without_kernel"] == "fail"
+    assert status["outside"] == "warn"
+    assert status["phase_sum"] == "pass"
+
+
+def test_a_kernel_before_its_launch_fails_a_guard(tmp_path: Path) -> None:
+    trace = simulated([[MANY_FAST], [MANY_FAST]])
+    kernel = next(event for event in trace.events if event["cat"] == "kernel" and event["args"]["correlation"] == 1)
+    kernel["ts"] -= 9.0
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert found.completeness.kernels_before_launch == 1
+    assert guards(found)["kernels_before_launch"] == "fail"
+
+
+def test_spans_that_differ_from_the_window_warn(tmp_path: Path) -> None:
+    found = examine(run_folder(tmp_path, simulated([[MANY_FAST], [MANY_FAST]])))
+    assert guards(found)["device_span"] == "warn"
+    assert forward(found).clock.window_s > 4e-3
+
+
+def test_inside_attention_are_four_parts_with_both_ratios() -> None:
+    found = examine(DATA / "small_fp32_inference")
+    (times,) = found.attention
+    assert times.phase == "forward"
+    assert set(times.parts_s) == {"scores", "mask", "softmax", "values"}
+    for part, seconds in times.parts_s.items():
+        assert seconds * found.steps == pytest.approx(found.phases[0].parts_s[part])
+    # Scores and values are bmm kernels, and a copy of the values.
+    assert times.matmul_s < times.parts_s["scores"] + times.parts_s["values"]
+    assert times.time_ratio == pytest.approx(times.parts_s["softmax"] / times.matmul_s)
+    assert times.flop_ratio == pytest.approx(5 / (4 * 64))
+    assert examine(DATA / "small_bf16_compiled").attention == []
+
+
+def test_flop_ratios_need_the_models_shape() -> None:
+    assert flop_ratio("forward", {}) is None
+    assert flop_ratio("backward", {"model": {"d_model": 1280, "num_heads": 20}}) == pytest.approx(4 / (8 * 64))
+
+
+def test_matmul_shares_are_named_by_mode() -> None:
+    assert examine(DATA / "small_fp32_inference").matmul_fractions.keys() == {"inference", "step"}
+    assert examine(DATA / "small_bf16_compiled").matmul_fractions.keys() == {"forward", "backward", "step"}
