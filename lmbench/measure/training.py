@@ -39,32 +39,33 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale
 
 @dataclass
 class MovementSample:
-    """One element of each parameter, the one with the largest gradient, as it was before the update."""
+    """One row of each parameter, the one with the largest gradient, as it was before the update.
+
+    A single element can come to rest by chance: where its momentum crosses zero.
+    """
 
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    indices: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def unmoved(self) -> list[str]:
-        """Parameters whose sampled element is what it was."""
+        """Parameters of whose sampled row every element is what it was."""
         return [
             name
-            for name, index in self.indices.items()
-            if torch.equal(self.parameters[name].detach().reshape(-1)[index], self.before[name])
+            for name, row in self.rows.items()
+            if torch.equal(_as_rows(self.parameters[name].detach())[row], self.before[name])
         ]
 
     def add(self, parameters: Parameters) -> None:
-        """Remember, for each new parameter with a gradient, its element with the largest one. Synchronizes."""
+        """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
         for name, parameter in parameters.items():
-            if name not in self.indices and parameter.grad is not None:
-                index = _largest(parameter.grad)
-                self.parameters[name], self.indices[name] = parameter, index
-                self.before[name] = parameter.detach().reshape(-1)[index].clone()
+            if name not in self.rows and parameter.grad is not None:
+                # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
+                peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
+                row = int(peaks.argmax())
+                self.parameters[name], self.rows[name] = parameter, row
+                self.before[name] = _as_rows(parameter.detach())[row].clone()
 
 
-def _largest(gradient: torch.Tensor) -> int:
-    # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
-    rows = gradient.reshape(gradient.shape[0], -1) if gradient.dim() > 1 else gradient.reshape(1, -1)
-    peaks = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1)
-    row = int(peaks.argmax())
-    return row * rows.shape[1] + int(rows[row].abs().argmax())
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
