@@ -54,8 +54,7 @@ def precision(folder: Path) -> list[str]:
     """Pairs of precision against fp32 eager, one size without its baseline, with published figures."""
 
     def edit(run: dict[str, Any], axes: Mapping[str, Any], _repeat: int) -> None:
-        run["probe"]["training"]["gradient_norm"] = 1.0 if run["precision"] == "32-true" else 1.013
-        run["window"]["steps"] = 40
+        run["warmup"] = {"gradient_norm": 1.0 if run["precision"] == "32-true" else 1.013}
         if run["precision"] == "16-mixed":
             run["window"]["skipped_count"], run["model"]["optimizer"] = 2, "AdamW foreach"
         if axes["model.size"] == "large" and run["precision"] == "32-true" and run["matmul_precision"] == "highest":

@@ -70,6 +70,20 @@ def test_every_cell_of_a_sweep_has_its_own_floor(tmp_path, capsys):
     assert "no floor  size medium: 4 repeats that count; a noise floor takes 6" in out
 
 
+def test_of_two_commits_the_larger_floor_is_kept(tmp_path):
+    quiet = [0.05 + (time_s - 0.05) / 100 for time_s in TIMES]
+    for order in ((TIMES, quiet), (quiet, TIMES)):
+        home = tmp_path / str(order[0] is TIMES)
+        for name, times in zip("ab", order, strict=True):
+            for time_s in times:
+                place = {"name": "s", "cell": name, "axes": {"environment": name}, "engine": "exec"}
+                make_run(home / name, time_s, sweep=place)
+        assert main(["noise", str(home)]) == 0
+        (entry,) = stored(home)
+        noisy = survey([str(home / ("a" if order[0] is TIMES else "b"))]).cells[0].entry
+        assert entry["metrics"]["step_s"] == noisy["metrics"]["step_s"]
+
+
 def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     folder = tmp_path / "results"
     make_runs(folder, TIMES)
@@ -78,7 +92,7 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
         make_run(folder, 0.07, guards=[{"name": "trained", "status": "fail"}]): "guard trained failed",
         make_run(
             folder, 0.07, sweep={"engine": "forkserver"}
-        ): "forked: measure repeats with `lmbench sweep --engine exec`",
+        ): "forked: measure them anew with `lmbench sweep SWEEP --engine exec --name NAME`",
         make_run(folder, 0.07, is_profiled=True): "profiled: its step times are in no comparison",
     }
     assert main(["noise", str(folder)]) == 0
@@ -86,6 +100,18 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     assert stored(folder)[0]["metrics"]["step_s"]["n"] == 8
     for path, reason in odd.items():
         assert f"left out  {path}: {reason}" in out
+
+
+def test_forked_repeats_alone_have_no_floor_and_it_is_told_what_to_do(tmp_path, capsys):
+    for time_s in TIMES:
+        make_run(tmp_path, time_s, sweep={"engine": "forkserver"})
+    assert main(["noise", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"0 repeats that count; a noise floor takes 6 (left out: {len(TIMES)} forked: measure them anew with" in error
+    )
+    assert "`lmbench sweep SWEEP --engine exec --name NAME`" in error
+    assert error.count("\n") == 1
 
 
 def test_runs_of_two_commits_are_no_repeats(tmp_path, capsys):

@@ -114,24 +114,40 @@ def test_a_cell_without_an_ok_run_has_an_outcome_and_no_figures(tmp_path: Path) 
 
 def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path: Path) -> None:
     def edit(run: dict[str, Any], axes: Mapping[str, Any], _repeat: int) -> None:
-        run["window"]["steps"] = 40
         is_base = axes["trainer.precision"] == "32-true"
         run["loss"]["first"] = 9.0 if is_base else 9.01
-        run["probe"]["training"]["gradient_norm"] = 2.0 if is_base else 2.1
+        run["warmup"] = {"gradient_norm": 2.0 if is_base else 2.1}
         if axes["trainer.precision"] == "bf16-true":
             run["config"]["seed_everything"] = 7
         if axes["trainer.precision"] == "16-mixed":
-            run["window"]["steps"] = 41
+            run["window"]["steps"] += 1
 
     precisions = ["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     write_sweep(tmp_path, "precision", {"trainer.precision": precisions}, view="precision", edit=edit)
     found = {row["precision"]: row for row in rows_of(tmp_path)}
     assert found["bf16-mixed"]["first_loss_difference"] == pytest.approx(0.01)
     assert found["bf16-mixed"]["gradient_norm_difference_fraction"] == pytest.approx(0.05)
-    # Another number of updates came before this gradient; another seed began with other weights.
-    assert found["16-mixed"]["first_loss_difference"] == pytest.approx(0.01)
-    assert found["16-mixed"]["gradient_norm_difference_fraction"] is None
+    # A window of another length changes nothing about a step before it; another seed began with other weights.
+    assert found["16-mixed"]["gradient_norm_difference_fraction"] == pytest.approx(0.05)
     assert found["bf16-true"]["first_loss_difference"] is None
+    assert found["bf16-true"]["gradient_norm_difference_fraction"] is None
+
+
+def test_another_pass_of_a_cell_makes_no_row_of_its_own(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "passes", {"model.size": ["small"], "pass": ["timing", "sync"]})
+    (row,) = rows_of(tmp_path)
+    assert (row["runs"], row["passes"]) == (1, 1)
+
+
+def test_a_run_that_ended_before_it_saw_its_processor_is_in_the_table_of_the_others(tmp_path: Path) -> None:
+    def edit(run: dict[str, Any], axes: Mapping[str, Any], _repeat: int) -> None:
+        run["device_type"], run["environment"] = "cpu", {"host": {"cpu_model": "A  CPU"}}
+        if axes["data.batch_size"] == 64:
+            set_outcome(run, "oom", "setup")
+            del run["environment"]
+
+    write_sweep(tmp_path, "batch", {"data.batch_size": [1, 64]}, edit=edit)
+    assert {row["gpu"] for row in rows_of(tmp_path)} == {"CPU (A CPU)"}
 
 
 def test_compiling_has_paid_when_its_excess_is_made_up_for(tmp_path: Path) -> None:

@@ -164,6 +164,15 @@ def test_runs_of_other_settings_are_not_mixed_in(tmp_path):
     assert len(records(tmp_path)) == 6
 
 
+def test_one_sweep_has_one_engine(tmp_path):
+    engine = SimulatedEngine(lambda name: "ok")
+    sweep(tmp_path, engine, {**ONE, "engine": "exec"})
+    with pytest.raises(UsageError, match=r"was begun with --engine exec, .*; give --engine exec, or another --name"):
+        sweep(tmp_path, engine, ONE)
+    sweep(tmp_path, engine, {**ONE, "engine": "exec"})
+    assert len(engine.started) == 1
+
+
 def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
     plan = make_plan("sim", sweep_from(GRID))
     first = SweepFolder(tmp_path / "sim")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from wandb_results import step, write_result
 from lmbench.board import mirror
 from lmbench.board.content import config_of, summary_of
 from lmbench.board.place import Place
-from lmbench.board.problem import BoardProblem
+from lmbench.board.problem import BoardProblem, IncompleteFile
 from lmbench.board.transaction_log import history_count
 from lmbench.results.load import load_run
 from lmbench.results.store import RunFolder
@@ -121,6 +122,30 @@ def test_an_offline_run_that_broke_off_is_not_taken_for_a_complete_one(tmp_path)
     file.write_bytes(file.read_bytes()[:2000])
     assert history_count(file) == 0
     assert len(read(result).history) == 9
+
+
+def test_a_file_that_lacks_steps_is_written_once_more(tmp_path, monkeypatch):
+    result = write_result(tmp_path)
+    tries = []
+
+    def write(result):
+        tries.append(result)
+        if len(tries) == 1:
+            raise IncompleteFile("wandb wrote 0 of 9 steps; 12.0 MB are free on the disk")
+
+    monkeypatch.setattr(mirror, "write_mirror", write)
+    assert mirror.main([str(result)]) == 0
+    assert len(tries) == 2
+
+
+def test_what_wandb_adds_after_the_end_of_a_run_does_not_make_it_incomplete(tmp_path):
+    file = mirror.ensure_mirror(write_result(tmp_path))
+    data = file.read_bytes()
+    size = 7 + struct.unpack_from("<IHB", data, 7)[1]
+    assert len(data) % 32768 + size < 32768, "the block has no room for one more record"
+    # The first record again, after the last one.
+    file.write_bytes(data + data[7 : 7 + size])
+    assert history_count(file) == 9
 
 
 def test_no_key_reaches_any_file_and_nothing_is_left_in_this_process_or_at_home(tmp_path, monkeypatch):

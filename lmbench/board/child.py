@@ -36,7 +36,8 @@ def run_child(module: str, *words: str, environment: Mapping[str, str], timeout_
     # A file, not a pipe: wandb's own background process would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            # -P: the installed lmbench, as this process, whatever lies in the working directory.
+            [sys.executable, "-P", "-m", module, *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -16,6 +16,9 @@ CONFIG_PARTS = (
     "is_profiled", "model", "data", "flops", "environment",
 )  # fmt: skip
 
+#: Of `sweep`, what is no setting of the cell.
+_SWEEP_MEASURED = ("cost",)
+
 # The process that measured, and where W&B files the run: of no use to somebody who compares runs.
 _LEFT_OUT = ("pid", "boot_id", "process_start_s", "wandb")
 
@@ -39,8 +42,11 @@ def history_rows(steps: Iterable[Record]) -> Iterator[Record]:
 
 
 def config_of(run: Record) -> Record:
-    """Dotted names of settings, configuration, environment, model, data and FLOPs, to their values."""
-    return dict(leaves({part: run[part] for part in CONFIG_PARTS if run.get(part) is not None}))
+    """Dotted names of settings, configuration, environment, model, data, FLOPs and the cell, to their values."""
+    parts = {part: run[part] for part in CONFIG_PARTS if run.get(part) is not None}
+    if run.get("sweep"):
+        parts["sweep"] = _without(run["sweep"], set(_SWEEP_MEASURED))
+    return dict(leaves(parts))
 
 
 def summary_of(run: Record, outcome: str) -> Record:
@@ -49,7 +55,10 @@ def summary_of(run: Record, outcome: str) -> Record:
     `outcome` is the outcome as a reader sees it: a run that was killed says `running` itself.
     """
     skipped = {*CONFIG_PARTS, *_LEFT_OUT, "guards"}
-    found = {name: value for name, value in leaves(_without(run, skipped)) if value is not None}
+    parts = _without(run, skipped)
+    if run.get("sweep"):
+        parts["sweep"] = {name: run["sweep"][name] for name in _SWEEP_MEASURED if run["sweep"].get(name)}
+    found = {name: value for name, value in leaves(parts) if value is not None and value != {}}
     for guard in run.get("guards") or []:
         for key in ("status", "value", "limit"):
             if guard.get(key) is not None:

@@ -1,39 +1,40 @@
-"""Write a result as an offline W&B run beside it: `python -m lmbench.board.mirror RESULT`, in a process of its own."""
+"""Write results as offline W&B runs beside them: `python -m lmbench.board.mirror RESULT...`, in a process of its own.
+
+A result is a run's folder or a sweep's.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lmbench.board.child import run_child
 from lmbench.board.content import config_of, history_rows, summary_of, tables_of
 from lmbench.board.held_run import LOGGED_FILE
+from lmbench.board.offline_run import close_run, import_wandb, open_run
 from lmbench.board.place import Place
-from lmbench.board.problem import BoardProblem
-from lmbench.board.transaction_log import history_count
+from lmbench.board.problem import BoardProblem, IncompleteFile
+from lmbench.board.sweep_mirror import write_sweep_mirror
 from lmbench.results.encoding import decode
 from lmbench.results.load import Run, load_run
-from lmbench.results.store import STEPS_FILE
+from lmbench.results.store import STEPS_FILE, SWEEP_FILE
 from lmbench.results.vocabulary import Record
-
-DEFAULT_PROJECT = "lmbench"
 
 # Ten times what writing takes on a slow machine: about 0.3 ms and 0.7 kB a step.
 _BASE_TIMEOUT_S = 60.0
 _TIMEOUT_S_PER_BYTE = 5e-6
+_TIMEOUT_S_PER_RESULT = 5.0
 
 # Of W&B's variables only those that file a run. No key: an offline run needs none, so none can get into its files.
 _FILING = ("PROJECT", "ENTITY", "NAME", "NOTES", "TAGS", "RUN_GROUP", "JOB_TYPE")
 # Exit code where wandb cannot be imported.
 _UNUSABLE = 5
-
-_WANDB_INIT = ("entity", "name", "notes", "tags", "group", "job_type")
 
 
 def ensure_mirror(result: Path) -> Path:
@@ -41,51 +42,73 @@ def ensure_mirror(result: Path) -> Path:
 
     Returns the .wandb file. Raises BoardProblem.
     """
+    ensure_mirrors([result])
     place = Place(result)
     note = place.mirror
-    # Tables and artifacts are named by their full paths: a result that was moved gets a new run of the same name.
-    if note is None or note["result"] != str(result.resolve()):
-        place.clear()
-        _write_in_child(result)
-        note = place.mirror
-        if note is None:
-            raise BoardProblem("the process that writes for wandb left nothing")
+    if note is None:
+        raise BoardProblem("the process that writes for wandb left nothing")
     return place.path / str(note["file"])
 
 
-def _write_in_child(result: Path) -> None:
-    steps = result / STEPS_FILE
-    size_bytes = steps.stat().st_size if steps.is_file() else 0
-    timeout_s = _BASE_TIMEOUT_S + _TIMEOUT_S_PER_BYTE * size_bytes
+def ensure_mirrors(results: Sequence[Path]) -> None:
+    """The same for many, by one process; those before the first that fails are complete. Raises BoardProblem."""
+    missing = [result for result in results if not _is_current(Place(result))]
+    for result in missing:
+        Place(result).clear()
+    if missing:
+        _write_in_child(missing)
+
+
+def _is_current(place: Place) -> bool:
+    note = place.mirror
+    # Tables and artifacts are named by their full paths: a result that was moved gets a new run of the same name.
+    return note is not None and bool(note["result"] == str(place.result.resolve()))
+
+
+def _write_in_child(results: Sequence[Path]) -> None:
+    sizes_bytes = [path.stat().st_size for result in results if (path := result / STEPS_FILE).is_file()]
+    timeout_s = _BASE_TIMEOUT_S + _TIMEOUT_S_PER_BYTE * sum(sizes_bytes) + _TIMEOUT_S_PER_RESULT * (len(results) - 1)
     with tempfile.TemporaryDirectory(prefix="lmbench-wandb-", ignore_cleanup_errors=True) as scratch:
-        environment = _environment(Path(scratch), Place(result).staging)
-        ended = run_child(__name__, str(result), environment=environment, timeout_s=timeout_s)
+        words = map(str, results)
+        ended = run_child(__name__, *words, environment=_environment(scratch), timeout_s=timeout_s)
     if ended.exit_code == 0:
         return
-    Place(result).clear()
+    for place in map(Place, results):
+        if place.mirror is None:
+            place.clear()
     if ended.exit_code is None:
         raise BoardProblem(f"wandb did not finish within {timeout_s:.0f} s")
     raise BoardProblem(ended.last_line, is_general=ended.exit_code == _UNUSABLE)
 
 
-def _environment(scratch: Path, staging: Path) -> dict[str, str]:
+def _environment(scratch: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     filing = {f"WANDB_{name}": os.environ[f"WANDB_{name}"] for name in _FILING if f"WANDB_{name}" in os.environ}
-    # By itself wandb would leave both in the user's home.
-    folders = {"WANDB_CACHE_DIR": str(scratch), "WANDB_DATA_DIR": str(staging)}
-    return {**kept, **filing, **folders, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    # By itself wandb would leave its cache in the user's home.
+    own = {"WANDB_CACHE_DIR": scratch, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    return {**kept, **filing, **own}
 
 
 def main(argv: list[str]) -> int:
-    """Write the mirror of one result; on failure the last line printed says why."""
+    """Write the mirrors of results, up to the first that fails; the last line printed says why."""
     # A full disk would otherwise be told of again with every line that wandb logs.
     logging.raiseExceptions = False
     try:
-        write_mirror(Path(argv[0]))
+        for result in argv:
+            _write_complete(Path(result))
     except BaseException as exc:
         print(f"\n{_reason(exc)}", flush=True)
         return _UNUSABLE if isinstance(exc, ImportError) else 1
     return 0
+
+
+def _write_complete(result: Path) -> None:
+    """A file that lacks steps was seen once on a busy machine, with nothing the matter with disk or result."""
+    try:
+        write_mirror(result)
+    except IncompleteFile:
+        Place(result).clear()
+        write_mirror(result)
 
 
 def _reason(exc: BaseException) -> str:
@@ -104,73 +127,26 @@ def write_mirror(result: Path) -> None:
 
     Raises BoardProblem, OSError, or whatever wandb raises.
     """
-    wandb = _wandb()
+    if (result / SWEEP_FILE).is_file():
+        write_sweep_mirror(result)
+        return
     loaded = load_run(result)
     filed = loaded.run.get("wandb") or {}
     logged_config, logged_rows = _read_logged(result)
     place = Place(result)
-    wandb_run = _open(place, loaded, filed, logged_config)
-    folder, run_id = Path(wandb_run.dir).parent, wandb_run.id
+    config = {**config_of(loaded.run), **{f"logged.{name}": value for name, value in logged_config.items()}}
+    # Its own id, not the folder's name, which may have been changed since.
+    run_id = loaded.run.get("run_id") or loaded.run_id
+    wandb_run = open_run(place, filed.get("id") or run_id, run_id, filed, config)
     rows = _log(wandb_run, loaded, logged_rows)
     if filed.get("artifact"):
         _log_artifact(wandb_run, loaded)
-    wandb_run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
-    # Only when wandb's background process has ended is the file complete.
-    wandb.teardown()
-    file = folder / f"run-{run_id}.wandb"
-    written = history_count(file)
-    if written is not None and written != rows:
-        # wandb itself says nothing of it: its writer logs the error and goes on.
-        free_bytes = shutil.disk_usage(result).free
-        raise BoardProblem(f"wandb wrote {written} of {rows} steps; {free_bytes / 1e6:.1f} MB are free on the disk")
-    for name in ("logs", "tmp"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    place.note_mirror(file, result=str(result.resolve()))
-
-
-def _wandb() -> Any:
-    import wandb
-
-    if wandb.__file__ is None:
-        # A folder of that name, from earlier runs in the working directory.
-        raise ModuleNotFoundError("wandb", name="wandb")
-    return wandb
-
-
-def _open(place: Place, loaded: Run, filed: Record, logged_config: Record) -> Any:
-    wandb = _wandb()
-    settings = wandb.Settings(
-        mode="offline",
-        silent=True,
-        console="off",
-        symlink=False,
-        disable_git=True,
-        disable_code=True,
-        disable_job_creation=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-    )
-    # Its own, not the folder's name, which may have been changed since.
-    run_id = loaded.run.get("run_id") or loaded.run_id
-    given = {name: filed[name] for name in _WANDB_INIT if filed.get(name) is not None}
-    if "WANDB_NAME" not in os.environ:
-        given.setdefault("name", run_id)
-    project = filed.get("project") or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
-    return wandb.init(
-        id=filed.get("id") or run_id,
-        project=project,
-        dir=str(place.result),
-        config={**config_of(loaded.run), **{f"logged.{name}": value for name, value in logged_config.items()}},
-        settings=settings,
-        **given,
-    )
+    close_run(place, wandb_run, rows, is_ok=loaded.outcome == "ok")
 
 
 def _log(wandb_run: Any, loaded: Run, logged_rows: list[Record]) -> int:
     """Everything of the result that W&B shows; returns how many rows there are."""
-    wandb = _wandb()
+    wandb = import_wandb()
     wandb_run.define_metric("step", summary="none")
     wandb_run.define_metric("*", step_metric="step", summary="none")
     for row in history_rows(loaded.steps):
@@ -186,7 +162,7 @@ def _log(wandb_run: Any, loaded: Run, logged_rows: list[Record]) -> int:
 
 
 def _log_artifact(wandb_run: Any, loaded: Run) -> None:
-    artifact = _wandb().Artifact(f"result-{wandb_run.id}", type="lmbench-result")
+    artifact = import_wandb().Artifact(f"result-{wandb_run.id}", type="lmbench-result")
     for path in sorted(loaded.path.iterdir()):
         if path.is_file() and not path.name.startswith("."):
             # By name: a copy would lie in the user's home until it is uploaded.

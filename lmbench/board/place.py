@@ -68,6 +68,11 @@ class Place:
         """Note the upload, once and for all. Raises OSError."""
         _write(self._upload_note, facts)
 
+    def forget(self) -> None:
+        """As if nothing had been written or uploaded."""
+        self._upload_note.unlink(missing_ok=True)
+        self.clear()
+
     def clear(self) -> None:
         """Remove an offline run, complete or not."""
         self._mirror_note.unlink(missing_ok=True)

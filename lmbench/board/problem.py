@@ -16,3 +16,7 @@ class BoardProblem(Exception):
         super().__init__(message)
         self.is_usage = is_usage
         self.is_general = is_general
+
+
+class IncompleteFile(BoardProblem):
+    """wandb ended without an error and yet its file lacks steps, or its end."""

@@ -28,7 +28,8 @@ def history_count(file: Path) -> int | None:
         record.ParseFromString(raw)
         kind = record.WhichOneof("record_type")
         count += kind == "history"
-        is_ended = kind == "exit"
+        # Not only the last record: wandb may add its own after it.
+        is_ended = is_ended or kind == "exit"
     return count if is_ended else 0
 
 

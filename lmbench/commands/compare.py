@@ -25,8 +25,13 @@ interval of the ratio lies within the gate, `faster` or `slower` if it excludes 
 the change is above the A/A noise floor of `lmbench noise`, else `undecided`. `invalid`
 if something else differs (GPU, flags, host where it counts) or a guard failed.
 
+With --kernels both sides are profiled runs or traces, and what is compared is kernel
+time per step, by kind, part of the model and kernel: what appeared, vanished, grew
+and shrank. It has no verdict, and exits with 0.
+
 exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
 
+_DEFAULT_TOP = 15
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
 
@@ -34,6 +39,8 @@ def run(args: list[str]) -> int:
     """Compare and print; the exit code is the verdict's."""
     try:
         options = _parse(args[1:])
+        if options.kernels:
+            return _compare_kernels(options)
         found = compare(options.a, options.b, options.tolerance, options.about)
     except (UsageError, argparse.ArgumentError) as error:
         print(f"lmbench: {error}", file=sys.stderr)
@@ -50,10 +57,29 @@ def run(args: list[str]) -> int:
     return found.exit_code
 
 
+def _compare_kernels(options: argparse.Namespace) -> int:
+    from lmbench.report.kernel_difference import difference_markdown, print_difference
+    from lmbench.trace.difference import difference, difference_record
+    from lmbench.trace.findings import examine
+
+    found = difference(examine(options.a), examine(options.b))
+    phases = ["step", *(phase.phase for phase in found.phases)]
+    if options.phase not in (None, *phases):
+        raise UsageError(f"--phase is {options.phase!r}; these traces have {', '.join(phases)}")
+    if options.json:
+        print(json.dumps(difference_record(found), indent=1))
+    elif options.markdown:
+        print(difference_markdown(found, options.top, options.phase), end="")
+    else:
+        print_difference(found, options.top, make_console(), options.phase)
+    return ExitCode.OK
+
+
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lmbench compare",
-        usage="lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]",
+        usage="lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]\n"
+        "       lmbench compare --kernels A B [--top N] [--phase NAME] [--json | --markdown]",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -71,6 +97,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
         help="what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and "
         "nothing else may; may be given again",
     )
+    parser.add_argument("--kernels", action="store_true", help="compare the kernels of two profiled runs or traces")
+    parser.add_argument("--top", type=int, metavar="N", help="kernels shown per table, with --kernels (default 15)")
+    parser.add_argument("--phase", metavar="NAME", help="tables of this phase only, with --kernels")
     parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     parser.add_argument("--markdown", action="store_true", help="tables to paste")
     options, unknown = parser.parse_known_args(words)
@@ -80,6 +109,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
         raise UsageError(f"compare takes two results, A and B; {len(options.results)} given")
     if options.json and options.markdown:
         raise UsageError("--json and --markdown are two forms of one output; give one")
+    if options.kernels and (options.about or options.gate != default):
+        raise UsageError("--gate and --about are for verdicts on times; with --kernels there is none")
+    if not options.kernels and (options.top is not None or options.phase is not None):
+        raise UsageError("--top and --phase belong to --kernels")
+    options.top = _DEFAULT_TOP if options.top is None else options.top
+    if options.top < 1:
+        raise UsageError(f"--top is {options.top}; give 1 or more kernels")
     options.a, options.b = options.results
     options.tolerance = parse_gate(options.gate)
     return options

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
 
+from lmbench.board.problem import BoardProblem
+from lmbench.board.sweep import write_sweep
+from lmbench.commands import upload
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.views import find_view
+from lmbench.results.store import SWEEP_FILE
 from lmbench.runner.check import check_cells
-from lmbench.runner.engine import ENGINES, make_engine
-from lmbench.runner.estimate import Estimate, duration
+from lmbench.runner.engine import make_engine
+from lmbench.runner.estimate import Estimate
 from lmbench.runner.execute import Execution, SweepHalted
-from lmbench.runner.folder import SWEEP_FILE, SweepFolder, read_sweep_folder
+from lmbench.runner.folder import SweepFolder, read_sweep_folder
 from lmbench.runner.plan import Plan, find_sweep, make_plan
-from lmbench.runner.progress import Progress
-from lmbench.runner.sweep_file import Options, SweepFile, read_sweep_file
+from lmbench.runner.progress import Progress, cost, extent
+from lmbench.runner.sweep_file import ENGINES, Options, SweepFile, read_sweep_file
 
 DESCRIPTION = """\
 Measures every cell of a grid, each repeat in a fresh process of `lmbench fit` (or
 `validate`, for inference). SWEEP is a YAML file, a shipped study by name, or the
 folder of a sweep to go on with. Finished runs are not done again; a run that fails
 is a row with its outcome, and the others go on. Further options (--data.batch_size 2)
-are for every cell."""
+are for every cell.
+
+A file has base (options of every cell; config names a configuration), matrix, include,
+exclude, modes, passes (timing, sync, kernels: other instruments, once a cell),
+environments (python, revision and tree, variables), repeats, timeout_s, engine, view."""
 
 
 def run(args: list[str]) -> int:
@@ -63,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds a run may take, instead of the file's")
     parser.add_argument(
         "--engine", choices=ENGINES,
-        help="forkserver: fork a process that has everything imported (default); exec: a new interpreter for each run "
-        "(default where a file names environments)",
+        help="instead of the file's; forkserver: fork a process that has everything imported (default); exec: a new "
+        "interpreter for each run, which `compare` and `noise` take (default where a file names environments)",
     )  # fmt: skip
     return parser
 
@@ -88,29 +97,31 @@ def _options(words: list[str]) -> Options:
 
 def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
-    file = file.changed(options, given.repeats, given.timeout)
+    file = file.changed(options, given.repeats, given.timeout, given.engine)
     if file.view is not None:
         find_view(file.view)
-    if given.engine == "forkserver" and file.environments:
-        raise UsageError("environments need processes of their own: leave out --engine forkserver")
-    engine = make_engine(given.engine or ("exec" if file.environments else "forkserver"))
+    engine = make_engine(file.used_engine())
     plan = make_plan(name, file, makes_checkouts=not given.dry_run)
     if given.dry_run:
         _list(plan, Estimate(plan, engine))
         return ExitCode.OK
     folder = SweepFolder(results_dir / name)
     progress = Progress(plan, Estimate(plan, engine))
+    progress.begin()
     known = folder.known_cells()
     if new := [cell for cell in plan.cells if cell.id not in known]:
         check_cells(plan, new, engine, progress.said)
     execution = Execution(plan, folder, engine, progress)
     folder.open(plan)
     try:
-        execution.run()
+        try:
+            execution.run()
+        finally:
+            progress.close()
+            _conclude(folder.path, progress)
+        _publish(folder, progress)
     finally:
         folder.close()
-        progress.close()
-        _conclude(folder.path, progress)
     return execution.exit_code
 
 
@@ -138,14 +149,45 @@ def _list(plan: Plan, estimate: Estimate) -> None:
         words = ["lmbench", command, *([f"--config={config}"] if config is not None else []), *options]
         where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
         print(f"{cell.id}\n    {shlex.join(words)}{where}")
-    runs = len(plan.cells) * plan.file.repeats
-    print(
-        f"{len(plan.cells)} cells, {plan.file.repeats} repeats each: {runs} runs; at least about "
-        f"{duration(estimate.left_s())} (windows and starts), at most {duration(runs * plan.file.timeout_s)} (timeouts)"
-    )
+    print(f"{extent(plan)}\n{cost(plan, estimate)}")
 
 
 def _conclude(path: Path, progress: Progress) -> None:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
     print(f"{path}: {progress.outcomes.total()} of {progress.total} runs{f': {outcomes}' if outcomes else ''}")
-    print(f"report: lmbench report {shlex.quote(str(path))}")
+    if progress.outcomes.total() < progress.total:
+        print(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}")
+    if progress.outcomes:
+        print(f"report: {shlex.join(['lmbench', 'report', str(path)])}")
+
+
+def _publish(folder: SweepFolder, progress: Progress) -> None:
+    """Leave a row for each cell in cells.csv, and everything for W&B. What hinders that is no failure of the sweep."""
+    path = folder.path
+    later = shlex.join(["lmbench", "upload", str(path)])
+    try:
+        has_changed = folder.write_cells(_table(path))
+        if os.environ.get("WANDB_MODE") == "disabled":
+            return
+        written = write_sweep(path, has_changed, progress.noted)
+    except (BoardProblem, OSError) as problem:
+        progress.said(f"W&B did not get all of this sweep: {problem}; later: {later}")
+        return
+    finally:
+        progress.close()
+    if written is None:
+        return
+    if written.uploads and os.environ.get("WANDB_MODE") not in ("offline", "dryrun"):
+        upload.run(["upload", str(path)])
+    else:
+        print(f"W&B: offline, beside the results; upload: {later}")
+
+
+def _table(path: Path) -> str:
+    """The sweep's cells as CSV."""
+    # Here, since statistics and tables take their time to import, and help and dry runs need none.
+    from lmbench.report.delimited import to_csv
+    from lmbench.report.gather import gather
+    from lmbench.report.sections import build_report
+
+    return to_csv(build_report(gather([path])))

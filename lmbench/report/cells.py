@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmbench.report.facts import FACT, Value, in_words, sort_key
@@ -55,6 +55,13 @@ class Cell:
         return ", ".join(in_words(name, self.facts[name]) for name in _NAMING if self.facts.get(name) is not None)
 
 
+def of_profiled(cell: Cell) -> Cell:
+    """The cell as a view of kernels sees it: its profiled runs are what is shown, timing runs stand beside them."""
+    runs = [*cell.samples, *cell.passes]
+    profiled = [sample for sample in runs if sample.is_profiled]
+    return Cell(cell.gpu, cell.facts, profiled, [sample for sample in runs if not sample.is_profiled])
+
+
 def outcome_label(sample: Sample) -> str:
     """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`."""
     word = outcome_word(sample.outcome)
@@ -77,9 +84,13 @@ def make_cells(group: Group) -> list[Cell]:
     """The group's runs as cells, in no particular order. Profiled and `sync` runs join the cell they belong to."""
     devices = {sample.gpu for sample in group.samples if sample.gpu}
     only = next(iter(devices)) if len(devices) == 1 else None
+    by_cell: dict[str | None, set[str]] = {}
+    for sample in group.samples:
+        if sample.gpu:
+            by_cell.setdefault(sample.cell, set()).add(sample.gpu)
     cells: dict[str, Cell] = {}
     for sample in sorted(group.samples, key=lambda s: (s.repeat or 0, s.run_id, str(s.path))):
-        gpu = sample.gpu or _device_of(sample, group.samples) or only or UNKNOWN_DEVICE
+        gpu = sample.gpu or _device_of(sample, by_cell) or only or UNKNOWN_DEVICE
         cell = cells.setdefault(_key(sample, gpu), Cell(gpu))
         for name, value in {**sample.facts, **sample.settings}.items():
             if cell.facts.get(name) is None:
@@ -97,9 +108,9 @@ def _key(sample: Sample, gpu: str) -> str:
     return json.dumps([gpu, {**sample.facts, **sample.settings}], sort_keys=True)
 
 
-def _device_of(sample: Sample, samples: Sequence[Sample]) -> str | None:
+def _device_of(sample: Sample, by_cell: Mapping[str | None, set[str]]) -> str | None:
     """The device of the same cell's other runs, for one that died before it could tell."""
-    devices = {s.gpu for s in samples if s.gpu and s.cell == sample.cell} if sample.cell is not None else set()
+    devices = by_cell.get(sample.cell, set()) if sample.cell is not None else set()
     return next(iter(devices)) if len(devices) == 1 else None
 
 

@@ -12,10 +12,9 @@ from typing import Any
 from lmbench.errors import UsageError
 from lmbench.report.sample import Sample, make_sample
 from lmbench.results.load import Run, find_runs, load_run
+from lmbench.results.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.results.vocabulary import DAMAGED
 
-SWEEP_FILE = "sweep.json"
-RUNS_FOLDER = "runs"
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
 _REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")
 
@@ -93,7 +92,7 @@ def _sweep_of(folder: Path, sweeps: dict[Path, Mapping[str, Any]]) -> Path | Non
             content = json.loads((home / SWEEP_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             content = {}
-        sweeps[home] = content if isinstance(content, dict) else {}
+        sweeps[home] = {**content, "cells": _by_id(content.get("cells"))} if isinstance(content, dict) else {}
     return home
 
 
@@ -112,20 +111,19 @@ def _place(folder: Path, sweep: Mapping[str, Any]) -> dict[str, Any]:
     match = _REPEAT.fullmatch(folder.name)
     if match is None:
         return {}
-    planned = _cells(sweep).get(match["cell"], {})
+    planned = sweep.get("cells", {}).get(match["cell"], {})
     options = {"axes": planned.get("axes"), "options": planned.get("options")}
     return {"cell": match["cell"], "repeat": int(match["repeat"]), **options}
 
 
-def _cells(sweep: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _by_id(cells: Any) -> dict[str, Mapping[str, Any]]:
     """Every planned cell by its id."""
-    cells = sweep.get("cells")
     planned = cells if isinstance(cells, list) else []
     return {str(cell["id"]): cell for cell in planned if isinstance(cell, dict) and "id" in cell}
 
 
 def _note_missing(group: Group, sweep: Mapping[str, Any]) -> None:
-    planned = _cells(sweep)
+    planned = sweep.get("cells", {})
     seen = {sample.cell for sample in group.samples}
     group.planned_cells = len(planned)
     group.missing_cells = tuple(cell for cell in planned if cell not in seen)

@@ -12,6 +12,7 @@ from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import BASELINE, MEASURED, Column, Measure, numbers, phase_time
 from lmbench.report.facts import FACT, Value, captioned, is_consequence, plain
+from lmbench.report.kernel_columns import KERNELS
 from lmbench.report.sample import Sample
 from lmbench.results.paths import lookup
 from lmbench.results.welch import ratio_of
@@ -131,11 +132,11 @@ def _loss_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
 
 
 def _gradient_norm_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
-    """Relative difference of the probe step's gradient norm, where as many updates came before it."""
+    """Relative difference of the gradient norm at the last warm-up step, which is the same one in both."""
     pair = _same_seed(cell, baseline)
-    if pair is None or len({_steps_before_probe(sample) for sample in pair}) > 1:
+    if pair is None:
         return None
-    found, norm = _difference(pair, "probe.training.gradient_norm"), pair[1].number("probe.training.gradient_norm")
+    found, norm = _difference(pair, "warmup.gradient_norm"), pair[1].number("warmup.gradient_norm")
     return Measure(found.value / norm) if found and norm else None
 
 
@@ -156,11 +157,6 @@ def _same_seed(cell: Cell, baseline: Cell | None) -> tuple[Sample, Sample] | Non
 def _beginning(sample: Sample) -> tuple[object, ...]:
     seeds = sample.record.get("seeds") or (None, None)
     return (*seeds, lookup(sample.record, "data.source"))
-
-
-def _steps_before_probe(sample: Sample) -> float | None:
-    first, steps = sample.number("window.first_step"), sample.number("window.steps")
-    return None if first is None or steps is None else first + steps
 
 
 def _pays_after(cell: Cell, baseline: Cell | None) -> Measure | None:
@@ -217,4 +213,4 @@ RELATIVE: tuple[Column, ...] = (
     Column("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, _steps_text),
 )  # fmt: skip
 
-COLUMN: Mapping[str, Column] = {column.name: column for column in (*MEASURED, *RELATIVE)}
+COLUMN: Mapping[str, Column] = {column.name: column for column in (*MEASURED, *RELATIVE, *KERNELS)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmbench.report.facts import Value, other_axes, other_settings, read_facts
+from lmbench.report.facts import Value, other_axes, other_settings, planned, read_facts
 from lmbench.results.encoding import decode
 from lmbench.results.load import Run
 from lmbench.results.paths import lookup, number
@@ -46,7 +46,13 @@ class Sample:
     @property
     def is_timing(self) -> bool:
         """Whether its step times are the step's own: not profiled, not taken apart by synchronizes."""
-        return not self.record.get("is_profiled") and self.record.get("clock") != "sync"
+        is_pass = lookup(self.record, "sweep.axes.pass") not in (None, "timing")
+        return not (is_pass or self.record.get("is_profiled") or self.record.get("clock") == "sync")
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether it is a profiled run, or was to be one where it ended before it could say so."""
+        return bool(self.record.get("is_profiled") or planned(self.record, "trainer.profiler"))
 
     @property
     def phase(self) -> str | None:
@@ -102,11 +108,11 @@ def make_sample(loaded: Run, place: Mapping[str, Any] | None) -> Sample:
 
 
 def _device(run: Record) -> str | None:
-    """The GPU's name, or the processor's where the run was on it."""
+    """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
     gpu = lookup(run, "environment.gpu.name")
     if gpu:
         return str(gpu)
-    if run.get("device_type") == "cpu":
+    if run.get("device_type") == "cpu" and run.get("environment"):
         model = lookup(run, "environment.host.cpu_model")
         return f"CPU ({re.sub(' +', ' ', str(model))})" if model else "CPU"
     return None

@@ -19,8 +19,8 @@ from lmbench.results.verdict import EXIT_CODES, INVALID, UNDECIDED, Decision, de
 from lmbench.results.welch import Ratio, geometric_mean, ratio_of
 
 _FORKED = (
-    "some repeats were forked from one process, share its hash seed and address layout, and are not independent; "
-    "measure them with `lmbench sweep --engine exec`"
+    "some repeats were forked from one process, share its hash seed and address layout, and are not independent: "
+    "measure them anew with `lmbench sweep SWEEP --engine exec --name NAME`, or write `engine: exec` in the file"
 )
 
 

@@ -125,6 +125,15 @@ _DEVICE_STATE = group("Device state", "run", _READING, prefix="device_state.<end
     prefix="device_state.",
 )  # fmt: skip
 
+_WARMUP = group(
+    "Window",
+    "run",
+    (
+        ("gradient_norm", "1", "warm-up gradient norm", "2-norm of all gradients at the last warm-up step, before clipping: the same step whatever the window."),
+    ),
+    prefix="warmup.",
+)  # fmt: skip
+
 _PROBE = group(
     "Probe steps",
     "run",
@@ -150,4 +159,4 @@ _PROBE = group(
     prefix="probe.",
 )  # fmt: skip
 
-MEASURED_FIELDS = (*_WINDOW, *_PHASES, *_THROUGHPUT, *_MEMORY, *_DEVICE_STATE, *_PROBE)
+MEASURED_FIELDS = (*_WINDOW, *_WARMUP, *_PHASES, *_THROUGHPUT, *_MEMORY, *_DEVICE_STATE, *_PROBE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from lmbench.results.load import Run, is_run_folder
 from lmbench.results.noise import MIN_NOISE_REPEATS, Noise, as_entry, measure_noise, noise_key
 from lmbench.results.vocabulary import Record
 from lmbench.results.welch import geometric_mean
+
+_FORKED = "forked: measure them anew with `lmbench sweep SWEEP --engine exec --name NAME`"
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,16 @@ def survey(given: Sequence[str]) -> Survey:
             usable, unusable = split_usable(group)
             sound, failed = _sound(usable)
             left_out += [*unusable, *failed]
-            cells.append(_measure(cell.name, sound))
+            cells.append(_measure(cell.name, sound, [*unusable, *failed]))
     return Survey(tuple(cells), tuple(left_out), _home(given, runs))
 
 
-def _measure(name: str, runs: Sequence[Run]) -> NoiseCell:
+def _measure(name: str, runs: Sequence[Run], left_out: Sequence[LeftOut]) -> NoiseCell:
     problem = None
     if len(runs) < MIN_NOISE_REPEATS:
+        others = "; ".join(f"{n} {reason}" for reason, n in Counter(run.reason for run in left_out).items())
         problem = f"{len(runs)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+        problem += f" (left out: {others})" if others else ""
     elif mixed := mixture(runs):
         problem = f"not repeats of one thing: {mixed[0]}"
     step_s = geometric_mean([v for run in runs if (v := STEP.of(run.run)) is not None]) if runs else None
@@ -89,9 +94,7 @@ def _sound(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
     for run in runs:
         failed = [str(g.get("name")) for g in run.run.get("guards") or () if g.get("status") == "fail"]
         if is_forked(run):
-            left_out.append(
-                LeftOut(str(run.path), run.outcome, "forked: measure repeats with `lmbench sweep --engine exec`")
-            )
+            left_out.append(LeftOut(str(run.path), run.outcome, _FORKED))
         elif failed:
             left_out.append(LeftOut(str(run.path), run.outcome, f"guard {', '.join(failed)} failed"))
         else:

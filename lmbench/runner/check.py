@@ -34,7 +34,9 @@ def check_cells(plan: Plan, cells: Iterable[Cell], engine: Engine, say: Callable
         if plan.base_config is not None:
             config.write_text(plan.base_config, encoding="utf-8")
         prepare(engine, say)
-        for cell in covering(cells, with_values=engine.name == "forkserver"):
+        asked = list(covering(cells, with_values=engine.name == "forkserver"))
+        say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
+        for cell in asked:
             command, *options = cell.words()
             given = [f"--config={config}"] if plan.base_config is not None else []
             log = Path(folder) / f"{cell.id}.log"

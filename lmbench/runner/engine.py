@@ -17,8 +17,6 @@ from typing import Protocol
 from lmbench.runner.child import be_first_out, become_command, do_nothing, end_with
 from lmbench.runner.environments import Environment
 
-ENGINES = ("forkserver", "exec")
-
 
 @dataclass(frozen=True)
 class Launch:

@@ -21,8 +21,9 @@ class Estimate:
     at least its start and its window."""
 
     def __init__(self, plan: Plan, engine: Engine) -> None:
-        self._least_s = {cell.id: _window_s(plan, cell) + engine.start_s for cell in plan.cells}
-        self._left = {cell.id: plan.file.repeats for cell in plan.cells}
+        most_s = plan.file.timeout_s
+        self._least_s = {cell.id: min(_window_s(plan, cell) + engine.start_s, most_s) for cell in plan.cells}
+        self._left = {cell.id: plan.repeats_of(cell) for cell in plan.cells}
         self._took_s: dict[str, float] = {}
         # Sums, since they are asked for after every run: of cells that ran, and of those that did not.
         self._known_left_s = 0.0
@@ -61,7 +62,9 @@ def duration(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"
 
 
 def _window_s(plan: Plan, cell: Cell) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import shutil
 import tempfile
 from contextlib import suppress
@@ -80,7 +81,7 @@ class Execution:
     def _adopt(self, job: Job, found: Run) -> Record:
         """A run that is done; where the sweep was killed before it could say so in the record, that is made up for."""
         if "sweep" not in found.run:
-            found.run["sweep"] = self._place(job)
+            self._put_in_place(found.run, job)
             self._keep_log(job)
             RunFolder(found.path).write_run(found.run)
         return found.run
@@ -174,12 +175,10 @@ class Execution:
         path = self._folder.runs / job.name
         folder = RunFolder(path) if path.is_dir() else RunFolder.create(self._folder.runs, job.name)
         folder.release()
-        run["sweep"] = self._place(job)
+        self._put_in_place(run, job)
         if end is not None:
             run["sweep"]["cost"] = cost_of(run, end)
             self._keep_log(job)
-        if isinstance(run.get("wandb"), dict):
-            run["wandb"]["group"] = run["wandb"].get("group") or self._plan.name
         folder.write_run(run)
         return run
 
@@ -187,8 +186,13 @@ class Execution:
         with suppress(FileNotFoundError):
             self._folder.log_path(job).replace(self._folder.runs / job.name / CHILD_LOG)
 
-    def _place(self, job: Job) -> Record:
-        return {
+    def _put_in_place(self, run: Record, job: Job) -> None:
+        """Say in a record which run of the sweep it is; also to W&B, where the settings name a WandbLogger."""
+        if isinstance(filed := run.get("wandb"), dict):
+            filed["group"] = filed.get("group") or self._plan.name
+            # Another sweep's run may have the same name.
+            filed["id"] = filed.get("id") or f"{job.name}-{secrets.token_hex(4)}"
+        run["sweep"] = {
             "name": self._plan.name,
             "cell": job.cell.id,
             "axes": job.cell.axes,

@@ -16,13 +16,12 @@ from lmbench.errors import UsageError
 from lmbench.results.encoding import decode, encode
 from lmbench.results.fields import SCHEMA_VERSION
 from lmbench.results.load import Run, is_run_folder, load_run
+from lmbench.results.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE
 from lmbench.results.vocabulary import DAMAGED, RUNNING, Record
 from lmbench.runner.grid import axes_of
 from lmbench.runner.plan import CONFIG, Job, Plan
 from lmbench.runner.sweep_file import SweepFile, sweep_from
 
-SWEEP_FILE = "sweep.json"
-RUNS = "runs"
 #: The base's configuration: a copy, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
 #: A line for every process that was started.
@@ -42,7 +41,7 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.runs = self.path / RUNS
+        self.runs = self.path / RUNS_FOLDER
         self._lock_fd: int | None = None
         self._attempts: dict[str, int] = {}
 
@@ -124,6 +123,12 @@ class SweepFolder:
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
+        engine = self._engine_before()
+        if engine not in (None, plan.file.used_engine()) and any(self.runs.iterdir()):
+            raise UsageError(
+                f"{self.path} was begun with --engine {engine}, and repeats are no repeats where engines are mixed; "
+                f"give --engine {engine}, or another --name"
+            )
         for path in sorted(self.runs.iterdir()):
             match = _RUN_NAME.fullmatch(path.name)
             if path.is_dir() and match is not None and match["cell"] not in ids and is_run_folder(path):
@@ -131,6 +136,11 @@ class SweepFolder:
                     f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
                     "its settings were changed; give another --name, or remove that run"
                 )
+
+    def _engine_before(self) -> str | None:
+        with suppress(UsageError):
+            return read_sweep_folder(self.path)[1].used_engine()
+        return None
 
     # runs
 
@@ -193,6 +203,14 @@ class SweepFolder:
     def config_path(self) -> Path | None:
         path = self.path / CONFIG_FILE
         return path if path.is_file() else None
+
+    def write_cells(self, table: str) -> bool:
+        """Write the sweep's cells as CSV; returns whether they are others than before. Raises OSError."""
+        path = self.path / CELLS_FILE
+        if path.is_file() and path.read_text(encoding="utf-8") == table:
+            return False
+        _write(path, table)
+        return True
 
     def remove_compile_cache(self) -> None:
         shutil.rmtree(self.path / COMPILE_CACHE, ignore_errors=True)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmbench.errors import UsageError
-from lmbench.runner.sweep_file import Options, SweepFile
-
-MODE, ENVIRONMENT = "mode", "environment"
+from lmbench.runner.sweep_file import ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _DIGEST_DIGITS = 8
@@ -24,9 +22,9 @@ _MAX_NAME = 70
 class Cell:
     """One point of the grid.
 
-    `axes` are its values by axis: options by their names, `mode`, `environment`. `options` is what the command line
-    gets beside the command (`fit` or `validate`), without `config`. `id` names its run folders: the values that tell it
-    from other cells, and a digest of everything that makes it up.
+    `axes` are its values by axis: options by their names, `mode`, `pass`, `environment`. `options` is what the command
+    line gets beside the command (`fit` or `validate`), without `config`. `id` names its run folders: the values that
+    tell it from other cells, and a digest of everything that makes it up.
     """
 
     id: str
@@ -34,6 +32,11 @@ class Cell:
     command: str
     options: Options
     environment: str | None = None
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether it is the measurement itself: other passes are made once, whatever the repeats."""
+        return self.axes.get(PASS) in (None, "timing")
 
     def words(self) -> list[str]:
         """The words after `lmbench`, without `--config`."""
@@ -83,6 +86,8 @@ def _matrix(sweep: SweepFile) -> Iterator[Options]:
     axes = list(sweep.matrix.values())
     if sweep.modes:
         axes.append([{MODE: mode} for mode in sweep.modes])
+    if sweep.passes:
+        axes.append([{PASS: name} for name in sweep.passes])
     if sweep.environments:
         axes.append([{ENVIRONMENT: name} for name in sweep.environments])
     if not axes:
@@ -117,8 +122,11 @@ def _cell(sweep: SweepFile, point: Options, varying: list[str], base_config: Any
     mode, environment = point.get(MODE), point.get(ENVIRONMENT)
     if environment is not None and environment not in sweep.environments:
         raise UsageError(f"include: environment {environment!r} is none of {', '.join(sweep.environments) or 'any'}")
-    own = {option: value for option, value in point.items() if option not in (MODE, ENVIRONMENT)}
-    options = {**sweep.base, **own}
+    own = {option: value for option, value in point.items() if option not in (MODE, PASS, ENVIRONMENT)}
+    of_pass = PASSES[point.get(PASS, "timing")]
+    if both := set(own) & set(of_pass):
+        raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
+    options = {**sweep.base, **own, **of_pass}
     options.pop("config", None)
     if mode not in (None, "inference"):
         options["measure.mode"] = mode
@@ -131,7 +139,7 @@ def _cell(sweep: SweepFile, point: Options, varying: list[str], base_config: Any
 
 def _part(axis: str, value: Any) -> str:
     """A value as it stands in a cell's id; numbers and flags with their option's name."""
-    if value is None:
+    if value is None or (axis, value) == (PASS, "timing"):
         return ""
     text = _UNFIT.sub("-", _text(value)).strip("-.")
     return text if isinstance(value, str) else f"{axis.rpartition('.')[2]}-{text}"

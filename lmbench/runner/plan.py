@@ -45,7 +45,15 @@ class Plan:
         """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike."""
         for repeat in range(self.file.repeats):
             for cell in self.cells:
-                yield Job(cell, repeat)
+                if repeat < self.repeats_of(cell):
+                    yield Job(cell, repeat)
+
+    def repeats_of(self, cell: Cell) -> int:
+        return self.file.repeats if cell.is_timing else 1
+
+    @property
+    def job_count(self) -> int:
+        return sum(map(self.repeats_of, self.cells))
 
     def environment_of(self, cell: Cell) -> Environment:
         return self.environments[cell.environment] if cell.environment is not None else HERE

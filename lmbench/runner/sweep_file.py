@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,6 +17,19 @@ from lmbench.results.vocabulary import MODES
 
 #: Options by their dotted names, each with its value: `{"model.size": "small"}`.
 Options = dict[str, Any]
+
+#: How a cell's process is started; where nothing is said the first, or the last where a file names environments.
+ENGINES = ("forkserver", "exec")
+
+#: What a pass sets. `timing` is the measurement itself; the others look at the same cell with another instrument, in a
+#: process of their own, once.
+PASSES: dict[str, Options] = {
+    "timing": {},
+    "sync": {"timer.clock": "sync"},
+    "kernels": {"trainer.profiler": "kernels"},
+}
+#: Axes that stand beside the options, under keys of their own in the file.
+MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
 
 # Letters, digits and dots: `trainer.precision`, `trainer.callbacks+`.
 _OPTION = re.compile(r"[A-Za-z_][\w.]*\+?")
@@ -54,17 +68,27 @@ class SweepFile:
     include: list[Options] = field(default_factory=list)
     exclude: list[Options] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
     repeats: int = 3
     timeout_s: float = 600.0
+    engine: str | None = None
     view: str | None = None
 
     def axis_options(self) -> set[str]:
         """Every option that differs from cell to cell."""
         values = [value for values in self.matrix.values() for value in values]
-        return {option for options in (*values, *self.include) for option in options} - {"mode", "environment"}
+        passes = [PASSES[name] for name in self.passes]
+        found = {option for options in (*values, *passes, *self.include) for option in options}
+        return found - {MODE, PASS, ENVIRONMENT}
 
-    def changed(self, options: Options, repeats: int | None, timeout_s: float | None) -> SweepFile:
+    def used_engine(self) -> str:
+        """The engine that was asked for; environments need interpreters of their own."""
+        return self.engine or (ENGINES[-1] if self.environments else ENGINES[0])
+
+    def changed(
+        self, options: Options, repeats: int | None = None, timeout_s: float | None = None, engine: str | None = None
+    ) -> SweepFile:
         """The file with what the command line gives for every cell.
 
         Raises:
@@ -73,11 +97,11 @@ class SweepFile:
         for option in options:
             if option in self.axis_options():
                 raise UsageError(f"--{option} is an axis of this sweep; change the file, or leave the option out")
-        given = {"repeats": repeats, "timeout_s": timeout_s}
+        given = {"repeats": repeats, "timeout_s": timeout_s, "engine": engine}
         changes = {name: value for name, value in given.items() if value is not None}
         _check_options("the command line", options)
         changed = replace(self, base={**self.base, **options}, **changes)  # type: ignore[arg-type]
-        _check_numbers(changed)
+        _check(changed)
         return changed
 
     def as_mapping(self) -> dict[str, Any]:
@@ -120,14 +144,15 @@ def sweep_from(content: Any) -> SweepFile:
     sweep = SweepFile(
         base=_options("base", given.get("base", {})),
         matrix={str(name): _axis(str(name), values) for name, values in _mapping(given, "matrix").items()},
-        include=[_options("include", entry, {"mode", "environment"}) for entry in _list(given, "include")],
+        include=[_included(entry) for entry in _list(given, "include")],
         exclude=[dict(_as_mapping("exclude", entry)) for entry in _list(given, "exclude")],
-        modes=[_mode(mode) for mode in _list(given, "modes")],
-        environments={str(name): _environment(name, spec) for name, spec in _mapping(given, "environments").items()},
-        **{name: given[name] for name in ("repeats", "timeout_s", "view") if name in given},
+        modes=[_one_of("modes", mode, MODES) for mode in _list(given, "modes")],
+        passes=[_one_of("passes", name, PASSES) for name in _list(given, "passes")],
+        environments={_name(name): _environment(name, spec) for name, spec in _mapping(given, "environments").items()},
+        **{name: given[name] for name in ("repeats", "timeout_s", "engine", "view") if name in given},
     )
-    _check_numbers(sweep)
-    if not (sweep.matrix or sweep.include or sweep.modes or sweep.environments):
+    _check(sweep)
+    if not (sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
         raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
     return sweep
 
@@ -140,8 +165,10 @@ def _axis(name: str, values: Any) -> list[Options]:
     if not isinstance(values, list) or not values:
         raise UsageError(f"matrix: {name} is {values!r}; an axis is a list of at least one value")
     where = f"matrix: {name}"
-    if name in ("mode", "modes", "environment", "environments", "config"):
-        raise UsageError(f"{where} is no axis; modes and environments have keys of their own, config belongs in base")
+    if name in (MODE, PASS, ENVIRONMENT, "modes", "passes", "environments", "config"):
+        raise UsageError(
+            f"{where} is no axis; modes, passes and environments have keys of their own, config belongs in base"
+        )
     if "." not in name and all(isinstance(value, Mapping) for value in values):
         return [_options(where, value) for value in values]
     _check_options("matrix", [name])
@@ -162,6 +189,12 @@ def _check_options(where: str, options: Iterable[str]) -> None:
             raise UsageError(f"{where}: {option!r} is no option's name; write it as in `lmbench fit -h`: model.size")
 
 
+def _name(name: Any) -> str:
+    if name is None or isinstance(name, bool):
+        raise UsageError(f"environments: {name!r} is no name to YAML; write it in quotes")
+    return str(name)
+
+
 def _environment(name: object, spec: Any) -> EnvironmentSpec:
     where = f"environments: {name}"
     content = _as_mapping(where, {} if spec is None else spec)
@@ -177,18 +210,30 @@ def _environment(name: object, spec: Any) -> EnvironmentSpec:
     return EnvironmentSpec(**texts, variables=variables)
 
 
-def _mode(mode: Any) -> str:
-    if mode not in MODES:
-        raise UsageError(f"modes: {mode!r} is unknown; choose among {', '.join(MODES)}")
-    return str(mode)
+def _included(entry: Any) -> Options:
+    options = _options("include", entry, {MODE, PASS, ENVIRONMENT})
+    for axis, allowed in ((MODE, MODES), (PASS, PASSES)):
+        if axis in options:
+            _one_of(f"include: {axis}", options[axis], allowed)
+    return options
 
 
-def _check_numbers(sweep: SweepFile) -> None:
+def _one_of(where: str, given: Any, allowed: Iterable[str]) -> str:
+    if given not in list(allowed):
+        raise UsageError(f"{where}: {given!r} is unknown; choose among {', '.join(allowed)}")
+    return str(given)
+
+
+def _check(sweep: SweepFile) -> None:
     if not isinstance(sweep.repeats, int) or isinstance(sweep.repeats, bool) or sweep.repeats < 1:
         raise UsageError(f"repeats is {sweep.repeats!r}; it must be a whole number of at least 1")
     is_number = isinstance(sweep.timeout_s, int | float) and not isinstance(sweep.timeout_s, bool)
-    if not is_number or not sweep.timeout_s > 0:
+    if not is_number or not 0 < sweep.timeout_s < math.inf:
         raise UsageError(f"timeout_s is {sweep.timeout_s!r}; it must be a number of seconds above 0")
+    if sweep.engine is not None:
+        _one_of("engine", sweep.engine, ENGINES)
+    if sweep.engine == "forkserver" and sweep.environments:
+        raise UsageError("environments need interpreters of their own: engine forkserver cannot be; leave it out")
     if sweep.view is not None and not isinstance(sweep.view, str):
         raise UsageError(f"view is {sweep.view!r}; it must be the name of a report's view")
 

@@ -6,15 +6,29 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from lmbench.errors import UsageError
-from lmbench.report.views import batch, compile, context, custom, precision, step_times, sweep, warmup
+from lmbench.report.views import (
+    attention_parts,
+    batch,
+    compile,
+    context,
+    custom,
+    kernels,
+    precision,
+    step_times,
+    sweep,
+    warmup,
+)
 from lmbench.report.views.view import View
 
 #: For a sweep that names no view, and for runs that belong to none.
 GENERIC = sweep.VIEW
 
 VIEWS: Mapping[str, View] = {
-    module.VIEW.name: module.VIEW for module in (step_times, warmup, context, precision, compile, batch, custom, sweep)
-}
+    module.VIEW.name: module.VIEW
+    for module in (
+        step_times, warmup, context, precision, compile, batch, custom, kernels, attention_parts, sweep,
+    )
+}  # fmt: skip
 
 
 def find_view(name: str) -> View:

@@ -13,13 +13,14 @@ class TableSpec:
     """A table with a row for each cell; `rows` are facts, in the order of sorting.
 
     Facts that differ between cells and are not named become rows too, and those that all cells share go to the
-    caption. With `across`, one column for each value of that fact, and the only one of `columns` in each.
+    caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one column for each value of that fact, and the only one of `columns` in each.
     """
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     across: str | None = None
+    only_filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class ChartSpec:
 
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
     labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `phases`: the step's
-    phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`.
+    phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`;
+    `parts`, `kinds`, `attention`: kernel time of the phase `y` by part of the model, by kind of kernel and by part of
+    attention, on top of each other.
     """
 
     title: str
-    kind: Literal["bars", "rows", "lines", "phases", "steps"]
+    kind: Literal["bars", "rows", "lines", "phases", "steps", "parts", "kinds", "attention"]
     y: str = "step_s"
     x: str = "size"
     series: tuple[str, ...] = ()
@@ -41,7 +44,7 @@ class ChartSpec:
 
 @dataclass(frozen=True)
 class View:
-    """A study's view. `question` is what it answers, in a sentence."""
+    """A study's view. `question` is what it answers, in a sentence; `is_profiled` says that it shows profiled runs."""
 
     name: str
     title: str
@@ -49,3 +52,4 @@ class View:
     tables: tuple[TableSpec, ...]
     charts: tuple[ChartSpec, ...] = ()
     baseline: Baseline | None = None
+    is_profiled: bool = False

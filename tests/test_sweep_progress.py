@@ -1,0 +1,86 @@
+"""What a sweep tells while it runs: on a terminal, and in a log file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from lmbench.runner.engine import ForkserverEngine
+from lmbench.runner.estimate import Estimate
+from lmbench.runner.plan import make_plan
+from lmbench.runner.progress import Progress
+from lmbench.runner.sweep_file import sweep_from
+
+GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def progress_on(stream):
+    plan = make_plan("x", sweep_from(GRID))
+    return Progress(plan, Estimate(plan, ForkserverEngine()), stream), list(plan.jobs())
+
+
+def ended(outcome="ok", **more):
+    return {"outcome": outcome, "sweep": {"cost": {"total_s": 30.0}}, **more}
+
+
+def test_a_line_for_each_run_says_how_it_ended_and_what_is_left():
+    progress, jobs = progress_on(log := io.StringIO())
+    progress.begin()
+    progress.ended(jobs[0], ended(phases={"step": {"mean_s": 0.01234}}))
+    error = {"phase": "backward", "message": "CUDA out of memory. " * 20}
+    progress.ended(jobs[1], ended("oom", error=error))
+    first, second, third, *reason = log.getvalue().splitlines()
+    assert first == (
+        "lmbench: sweep: 2 cells, 5 repeats each: 10 runs: at least about 40 s (windows and starts), "
+        "at most 10 min (time limits)"
+    )
+    assert second == f"[ 1/10]   4 min left  ok 12.34 ms/step  {jobs[0].name}"
+    assert third == f"[ 2/10]   4 min left  oom in backward  {jobs[1].name}"
+    assert 0 < len(reason) <= 3
+    assert all(line.startswith("        ") and len(line) <= 80 for line in reason)
+
+
+def test_a_log_file_hears_of_a_long_run_once_a_minute():
+    progress, jobs = progress_on(log := io.StringIO())
+    for tenth in range(1500):
+        progress.running(jobs[0], tenth / 10)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "running for 60 s" in lines[0]
+    assert "\r" not in log.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_terminals_last_line_fits_it_and_is_gone_at_the_end(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress, jobs = progress_on(terminal := Terminal())
+    progress.running(jobs[0], 3.0)
+    progress.noted("writing for W&B: 0 of 4")
+    progress.close()
+    for part in terminal.getvalue().split("\r\x1b[K"):
+        assert len(part) < columns
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_runs_of_an_earlier_start_are_counted_in_one_line():
+    progress, jobs = progress_on(log := io.StringIO())
+    for job in jobs[:3]:
+        progress.kept(job, ended())
+    progress.ended(jobs[3], ended())
+    first, second = log.getvalue().splitlines()
+    assert first == "lmbench: sweep: 3 runs were done before"
+    assert second.startswith("[ 4/10]")
+
+
+def test_nobody_reading_is_no_reason_to_stop():
+    stream = io.StringIO()
+    progress, jobs = progress_on(stream)
+    stream.close()
+    progress.ended(jobs[0], ended())
+    assert progress.outcomes["ok"] == 1
