@@ -58,7 +58,12 @@ class FitProcess:
             if self.process.is_alive():
                 os.kill(self.process.pid, signum)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait_until(self, happened: Callable[[], object]) -> None:
+        """Until it has happened, or the process has ended without it (which a test then finds out)."""
+        while not happened() and self.process.is_alive():
+            time.sleep(0.005)
+
+    def wait(self, timeout_s: float = 240) -> int:
         """The exit code as a shell would see it."""
         self.process.join(timeout_s)
         code = self.process.exitcode

@@ -31,7 +31,7 @@ MISTAKES = {
     "no batch": (["--data.batch_size", "0"], "batch_size is 0"),
     "no such clock": (["--timer.clock", "foo"], "allowed: events, sync"),
     "no accumulation": (["--trainer.accumulate_grad_batches", "0"], "must be at least 1"),
-    "no such profiler": (["--trainer.profiler", "foo"], "can only be one of"),
+    "no such profiler": (["--trainer.profiler", "foo"], "trainer.profiler is 'foo'; allowed: kernels"),
     "unwritable folder": (["--measure.results_dir", "/proc/x"], "cannot be written"),
 }
 

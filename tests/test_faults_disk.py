@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import subprocess
-import time
 from functools import partial
 
 import pytest
@@ -88,8 +87,7 @@ def test_steps_that_waited_are_written_once_there_is_room_again(mount, tmp_path)
     ballast = mount(1024) / "ballast"
     ballast.write_bytes(bytes(900 * 1024))
     fit = start_fit(tmp_path, *SMALL, "--measure.steps", "400", "--measure.probe_steps", "0")
-    while "No space left" not in fit.err:
-        time.sleep(0.01)
+    fit.wait_until(lambda: "No space left" in fit.err)
     ballast.unlink()
     assert fit.wait() == 0
     (run,) = fit.results

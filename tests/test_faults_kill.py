@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -38,23 +37,27 @@ def check_killed(fit, code):
     return run.outcome
 
 
-def kill_at(fractions, folder):
-    assert start_fit(folder / "first", *WORDS).wait() == 0
-    start = time.monotonic()
-    assert start_fit(folder / "whole", *WORDS, ticks=True).wait() == 0
-    lasts_s = time.monotonic() - start
+def kill_at(instants, folder):
+    """Kill a run at each of the instants: seconds after the end of a step, or after the start where it is None."""
 
-    def kill(fraction):
-        fit = start_fit(folder / f"{fraction:.4f}", *WORDS, ticks=True)
-        fit.signal_after(fraction * lasts_s, signal.SIGKILL)
+    def kill(numbered):
+        number, (step, seconds) = numbered
+        fit = start_fit(folder / str(number), *WORDS, ticks=True)
+        if step is not None:
+            fit.wait_until(lambda: len(fit.ticks) >= step)
+        fit.signal_after(seconds, signal.SIGKILL)
         return check_killed(fit, fit.wait())
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(kill, fractions))
+        return list(pool.map(kill, enumerate(instants)))
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_of_100_instants_loses_at_most_a_second_or_50_steps(tmp_path):
-    found = kill_at([1.2 * (i + random.random()) / 100 for i in range(100)], tmp_path)
+    # Counted in steps, so that most of them meet the window on a machine of any speed.
+    before = [(None, 0.3 * random.random()) for _ in range(15)]
+    within = [(random.randrange(WARMUP + STEPS), 0.01 * random.random()) for _ in range(70)]
+    after = [(WARMUP + STEPS, 0.3 * random.random()) for _ in range(15)]
+    found = kill_at([*before, *within, *after], tmp_path)
     assert found.count("killed") > 50
     assert "nothing yet" in found

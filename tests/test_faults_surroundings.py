@@ -59,8 +59,7 @@ def test_no_duration_is_taken_from_the_wall_clock():
 @pytest.mark.slow
 def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_path):
     fit = start_fit(tmp_path, "--model.num_layers", "1", "--measure.steps", "100", "--measure.probe_steps", "0")
-    while not list(tmp_path.glob("results/*/steps.jsonl")):
-        time.sleep(0.01)
+    fit.wait_until(lambda: list(tmp_path.glob("results/*/steps.jsonl")))
     shutil.rmtree(tmp_path / "results")
     assert fit.wait() == 1
     assert "100 steps after 3 of warm-up" in fit.out
@@ -108,9 +107,9 @@ def test_an_output_that_is_full_is_told_of_in_one_line(tmp_path):
 def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     terminal, stream = pty.openpty()
     words = ["--measure.steps", "60"]
-    with lmbench_fit(tmp_path, *words, stdin=stream, stdout=stream, stderr=stream, start_new_session=True):
+    with lmbench_fit(tmp_path, *words, stdin=stream, stdout=stream, stderr=stream, start_new_session=True) as process:
         os.close(stream)
-        while not list(tmp_path.glob("results/*/steps.jsonl")):
+        while process.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):
             time.sleep(0.05)
         os.close(terminal)
     assert outcome(tmp_path) == ("ok", 62, 0)

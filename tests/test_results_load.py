@@ -49,7 +49,7 @@ def test_an_unreadable_line_in_the_middle_is_damage_and_the_rest_is_kept(folder,
     _append(folder, bad + b'{"step": 3}\n')
     run = load_run(folder.path)
     assert [step["step"] for step in run.steps] == [0, 1, 3]
-    assert run.damage == "steps.jsonl: 1 unreadable lines, the first is line 3"
+    assert run.damage == "steps.jsonl: 1 unreadable line, the first is line 3"
     assert run.outcome == "ok"
 
 

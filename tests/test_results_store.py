@@ -153,7 +153,7 @@ def test_a_partial_line_that_cannot_be_cut_off_costs_only_itself(tmp_path, monke
     folder.append_steps([{"step": 2}])
     run = load_run(folder.path)
     assert [step["step"] for step in run.steps] == [0, 2]
-    assert run.damage == "steps.jsonl: 1 unreadable lines, the first is line 2"
+    assert run.damage == "steps.jsonl: 1 unreadable line, the first is line 2"
 
 
 def test_nonfinite_numbers_are_null_for_strict_readers_and_come_back():

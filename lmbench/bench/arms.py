@@ -73,7 +73,8 @@ def harness_record(run: Record) -> Record:
 
 def execute(arm: str, words: list[str]) -> None:
     """Run this Python with the given words, to its end. Raises like `measure_arm`."""
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, errors="replace", check=False)
+    # -P: the installed lmbench, as this process, whatever lies in the working directory.
+    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == ExitCode.OK:
         return
     if done.returncode == ExitCode.USAGE:

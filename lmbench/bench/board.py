@@ -18,7 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
 from lmbench.board.held_run import HeldRun
-from lmbench.board.mirror import DEFAULT_PROJECT, ensure_mirror
+from lmbench.board.mirror import ensure_mirror
+from lmbench.board.offline_run import DEFAULT_PROJECT
 from lmbench.board.place import Place
 from lmbench.board.problem import BoardProblem
 from lmbench.board.upload import DEFAULT_TIMEOUT_S, upload
@@ -50,10 +51,11 @@ class WandbSettings:
 
 @dataclass(frozen=True)
 class Closed:
-    """What became of W&B's copy, in one line."""
+    """What became of W&B's copy, in one line; `command` uploads it, where it is complete and was not asked for."""
 
     line: str
     is_problem: bool
+    command: str | None = None
 
 
 class RunBoard:
@@ -125,21 +127,28 @@ class RunBoard:
 
         None where there is no W&B.
         """
-        if self.facts is None or self.held is None or os.environ.get("WANDB_MODE") == "disabled":
+        if self.facts is None or self.held is None:
             return None
-        later = f"later: {shlex.join(['lmbench', 'upload', str(folder)])}"
+        command = shlex.join(["lmbench", "upload", str(folder)])
+        later = f"later: {command}"
         uploads = self.facts["uploads"] and os.environ.get("WANDB_MODE") not in ("offline", "dryrun")
         try:
             self.held.write(folder)
+            if os.environ.get("WANDB_MODE") == "disabled":
+                # Of a sweep's runs W&B gets its copy when the sweep is done.
+                return None
             with Place(folder).locked(self.settings.timeout_s):
                 ensure_mirror(folder)
         # Whatever it is, a second Ctrl-C included: the result is complete, and the run ends as it ended.
         except BaseException as exc:
             return Closed(f"W&B got nothing of this run: {_reason(exc)}; {later}", True)
         if not uploads:
-            return Closed(f"offline, beside the result{self._unkept()}; {later}", False)
+            return Closed(f"offline, beside the result{self._unkept()}", False, command)
         if is_interrupted:
             return Closed(f"not uploaded, as the run was interrupted{self._unkept()}; {later}", True)
+        return self._upload(folder, later)
+
+    def _upload(self, folder: Path, later: str) -> Closed:
         try:
             done = upload(folder, self.settings.timeout_s)
         except BaseException as exc:

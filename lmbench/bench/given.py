@@ -80,7 +80,7 @@ def _settings(args: list[str], environment: Mapping[str, str]) -> Iterator[tuple
     # A configuration file from a variable is weaker than any other variable.
     for name in sorted(variables, key=lambda name: name != "config"):
         yield name.replace("__", "."), variables[name]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         option, equals, value = word.partition("=")
         if option == "-c" or option.startswith("--"):
             name = "config" if option == "-c" else option.removeprefix("--")

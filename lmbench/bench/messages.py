@@ -60,7 +60,7 @@ def _misspelt(name: str, options: list[str]) -> str:
     if name not in options and not any(option.startswith(name + ".") for option in options):
         near = get_close_matches(name, options, 1, 0.6)
         hint = f"; did you mean --{near[0]}?" if near else ""
-        return f"unknown option --{name}{hint} (`lmbench fit -h` lists them all)"
+        return f"unknown option --{name}{hint} (`lmbench fit --help` lists them all)"
     return f"--{name} was not understood here; options are --name value, after the command"
 
 

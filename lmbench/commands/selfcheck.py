@@ -14,6 +14,9 @@ def run(args: list[str]) -> int:
     if any(arg in ("-h", "--help") for arg in args[1:]):
         print("usage: lmbench selfcheck [cpu|cuda]\n\nPlants known truths and checks that they come back.")
         return ExitCode.OK
+    if len(args) > 2:
+        print(f"lmbench: selfcheck takes one word, cpu or cuda; {len(args) - 1} given", file=sys.stderr)
+        return ExitCode.USAGE
     wanted = args[1] if len(args) > 1 else None
     if wanted not in (None, "cpu", "cuda"):
         print(f"lmbench: selfcheck takes cpu or cuda, not {wanted!r}", file=sys.stderr)

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.terminal import print_run
-from lmbench.results.load import find_runs, load_run
+from lmbench.results.load import Run, find_runs, load_run
+from lmbench.results.vocabulary import DAMAGED, KILLED, RUNNING
+
+HELP = """\
+usage: lmbench show RESULTS...
+
+Prints results again as `lmbench fit` did: result folders, or folders of them."""
 
 
 def run(args: list[str]) -> int:
     """Print every run at or below the given folders."""
-    paths = [arg for arg in args[1:] if not arg.startswith("-")]
-    if not paths:
-        print("usage: lmbench show RUN...   (a result folder, or a folder of them)")
-        return ExitCode.OK if "-h" in args or "--help" in args else ExitCode.USAGE
+    if any(arg in ("-h", "--help") for arg in args[1:]):
+        print(HELP)
+        return ExitCode.OK
     try:
-        for folder in find_runs(paths):
+        for place, folder in enumerate(find_runs(_paths(args[1:]))):
             loaded = load_run(folder)
-            print_run({**loaded.run, "outcome": loaded.outcome}, Path(folder))
+            if place:
+                print()
+            print_run({**loaded.run, "outcome": loaded.outcome}, folder, notes=_notes(loaded))
     except UsageError as error:
         print(f"lmbench: {error}", file=sys.stderr)
         return ExitCode.USAGE
     return ExitCode.OK
+
+
+def _notes(loaded: Run) -> list[tuple[str, str]]:
+    """What there is of a run that was never closed, and what of it cannot be read."""
+    notes = []
+    if loaded.outcome in (RUNNING, KILLED, DAMAGED):
+        summary = "" if loaded.outcome == DAMAGED else ", without a summary: the run was not closed"
+        notes.append(("steps", f"{len(loaded.steps)} recorded{summary}"))
+    if loaded.damage is not None:
+        notes.append(("damage", loaded.damage))
+    return notes
+
+
+def _paths(words: list[str]) -> list[str]:
+    unknown = [word for word in words if word.startswith("-")]
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}; show takes result folders, or folders of them, and no options")
+    if not words:
+        raise UsageError("nothing to show; name result folders, such as `lmbench show results`")
+    return words

@@ -9,13 +9,15 @@ from pathlib import Path
 from lmbench.board.problem import BoardProblem
 from lmbench.board.upload import DEFAULT_TIMEOUT_S, upload
 from lmbench.errors import ExitCode, UsageError
-from lmbench.results.load import find_runs, load_run
+from lmbench.results.load import find_runs, is_run_folder, load_run
+from lmbench.results.store import CELLS_FILE, RUNS_FOLDER
 from lmbench.results.vocabulary import DAMAGED, RUNNING
 
 DESCRIPTION = """\
 Uploads every result at or below the given folders to W&B, each exactly once: steps,
-summary, configuration, environment, guards. Needs wandb, and a key from
-WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a server of your own."""
+summary, configuration, environment, guards, and of a sweep the table of its cells.
+Needs wandb, and a key from WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a
+server of your own."""
 
 
 def run(args: list[str]) -> int:
@@ -23,6 +25,7 @@ def run(args: list[str]) -> int:
     try:
         options = _parse(args[1:])
         folders = find_runs(options.results)
+        folders += _sweeps_of(folders, options.results)
     except (UsageError, argparse.ArgumentError) as error:
         print(f"lmbench: {error}", file=sys.stderr)
         return ExitCode.USAGE
@@ -59,6 +62,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return options
 
 
+def _sweeps_of(folders: list[Path], given: list[str]) -> list[Path]:
+    """The sweeps whose folders lie at or below what was given, where they were brought to their end."""
+    homes = {folder.parent.parent for folder in folders if folder.parent.name == RUNS_FOLDER}
+    roots = [Path(each).resolve() for each in given]
+    return sorted(h for h in homes if (h / CELLS_FILE).is_file() and any(h.is_relative_to(root) for root in roots))
+
+
 def _upload_all(folders: list[Path], timeout_s: float) -> int:
     code = ExitCode.OK
     for place, folder in enumerate(folders):
@@ -80,12 +90,13 @@ def _upload_all(folders: list[Path], timeout_s: float) -> int:
 
 
 def _upload_one(folder: Path, timeout_s: float) -> None:
-    outcome = load_run(folder).outcome
-    if outcome == RUNNING:
-        print(f"still running     {folder}")
-        return
-    if outcome == DAMAGED:
-        raise BoardProblem("its run.json cannot be read")
+    if is_run_folder(folder):
+        outcome = load_run(folder).outcome
+        if outcome == RUNNING:
+            print(f"still running     {folder}")
+            return
+        if outcome == DAMAGED:
+            raise BoardProblem("its run.json cannot be read")
     done = upload(folder, timeout_s)
     what = "uploaded        " if done.was_new else "already uploaded"
     print(f"{what}  {folder}{f' -> {done.url}' if done.url else ''}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmbench.report.units import count, gib, milliseconds, percent
+from lmbench.results.paths import lookup
 from lmbench.results.vocabulary import PHASES
 
 Record = dict[str, Any]
@@ -67,9 +69,10 @@ def print_banner(run: Record, console: Console | None = None) -> None:
 
 def _print_lines(lines: list[str], console: Console) -> None:
     """Labelled lines, wrapped under their own text, not under their label; a path in them stays whole."""
-    hanging = {"subsequent_indent": " " * _LABEL, "break_long_words": False, "break_on_hyphens": False}
+    indent = " " * _LABEL
     for line in lines:
-        text = Text("\n".join(wrap(line, console.width, **hanging)))
+        wrapped = wrap(line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        text = Text("\n".join(wrapped))
         text.stylize(_STYLES.get(line.split(" ", 1)[0], ""), 0, _LABEL)
         console.print(text, soft_wrap=True)
 
@@ -184,6 +187,7 @@ def figures(run: Record) -> list[str]:
         )
     elif memory.get("host_peak_rss_bytes"):
         lines.append(f"peak memory  {gib(memory['host_peak_rss_bytes'])} resident (host)")
+    lines += kernel_lines(run)
     if state.get("mean_power_w"):
         joules = rate.get("joules_per_token")
         per_token = f", {joules * 1e3:.3g} mJ/token" if joules else ""
@@ -191,6 +195,18 @@ def figures(run: Record) -> list[str]:
     if loss.get("first") is not None and loss.get("last") is not None:
         lines.append(f"loss         {loss['first']:.4f} first, {loss['last']:.4f} last")
     return lines
+
+
+def kernel_lines(run: Record) -> list[str]:
+    """What a profiled run's trace says in one line, or why it says nothing."""
+    kernels = run.get("kernels")
+    if not kernels:
+        return []
+    if kernels.get("reason"):
+        return [_line("kernels", f"none: {kernels['reason']}")]
+    matmul, other = lookup(run, "kernels.phases.step.matmul_fraction"), lookup(run, "kernels.phases.step.top_other")
+    top = f"; top other kernel {other['name']}, {percent(other['share_fraction'])}" if other else ""
+    return [_line("kernels", f"{milliseconds(kernels['kernel_s'])} ms per step, {percent(matmul)} matmul{top}")]
 
 
 def guard_lines(run: Record) -> list[str]:
@@ -220,6 +236,8 @@ def closing_lines(run: Record) -> list[str]:
 
 
 def where(run: Record, path: Path) -> list[tuple[str, str]]:
-    """The folder, and the command that repeats the run, each with its label."""
+    """The folder, and the commands that look into its trace and that repeat the run, each with its label."""
     repeat = run.get("replay_command")
-    return [("result", str(path)), *([("repeat", repeat)] if repeat else [])]
+    kernels = f"lmbench kernels {shlex.quote(str(path))}" if lookup(run, "profile.trace_file") else None
+    commands = [("next", kernels), ("repeat", repeat)]
+    return [("result", str(path)), *((label, command) for label, command in commands if command)]

@@ -112,7 +112,7 @@ def spread(run: Record, steps: Sequence[Record]) -> Guard:
     if value is None:
         return not_applicable(name, "fewer than 2 steps")
     outliers = number(run, "phases.step.outlier_count") or 0
-    message = f"standard deviation is {value:.1%} of the mean step, {outliers:.0f} outliers"
+    message = f"standard deviation is {value:.1%} of the mean step, {outliers:.0f} outlier{'s' * (outliers != 1)}"
     advice = (
         "Single steps stand out: see their phases in steps.jsonl (loader, other work on the machine), and "
         "quote the median."

@@ -118,7 +118,7 @@ def _read_steps(path: Path) -> tuple[list[Record], str | None]:
                 bad.append(line_number)
     if not bad:
         return steps, None
-    return steps, f"{STEPS_FILE}: {len(bad)} unreadable lines, the first is line {bad[0]}"
+    return steps, f"{STEPS_FILE}: {len(bad)} unreadable line{'s' * (len(bad) > 1)}, the first is line {bad[0]}"
 
 
 def _outcome(run: Record) -> str:

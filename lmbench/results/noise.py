@@ -93,11 +93,14 @@ def noise_key(run: Record) -> dict[str, str | None]:
 def store_noise(folder: Path, entries: Sequence[Record]) -> Path:
     """Add entries to the folder's noise.json, in the place of older ones of the same key; returns the file.
 
+    Of several with one key (two commits of the code, say) the one with the largest floor for the step is kept.
+
     Raises UsageError where it cannot be read or written.
     """
     path = folder / NOISE_FILE
     kept = {_key_text(entry["key"]): entry for entry in (_read(path) if path.exists() else [])}
-    kept.update((_key_text(entry["key"]), entry) for entry in entries)
+    floor = "metrics.step_s.floor_fraction"
+    kept.update((_key_text(entry["key"]), entry) for entry in sorted(entries, key=lambda e: lookup(e, floor) or 0.0))
     content = {"schema_version": NOISE_SCHEMA_VERSION, "entries": list(kept.values())}
     temporary = folder / f".{NOISE_FILE}.{os.getpid()}"
     try:

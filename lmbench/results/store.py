@@ -18,6 +18,11 @@ RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
 RESERVE_FILE = ".reserve"
 
+#: A sweep's folder: what it is, its runs' folders, and (when it is done) a row for each cell.
+SWEEP_FILE = "sweep.json"
+RUNS_FOLDER = "runs"
+CELLS_FILE = "cells.csv"
+
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 

@@ -1,0 +1,122 @@
+"""What people see: readable at 80 columns, without colour and in a log file; commands stay whole, to be copied."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lmbench.callbacks.progress_line import ProgressLine
+from lmbench.cli import main
+from lmbench.report.terminal import make_console, print_run
+
+H200 = json.loads((Path(__file__).parent / "report_data" / "h200_run.json").read_text())
+QUICK = ["--measure.steps", "6", "--measure.min_window_s", "0", "--measure.probe_steps", "2"]
+DEEP = Path("/a/folder/of/results/whose/path/is/longer/than/a/terminal/is/wide") / H200["run_id"]
+TO_COPY = ("result ", "repeat ", "upload ")
+
+
+def shown(run, path=DEEP, **options):
+    stream = io.StringIO()
+    print_run(run, path, Console(file=stream, width=80, highlight=False, **options))
+    return stream.getvalue()
+
+
+def test_everything_but_what_is_to_be_copied_fits_80_columns():
+    lines = shown(H200).splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith(TO_COPY)] == []
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert f"result       {DEEP}" in lines
+    assert f"repeat       {H200['replay_command']}" in lines
+
+
+def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
+    guard = {"name": "spread", "status": "warn", "message": "steps vary", "advice": "look at [steps]"}
+    run = {**H200, "guards": [guard]}
+    assert "\x1b[33mWARN" in shown(run, force_terminal=True, color_system="standard", _environ={})
+    assert "\x1b" not in shown(run)
+    assert "look at [steps]" in shown(run)
+
+
+def test_a_log_file_gets_no_colour_and_80_columns(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with (tmp_path / "log").open("w", encoding="ascii") as file:
+        console = make_console(file)
+        assert console.width == 80
+        print_run(H200, DEEP, console)
+    text = (tmp_path / "log").read_text(encoding="ascii")
+    assert "\x1b" not in text
+    assert re.search(r"^forward +\| +17.13 ", text, re.MULTILINE)
+
+
+def test_a_run_that_came_to_nothing_says_only_what_is_known():
+    run = {"outcome": "error", "error": {"phase": "setup", "message": "no"}}
+    assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
+
+
+def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["fit", "--config", "smoke", "--model.num_layers", "1", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    board = printed.splitlines()[-2:]
+    assert main(["show", "results"]) == 0
+    assert capsys.readouterr().out.splitlines() == printed.splitlines()[:-2]
+    assert board[0] == "W&B          offline, beside the result"
+    words = {line.split()[0]: shlex.split(line)[2:] for line in printed.splitlines() if line.startswith(TO_COPY[1:])}
+    assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
+    assert main([*words["repeat"], "--trainer.logger", "false"]) == 0
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path, capsys):
+    killed, damaged = tmp_path / "a", tmp_path / "b"
+    for folder in (killed, damaged):
+        folder.mkdir()
+        (folder / "steps.jsonl").write_text('{"step":0}\n{"step":1}\n')
+    (killed / "run.json").write_text(json.dumps({"schema_version": 1, "outcome": "running", "pid": 2**22 + 1}))
+    (damaged / "run.json").write_text("{")
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
+    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json cannot be read: " in out
+
+
+@pytest.mark.parametrize(("flag", "lines"), [("--quiet", 1), ("--json", None)])
+def test_output_for_scripts_is_nothing_else(flag, lines, tmp_path, capsys):
+    words = ["--model.num_layers", "1", *QUICK, "--measure.results_dir", str(tmp_path)]
+    assert main(["fit", "--config", "smoke", *words, flag]) == 0
+    printed = capsys.readouterr()
+    (folder,) = tmp_path.iterdir()
+    if lines is not None:
+        assert printed.out == f"{folder}\n"
+    else:
+        assert json.loads(printed.out) == json.loads((folder / "run.json").read_text())
+    assert printed.err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_live_line_is_written_over_itself_and_wiped_at_the_end():
+    terminal = Terminal()
+    line = ProgressLine(terminal)
+    line._show("window 3/20 steps")
+    line._show("short")
+    line._show("")
+    seen = terminal.getvalue().split("\r")
+    assert seen[1:] == ["window 3/20 steps", "short            ", "     ", ""]
+
+
+def test_there_is_no_live_line_in_a_log_file():
+    log = io.StringIO()
+    ProgressLine(log)._show("window 3/20 steps")
+    assert log.getvalue() == ""
