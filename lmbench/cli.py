@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 
-from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
 
@@ -99,8 +98,4 @@ def _run(args: list[str]) -> int:
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:
         module = "lmbench.commands.fit_help"
-    try:
-        return int(importlib.import_module(module).run(args))
-    except UsageError as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+    return int(importlib.import_module(module).run(args))

@@ -89,6 +89,15 @@ def test_the_commands_for_grids_run_one_after_the_other(tmp_path):
         assert done.stdout
 
 
+def test_the_kernels_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fit, kernels = block("bash", "lmbench kernels").strip().splitlines()
+    assert main([*shlex.split(fit, comments=True)[1:], *QUICK]) == 0
+    capsys.readouterr()
+    assert main(shlex.split(kernels, comments=True)[1:]) == 0
+    assert "no kernels in this trace" in capsys.readouterr().out
+
+
 def test_the_callbacks_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lmbench.cli import main
+from lmbench.results.load import find_runs, load_run
 
 FILE = """
 base: {config: smoke, measure.steps: 3}
@@ -94,3 +95,15 @@ def test_what_the_command_line_rejects_is_told_before_anything_runs(what, tmp_pa
     assert told in error
     assert error.startswith("lmbench: cell ")
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
+def test_cells_run_the_lmbench_of_the_sweep_whatever_lies_in_the_working_directory(tmp_path):
+    """A checkout's root, say: another `lmbench` there is not what was asked to measure."""
+    (tmp_path / "lmbench").mkdir()
+    (tmp_path / "lmbench" / "__init__.py").write_text("raise ImportError('the wrong lmbench')\n")
+    program = "import sys; from lmbench.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-P", "-c", program, "sweep", "tiny_custom", "--repeats", "1", "--results_dir", "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {run.outcome for run in map(load_run, find_runs([str(tmp_path / "out")]))} == {"ok"}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmbench.commands.parser import CommandParser
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 
 DESCRIPTION = """\
@@ -18,6 +18,7 @@ held for seconds, with the clock and power they ran at. The result goes to
 RESULTS/ceiling_NAME.json, where `lmbench kernels` looks for it."""
 
 
+@command
 def run(args: list[str]) -> int:
     """Measure, print a table, and store the result.
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.bench.arms import ArmFailed, run_fit
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.noise import print_noise
 from lmbench.report.terminal import make_console
@@ -23,22 +24,17 @@ or sweep. With --run it makes them: every option of `lmbench fit`, such as --con
 goes to fresh processes, one after the other."""
 
 
+@command
 def run(args: list[str]) -> int:
     """Measure, store and print; returns the exit code: 2 if no configuration has repeats enough."""
+    options = _parse(args[1:])
     try:
-        options = _parse(args[1:])
         results = [str(_repeat(options))] if options.run else options.results
         found = survey(results)
         _store(found, Path(options.results_dir).resolve() if options.run else found.folder)
-    except (UsageError, argparse.ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
     except ArmFailed as failure:
         print(f"lmbench: noise: {failure}", file=sys.stderr)
         return failure.exit_code
-    except SystemExit as ended:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK if not ended.code else ExitCode.USAGE
     if options.json:
         print(json.dumps({"schema_version": NOISE_SCHEMA_VERSION, "entries": _entries(found)}, indent=1))
     else:
@@ -47,13 +43,10 @@ def run(args: list[str]) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lmbench noise",
+    parser = CommandParser(
+        "noise",
+        DESCRIPTION,
         usage="lmbench noise RESULTS... [--json]\n       lmbench noise --run --config CONFIG [--repeats N] [OPTIONS]",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument("--run", action="store_true", help="measure the repeats now")
     parser.add_argument("--repeats", type=int, default=10, metavar="N", help="processes to run (default 10)")

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 
-from lmbench.commands.parser import CommandParser
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import UsageError
 
 COMMANDS = ("fit", "validate", "test")
@@ -25,9 +25,10 @@ def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
     """
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
     profiler = ["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "nsys"]
-    return [nsys, "profile", *capture, "--output", output, sys.executable, "-m", "lmbench", *words, *profiler]
+    return [nsys, "profile", *capture, "--output", output, sys.executable, "-P", "-m", "lmbench", *words, *profiler]
 
 
+@command
 def run(args: list[str]) -> int:
     """Become the run under Nsight Systems.
 

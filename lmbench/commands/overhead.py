@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lmbench.bench.arms import ArmFailed, measure_arm, run_fit
 from lmbench.bench.words import expand_configs
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import received
 from lmbench.report.overhead import print_overhead
@@ -32,23 +33,16 @@ LOSS_TOLERANCE_FRACTION = 1e-3
 COPIED = ("environment", "config", "model", "data", "mode", "precision", "matmul_precision", "device_type")
 
 
+@command
 def run(args: list[str]) -> int:
     """Measure, print the table and the answers; returns the exit code."""
+    options, fit_options = _parse(args[1:])
     try:
-        options, fit_options = _parse(args[1:])
         with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
             result = measure(fit_options, options.rounds, Path(folder))
-    except (UsageError, argparse.ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
     except ArmFailed as error:
         print(f"lmbench: overhead: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except SystemExit:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK
     result["command"] = shlex.join(["lmbench", *args])
     print_overhead(result, make_console())
     if options.json:
@@ -58,13 +52,7 @@ def run(args: list[str]) -> int:
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """This command's own options, and those for `lmbench fit`."""
-    parser = argparse.ArgumentParser(
-        prog="lmbench overhead",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    parser = CommandParser("overhead", DESCRIPTION)
     parser.add_argument("--rounds", type=int, default=5, help="processes of each arm, at least 2 (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
     options, fit_options = parser.parse_known_args(words)

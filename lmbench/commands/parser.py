@@ -1,11 +1,15 @@
-"""The argument parser of the commands that measure nothing themselves."""
+"""What the commands share that measure nothing themselves: how they parse, and how they tell a mistake."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-from lmbench.errors import UsageError
+from lmbench.errors import ExitCode, UsageError
+from lmbench.interruption import received
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -15,9 +19,10 @@ class CommandParser(argparse.ArgumentParser):
         UsageError: (in `parse_args`) an option is unknown, has a wrong value, or is missing.
     """
 
-    def __init__(self, command: str, description: str) -> None:
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
         super().__init__(
             prog=f"lmbench {command}",
+            usage=usage,
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -26,3 +31,22 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self._command}: {message}; `lmbench {self._command} -h` tells the options")
+
+
+def command(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """A command's `run`, which prints a user's mistake in one line and returns an exit code for it."""
+
+    @functools.wraps(run)
+    def guarded(args: list[str]) -> int:
+        try:
+            return run(args)
+        except UsageError as error:
+            print(f"lmbench: {error}", file=sys.stderr)
+            return ExitCode.USAGE
+        except SystemExit as ended:
+            # argparse ends this way after `--help`; a signal does too, with a code.
+            if ended.code or received() is not None:
+                raise
+            return ExitCode.OK
+
+    return guarded

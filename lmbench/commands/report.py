@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 
 DESCRIPTION = """\
@@ -15,32 +15,15 @@ needs no network. RESULTS are folders of runs or of sweeps. A sweep is shown by 
 study's view, other runs with a row for whatever differs."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"report: {message}; `lmbench report -h` tells the options")
-
-
+@command
 def run(args: list[str]) -> int:
     """Print or write the report; returns the exit code."""
-    try:
-        options = _parser().parse_args(args[1:])
-        _report(options)
-    except UsageError as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except SystemExit:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK
+    _report(_parser().parse_args(args[1:]))
     return ExitCode.OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="lmbench report",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("report", DESCRIPTION)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="a run's folder, a sweep's, or a folder of them")
     parser.add_argument("--format", choices=("markdown", "csv"), help="what is printed (default markdown)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page to FILE")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from lmbench.commands.parser import command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.terminal import print_run
 from lmbench.results.load import Run, find_runs, load_run
@@ -15,20 +14,17 @@ usage: lmbench show RESULTS...
 Prints results again as `lmbench fit` did: result folders, or folders of them."""
 
 
+@command
 def run(args: list[str]) -> int:
     """Print every run at or below the given folders."""
     if any(arg in ("-h", "--help") for arg in args[1:]):
         print(HELP)
         return ExitCode.OK
-    try:
-        for place, folder in enumerate(find_runs(_paths(args[1:]))):
-            loaded = load_run(folder)
-            if place:
-                print()
-            print_run({**loaded.run, "outcome": loaded.outcome}, folder, notes=_notes(loaded))
-    except UsageError as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
+    for place, folder in enumerate(find_runs(_paths(args[1:]))):
+        loaded = load_run(folder)
+        if place:
+            print()
+        print_run({**loaded.run, "outcome": loaded.outcome}, folder, notes=_notes(loaded))
     return ExitCode.OK
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from lmbench.board.problem import BoardProblem
 from lmbench.board.sweep import write_sweep
 from lmbench.commands import upload
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.views import find_view
 from lmbench.results.store import SWEEP_FILE
@@ -35,32 +36,19 @@ exclude, modes, passes (timing, sync, kernels: other instruments, once a cell),
 environments (python, revision and tree, variables), repeats, timeout_s, engine, view."""
 
 
+@command
 def run(args: list[str]) -> int:
     """Run or list a sweep; returns the exit code."""
     try:
         options, given = _parser().parse_known_args(args[1:])
         return _sweep(options, _options(given))
-    except (UsageError, argparse.ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
     except SweepHalted as error:
         print(f"lmbench: sweep: {error}", file=sys.stderr)
         return ExitCode.INTERNAL
-    except SystemExit as ended:
-        if ended.code not in (0, None, 2):
-            raise
-        # argparse ends this way after `--help`, and for an option of its own that it does not understand.
-        return ExitCode.USAGE if ended.code else ExitCode.OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lmbench sweep",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("sweep", DESCRIPTION)
     # Optional to argparse only, which otherwise prints its usage where it is missing.
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="a file, a study's name, or the folder of a sweep")
     parser.add_argument(

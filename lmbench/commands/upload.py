@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lmbench.board.problem import BoardProblem
 from lmbench.board.upload import DEFAULT_TIMEOUT_S, upload
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.results.load import find_runs, is_run_folder, load_run
 from lmbench.results.store import CELLS_FILE, RUNS_FOLDER
@@ -20,29 +21,17 @@ Needs wandb, and a key from WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names
 server of your own."""
 
 
+@command
 def run(args: list[str]) -> int:
     """Upload, a line a result; returns the exit code: 2 if the key is at fault, 1 if something else is."""
-    try:
-        options = _parse(args[1:])
-        folders = find_runs(options.results)
-        folders += _sweeps_of(folders, options.results)
-    except (UsageError, argparse.ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except SystemExit:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK
+    options = _parse(args[1:])
+    folders = find_runs(options.results)
+    folders += _sweeps_of(folders, options.results)
     return _upload_all(folders, options.timeout_s)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lmbench upload",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    parser = CommandParser("upload", DESCRIPTION)
     parser.add_argument("results", nargs="*", metavar="RESULTS", help="result folders, or folders of them")
     parser.add_argument(
         "--timeout-s",
@@ -51,10 +40,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         metavar="S",
         help=f"seconds for each result (default {DEFAULT_TIMEOUT_S:g})",
     )
-    # Python 3.11's parse_args ends the process over an unknown option, whatever exit_on_error says.
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]}; `lmbench upload -h` lists them all")
+    options = parser.parse_args(words)
     if not options.results:
         raise UsageError("nothing to upload; name result folders, such as `lmbench upload results`")
     if not options.timeout_s > 0:

@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
@@ -109,6 +110,10 @@ class _Interpreter:
         return code
 
 
+#: The variable behind Python's option -P.
+SAFE_PATH = "PYTHONSAFEPATH"
+
+
 class ForkserverEngine:
     """Forks of one server process that has imported PyTorch, Lightning and lmbench, and has no CUDA context.
 
@@ -130,7 +135,8 @@ class ForkserverEngine:
         started_s = time.monotonic()
         # The server imports everything before it forks for the first time.
         first = self._context.Process(target=do_nothing)
-        first.start()
+        with _without_working_directory():
+            first.start()
         first.join()
         self._is_ready = True
         return time.monotonic() - started_s
@@ -140,6 +146,20 @@ class ForkserverEngine:
         process = self._context.Process(target=become_command, args=words)
         process.start()
         return _Fork(process)
+
+
+@contextmanager
+def _without_working_directory() -> Iterator[None]:
+    """A Python that starts now imports the installed lmbench, as this process did, also in the root of a checkout."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 class _Fork:
