@@ -39,6 +39,22 @@ frame.onload = () => {
 </script>"""
 
 
+# The same frame, in which the body of a function runs: `page` is its document, `view` its window, `wait()` lets it
+# draw. Virtual time leaps from timer to timer, and hardly a frame is drawn meanwhile: timers stand in for frames.
+_OPERATED = """<!DOCTYPE html><link rel="icon" href="data:,"><pre id="out"></pre>
+<iframe id="frame" src="page.html" width="%d" height="900" style="border: 0"></iframe><script>
+frame.onload = async () => {
+  const view = frame.contentWindow, page = frame.contentDocument, errors = [];
+  const wait = () => new Promise(done => setTimeout(done, 40));
+  view.addEventListener("error", event => errors.push(String(event.message)));
+  page.addEventListener("securitypolicyviolation", event => errors.push(event.violatedDirective));
+  view.requestAnimationFrame = draw => view.setTimeout(draw, 10);
+  const value = await (async () => { %s })();
+  out.textContent = JSON.stringify({value, errors});
+};
+</script>"""
+
+
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -46,10 +62,21 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 def look(page: Path, width: int) -> dict[str, Any]:
     """Open the page in a frame of that width; returns what it requested, its widths, charts and smallest chart text."""
+    return _open(page, _FRAME % width)
+
+
+def operate(page: Path, width: int, script: str) -> Any:
+    """Open the page and run the body of a function in it; returns what that returns, after a check for errors."""
+    found = _open(page, _OPERATED % (width, script))
+    assert found["errors"] == []
+    return found["value"]
+
+
+def _open(page: Path, frame: str) -> dict[str, Any]:
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(page, Path(folder) / "page.html")
-        (Path(folder) / "frame.html").write_text(_FRAME % width)
+        (Path(folder) / "frame.html").write_text(frame)
         server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from report_results import make_record, set_outcome, write_run, write_sweep
+from report_results import add_kernels, make_record, set_outcome, write_run, write_sweep
 
 from lmbench.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"
 MODES = ["inference", "forward", "forward_backward", "train_step"]
+PROFILED = {"trainer.profiler": "lmbench.KernelProfiler", "model.attention": "naive", "trainer.precision": "32-true"}
 BF16 = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa"}
 
 
@@ -118,6 +119,34 @@ def unrelated(folder: Path) -> list[str]:
     return [str(folder)]
 
 
+def kernels(folder: Path) -> list[str]:
+    """Profiled runs: inference without a backward, one that died before it could say that it is profiled."""
+
+    def edit(run: dict[str, Any], axes: Mapping[str, Any], _repeat: int) -> None:
+        add_kernels(run, axes)
+        if axes == {"model.size": "large", "data.context_length": 512, "mode": "train_step"}:
+            set_outcome(run, "oom", "backward", requested_bytes=2**30)
+            del run["is_profiled"], run["kernels"]
+
+    axes = {"model.size": ["small", "large"], "data.context_length": [256, 512], "mode": ["inference", "train_step"]}
+    home = write_sweep(folder, "kernels", axes, view="kernels", fixed=PROFILED, edit=edit)
+    return [str(home), "--reference"]
+
+
+def attention_parts(folder: Path) -> list[str]:
+    """Inside attention; one run on a CPU, which has no kernels."""
+
+    def edit(run: dict[str, Any], axes: Mapping[str, Any], _repeat: int) -> None:
+        add_kernels(run, axes)
+        if axes["model.size"] == "medium":
+            run["kernels"] = {"reason": "a trace of a CPU has operators and no kernels", "steps": 3}
+
+    axes = {"model.size": ["small", "medium"], "data.context_length": [256, 512]}
+    fixed = {**PROFILED, "mode": "train_step"}
+    home = write_sweep(folder, "attention_parts", axes, view="attention_parts", fixed=fixed, edit=edit)
+    return [str(home), "--reference"]
+
+
 CASES: dict[str, Callable[[Path], list[str]]] = {
     "step_times": step_times,
     "context": context,
@@ -128,6 +157,8 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
     "custom": custom,
     "any_sweep": any_sweep,
     "unrelated": unrelated,
+    "kernels": kernels,
+    "attention_parts": attention_parts,
 }
 
 

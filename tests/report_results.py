@@ -19,6 +19,7 @@ from lmbench.results.vocabulary import PHASES
 from lmbench.sizes import SIZES, ModelShape
 
 BASE: dict[str, Any] = json.loads((Path(__file__).parent / "report_data" / "h200_run.json").read_text())
+KERNELS: dict[str, Any] = json.loads((Path(__file__).parent / "report_data" / "h200_kernels.json").read_text())
 DEVICE_BYTES = 150_109_880_320
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
 _SHARES = {
@@ -136,6 +137,31 @@ def set_outcome(run: dict[str, Any], outcome: str, phase: str | None, message: s
     run |= {"phases": {}, "guards": [], "probe": None}
     run["throughput"] = {"tokens_per_s": None, "mfu_fraction": None}
     run["loss"] = {"first": None}
+
+
+def add_kernels(run: dict[str, Any], axes: Mapping[str, Any]) -> None:
+    """Make the record one of a profiled run: the summary of a real trace (small, float32, eager, context 512), with all
+    times by the model's and the context's size, and softmax by the square of the context."""
+    context, layers = run["data"]["context_length"], run["model"]["num_layers"]
+    scale = layers / 12 * context / 512
+    kernels = _scaled(copy.deepcopy(KERNELS), scale)
+    for phase in kernels["attention"].values():
+        phase["softmax_s"] *= context / 512
+        phase["softmax_matmul_time_ratio"] *= context / 512
+    if run["mode"] == "inference":
+        forward = kernels["phases"]["forward"]
+        kernels |= {"phases": {"forward": forward, "step": copy.deepcopy(forward)}, "kernel_s": forward["kernel_s"]}
+        del kernels["attention"]["backward"]
+    run |= {"is_profiled": True, "kernels": kernels}
+
+
+def _scaled(value: Any, scale: float, name: str = "") -> Any:
+    """Everything in seconds times a factor."""
+    if isinstance(value, dict):
+        return {key: _scaled(item, scale, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_scaled(item, scale) for item in value]
+    return value * scale if isinstance(value, float) and name.endswith("_s") else value
 
 
 def write_run(folder: Path, run: Mapping[str, Any], steps: int = 8) -> Path:

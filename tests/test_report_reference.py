@@ -50,8 +50,8 @@ def test_a_figure_of_another_kind_is_not_joined(other: dict[str, Any]) -> None:
 
 def test_compiled_figures_stand_beside_compiled_cells_only() -> None:
     same = {"mode": "forward", "size": "medium"}
-    assert found(**same)["001"].time.mean_s == 0.08688
-    assert found(**same, compile="default")["001"].time.mean_s == 0.07085
+    assert found(**same)["001"].value == 0.08688
+    assert found(**same, compile="default")["001"].value == 0.07085
 
 
 def test_what_a_write_up_does_not_state_is_a_caveat_with_the_gpu() -> None:
@@ -76,7 +76,7 @@ def test_a_published_out_of_memory_is_shown() -> None:
 
 
 def test_custom_shapes_are_joined_by_layers_and_width() -> None:
-    assert found(size="4 x 512", mode="train_step")["004"].time.mean_s == 0.128
+    assert found(size="4 x 512", mode="train_step")["004"].value == 0.128
 
 
 def test_every_whole_step_of_the_csv_is_loaded_but_those_of_profilers() -> None:

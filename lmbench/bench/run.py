@@ -14,11 +14,12 @@ os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 from jsonargparse import ArgumentError
 
 from lmbench.bench.cli import BenchCLI
+from lmbench.bench.kernel_summary import add_kernels
 from lmbench.bench.messages import translate
 from lmbench.bench.words import expand_configs, take_flag
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
-from lmbench.interruption import held, received
+from lmbench.interruption import exit_code, held, received
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
@@ -62,9 +63,12 @@ def run(args: list[str]) -> int:
             return code
     recorder = _recorder()
     assert recorder is not None
+    add_kernels(recorder)
     code = _finish(recorder, as_json, is_quiet)
     _close_board(recorder, is_loud=not (as_json or is_quiet))
-    return code
+    signum = received()
+    # Whoever stops the upload of a run that is complete stops this command all the same.
+    return exit_code(signum) if signum is not None and code == ExitCode.OK else code
 
 
 def _ended_by(error: BaseException, command: str) -> int | None:
@@ -173,3 +177,5 @@ def _close_board(recorder: RunRecorder, is_loud: bool) -> None:
         print(f"lmbench: {closed.line}", file=sys.stderr)
     elif is_loud:
         print(f"W&B          {closed.line}")
+        if closed.command is not None:
+            print(f"upload       {closed.command}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.comparison import markdown, print_comparison
 from lmbench.report.terminal import make_console
@@ -31,23 +31,21 @@ and shrank. It has no verdict, and exits with 0.
 
 exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
 
+USAGE = """\
+lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]
+       lmbench compare --kernels A B [--top N] [--phase NAME] [--json | --markdown]"""
+
 _DEFAULT_TOP = 15
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
 
+@command
 def run(args: list[str]) -> int:
     """Compare and print; the exit code is the verdict's."""
-    try:
-        options = _parse(args[1:])
-        if options.kernels:
-            return _compare_kernels(options)
-        found = compare(options.a, options.b, options.tolerance, options.about)
-    except (UsageError, argparse.ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except SystemExit as ended:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK if not ended.code else ExitCode.USAGE
+    options = _parse(args[1:])
+    if options.kernels:
+        return _compare_kernels(options)
+    found = compare(options.a, options.b, options.tolerance, options.about)
     if options.json:
         print(json.dumps(as_record(found), indent=1))
     elif options.markdown:
@@ -76,15 +74,7 @@ def _compare_kernels(options: argparse.Namespace) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lmbench compare",
-        usage="lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]\n"
-        "       lmbench compare --kernels A B [--top N] [--phase NAME] [--json | --markdown]",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        exit_on_error=False,
-    )
+    parser = CommandParser("compare", DESCRIPTION, USAGE)
     default = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
     # argparse takes `%` in a help text for a format.
     parser.add_argument("results", nargs="*", metavar="A B", help="before and after; ratios are B / A")
@@ -102,9 +92,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--phase", metavar="NAME", help="tables of this phase only, with --kernels")
     parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     parser.add_argument("--markdown", action="store_true", help="tables to paste")
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]}; `lmbench compare -h` lists them")
+    options = parser.parse_args(words)
     if len(options.results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(options.results)} given")
     if options.json and options.markdown:

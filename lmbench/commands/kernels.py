@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from pathlib import Path
 
+from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
 
 DESCRIPTION = """\
@@ -17,34 +18,23 @@ a verdict; and what is inside attention. RUN is a result recorded with
 shown instead. Needs no GPU and no PyTorch."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"kernels: {message}; `lmbench kernels -h` tells the options")
-
-
+@command
 def run(args: list[str]) -> int:
     """Print the tables; returns the exit code."""
-    try:
-        options = _parser().parse_args(args[1:])
-        _show(options)
-    except UsageError as error:
-        print(f"lmbench: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except SystemExit:
-        # argparse ends this way after `--help`.
-        return ExitCode.OK
+    _show(_parser().parse_args(args[1:]))
     return ExitCode.OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="lmbench kernels",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("kernels", DESCRIPTION)
     parser.add_argument("source", metavar="RUN|TRACE", help="a run's folder or a trace file")
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help="kernels shown per phase (default 10)")
+    parser.add_argument(
+        "--ceiling",
+        type=Path,
+        metavar="FILE",
+        help="a record of `lmbench ceiling` (by default one of the same GPU beside the results)",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or every kernel as CSV")
@@ -59,13 +49,16 @@ def _positive(text: str) -> int:
 
 def _show(options: argparse.Namespace) -> None:
     # Help does not wait for these.
+    from lmbench.report.ceilings import find_ceiling
+    from lmbench.report.roofline import roofline, roofline_record
     from lmbench.trace.findings import as_record, examine
 
     found = examine(options.source)
+    roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))
     if options.json:
         from lmbench.results.encoding import encode
 
-        print(encode(as_record(found), indent=1))
+        print(encode({**as_record(found), "roofline": roofline_record(roof)}, indent=1))
         return
     from lmbench.report.kernels import print_findings, to_csv, to_markdown
     from lmbench.report.terminal import make_console
@@ -73,6 +66,6 @@ def _show(options: argparse.Namespace) -> None:
     if options.format == "csv":
         sys.stdout.write(to_csv(found))
     elif options.format == "markdown":
-        sys.stdout.write(to_markdown(found, options.top))
+        sys.stdout.write(to_markdown(found, options.top, roof))
     else:
-        print_findings(found, options.top, make_console())
+        print_findings(found, options.top, make_console(), roof)

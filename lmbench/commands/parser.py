@@ -30,6 +30,7 @@ class CommandParser(argparse.ArgumentParser):
         self._command = command
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("unrecognized arguments:", "unknown option")
         raise UsageError(f"{self._command}: {message}; `lmbench {self._command} -h` tells the options")
 
 

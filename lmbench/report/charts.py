@@ -12,12 +12,15 @@ from lmbench.report.chart import Chart, Point, Series
 from lmbench.report.columns import numbers
 from lmbench.report.facts import FP32_MATMUL, TF32_MATMUL, captioned, heading, in_words, is_consequence, sort_key
 from lmbench.report.intervals import device_memory, make_point, whiskers
+from lmbench.report.kernel_charts import kernel_chart
 from lmbench.report.relative import COLUMN, Pairing
 from lmbench.report.views.view import ChartSpec
 from lmbench.results.vocabulary import PHASES
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
+#: Kinds with a row for each cell, labelled with whatever differs.
+_ROW_KINDS = ("rows", "phases", "parts", "kinds", "attention")
 #: Steps shown of a run's beginning.
 FIRST_STEPS = 16
 #: Phases below this share of every step are drawn with the rest.
@@ -32,7 +35,7 @@ def build_charts(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> tu
     if spec.kind == "phases":
         cells = _of_richest_mode(cells)
     differing = [name for name in varying(cells) if not is_consequence(name)]
-    own = set(differing) if spec.kind in ("rows", "phases") else {spec.x, *spec.series}
+    own = set(differing) if spec.kind in _ROW_KINDS else {spec.x, *spec.series}
     others = [name for name in differing if name not in own]
     charts = []
     for _, group in groupby(in_order(cells, others), key=lambda cell: [cell.facts.get(name) for name in others]):
@@ -147,12 +150,23 @@ def _steps(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart |
     return Chart("steps", "step", "step (ms)", series, caption=caption, is_log=spec.is_log)
 
 
+def _kernels(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart | None:
+    names = [name for name in varying(cells) if not is_consequence(name)]
+    ordered = [cell for cell in in_order(cells, names) if cell.ok]
+    if len(ordered) > MAX_BARS:
+        return None
+    return kernel_chart(spec.kind, spec.y, ordered, [_words(cell, names) or cell.name for cell in ordered])
+
+
 _BUILDERS: dict[str, Callable[[ChartSpec, Sequence[Cell], Pairing], Chart | None]] = {
     "bars": _bars,
     "lines": _lines,
     "rows": _rows,
     "phases": _phases,
     "steps": _steps,
+    "parts": _kernels,
+    "kinds": _kernels,
+    "attention": _kernels,
 }
 
 

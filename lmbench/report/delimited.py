@@ -10,6 +10,8 @@ from typing import Any
 
 from lmbench.report.cells import Cell
 from lmbench.report.facts import FACT
+from lmbench.report.kernel_columns import KERNEL_COLUMN
+from lmbench.report.references import Published
 from lmbench.report.relative import COLUMN
 from lmbench.report.row_notes import failed_guards, spread_text
 from lmbench.report.sections import Report, Section
@@ -37,6 +39,7 @@ def to_csv(report: Report) -> str:
 
 def _rows(section: Section) -> Iterable[dict[str, Any]]:
     published = section.references.match(section.cells) if section.references else {}
+    shares = _published_shares(section)
     for index, cell in enumerate(section.cells):
         row: dict[str, Any] = {"sweep": section.name, "view": section.view.name, "gpu": cell.gpu, **cell.facts}
         row |= _ending(cell)
@@ -44,8 +47,22 @@ def _rows(section: Section) -> Iterable[dict[str, Any]]:
         for label, figures in published.items():
             if (found := figures.get(index)) is not None:
                 name = label.replace("ref. ", "reference ")
-                row |= {f"{name}: step_s": found.time.mean_s, f"{name}: caveat": "; ".join(found.caveats)}
+                row |= {f"{name}: step_s": found.value, f"{name}: caveat": "; ".join(found.caveats)}
+        for name, figures in shares.items():
+            row |= {name: figures[index].value} if index in figures else {}
         yield row
+
+
+def _published_shares(section: Section) -> dict[str, dict[int, Published]]:
+    """Published shares of kernel time by the name of their CSV column."""
+    if section.references is None:
+        return {}
+    found = {}
+    for name in dict.fromkeys(name for table in section.view.tables for name in table.columns if name in KERNEL_COLUMN):
+        for heading, figures in section.references.columns([name], section.cells).items():
+            source = heading.partition(": ")[0].replace("ref. ", "reference ")
+            found[f"{source}: {name}"] = figures
+    return found
 
 
 def _ending(cell: Cell) -> dict[str, Any]:
@@ -71,6 +88,8 @@ def _figures(cell: Cell, section: Section) -> dict[str, Any]:
     baseline = section.pairing.of(cell)
     found: dict[str, Any] = {}
     for name, column in COLUMN.items():
+        if name in KERNEL_COLUMN and not section.view.is_profiled:
+            continue
         measure = column.read(cell, baseline) if cell.ok else None
         found[name] = None if measure is None else measure.value
         if column.has_spread:

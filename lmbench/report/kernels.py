@@ -20,6 +20,8 @@ from lmbench.report.kernels_tables import (
     shortened,
 )
 from lmbench.report.markdown import table_lines
+from lmbench.report.roofline import Roofline
+from lmbench.report.roofline_table import roofline_lines, roofline_table
 from lmbench.report.table import Table
 from lmbench.report.units import milliseconds, percent
 from lmbench.results.paths import lookup
@@ -35,21 +37,21 @@ Line = tuple[str, str]
 NOT_KERNELS = "no kernels in this trace: below are operators on the host, with the time of each without those inside it"
 
 
-def print_findings(found: Findings, top: int, console: Console) -> None:
+def print_findings(found: Findings, top: int, console: Console, roof: Roofline | None = None) -> None:
     """Print all tables, readable at 80 columns."""
-    _print_lines(head(found), console)
-    for table in tables(found, top):
-        _print_table(table, console)
+    print_lines(head(found), console)
+    for table in tables(found, top, roof):
+        print_table(table, console)
     console.out("")
-    _print_lines(remarks(found), console)
+    print_lines([*(roofline_lines(roof) if roof else []), *remarks(found)], console)
 
 
-def to_markdown(found: Findings, top: int) -> str:
+def to_markdown(found: Findings, top: int, roof: Roofline | None = None) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
     lines = [f"- **{label}**: {text}" for label, text in head(found)]
-    for table in tables(found, top):
+    for table in tables(found, top, roof):
         lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {text}" for label, text in remarks(found)]
+    closing = [f"- {label}: {text}" for label, text in [*(roofline_lines(roof) if roof else []), *remarks(found)]]
     return "\n".join([*lines, "", *closing]).rstrip() + "\n"
 
 
@@ -70,8 +72,8 @@ def to_csv(found: Findings) -> str:
     return stream.getvalue()
 
 
-def tables(found: Findings, top: int) -> list[Table]:
-    """All tables that this trace has something for."""
+def tables(found: Findings, top: int, roof: Roofline | None = None) -> list[Table]:
+    """All tables that this trace, and what its kernels attain, have something for."""
     if not found.has_kernels:
         return operator_tables(found, top)
     kinds = share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)
@@ -81,6 +83,8 @@ def tables(found: Findings, top: int) -> list[Table]:
         made += [clock_table(found), launch_table(found)]
     if found.attention:
         made.append(attention_table(found))
+    if roof is not None:
+        made.append(roofline_table(roof))
     return made
 
 
@@ -88,7 +92,7 @@ def head(found: Findings) -> list[Line]:
     """What was recorded."""
     lines = [("trace", str(found.path))]
     if found.run:
-        lines.append(("run", _run(found)))
+        lines.append(("run", run_line(found)))
     if not found.has_kernels:
         return [*lines, *_source(found), ("note", NOT_KERNELS)]
     steps = f"{found.steps} step{'s' if found.steps > 1 else ''}" if found.has_step_count else "steps unknown"
@@ -97,7 +101,8 @@ def head(found: Findings) -> list[Line]:
     return [*lines, ("captured", captured), ("matmul", _matmul(found)), *_source(found)]
 
 
-def _run(found: Findings) -> str:
+def run_line(found: Findings) -> str:
+    """The run's settings in one line."""
     run = found.run
     size = lookup(run, "model.size") or lookup(run, "model.name")
     attention = lookup(run, "model.attention")
@@ -148,7 +153,7 @@ def remarks(found: Findings) -> list[Line]:
     return lines
 
 
-def _print_table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console) -> None:
     """Title and caption, wrapped to the screen, then the table; its widest words are shortened until it fits."""
     console.out("")
     for line in wrap(f"{table.title}: {table.caption}", console.width):
@@ -171,10 +176,10 @@ def _print_table(table: Table, console: Console) -> None:
             console.out("─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), highlight=False)
 
 
-def _print_lines(lines: list[Line], console: Console) -> None:
+def print_lines(lines: list[Line], console: Console) -> None:
+    """Labelled lines, wrapped beside their labels; a path stays whole, to be copied."""
     for label, text in lines:
-        # A path stays whole, to be copied.
-        wide = label == "trace"
+        wide = label in ("trace", "A", "B")
         wrapped = [text] if wide else wrap(text, console.width - _LABEL, break_long_words=False, break_on_hyphens=False)
         for index, piece in enumerate(wrapped):
             console.out(f"{label if index == 0 else '':<{_LABEL}}{piece}", highlight=False)

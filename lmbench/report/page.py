@@ -1,4 +1,5 @@
-"""The report as one HTML page that needs nothing else: styles and pictures are in it, and there is no script."""
+"""The report as one HTML page that needs nothing else: styles and pictures are in it. There is no script but the one
+that zooms timelines, and they can be read without it."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from lmbench.report.chart import Chart
 from lmbench.report.charts import build_charts
 from lmbench.report.sample import Sample
 from lmbench.report.sections import Report, Section
+from lmbench.report.timelines import Timelines, script, script_hash
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,31 @@ def to_html(report: Report) -> str:
     package = files("lmbench.report")
     template = environment.from_string((package / "page.html").read_text(encoding="utf-8"))
     style = Markup((package / "page.css").read_text(encoding="utf-8"))
-    sections = []
+    sections, timelines = [], Timelines()
     for index, section in enumerate(report.sections):
         pictures, left_out = draw_charts(section)
+        steps, no_room = timelines.of(section)
         sections.append(
             {
                 "section": section,
                 "anchor": f"section-{index}",
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
                 "chart_notes": chart_notes(pictures, left_out),
+                "timelines": [(step, Markup(step.svg)) for step in steps],
+                "timelines_left_out": no_room,
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
     title = ", ".join(section.title for section in report.sections)
-    return template.render(title=title, style=style, sections=sections, unread=report.unread)
+    moving = script() if any(item["timelines"] for item in sections) else ""
+    return template.render(
+        title=title,
+        style=style,
+        sections=sections,
+        unread=report.unread,
+        script=Markup(moving),
+        script_source=f"; script-src '{script_hash(moving)}'" if moving else "",
+    )
 
 
 def draw_charts(section: Section) -> tuple[list[Picture], int]:

@@ -1,33 +1,38 @@
-"""Joins published step times to cells: the same size, mode, context, precision and compilation as they really were."""
+"""Joins published figures to cells: the same size, mode, context, precision and compilation as they really were."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lmbench.reference.kernel_shares import KernelShare, load_kernel_shares
 from lmbench.reference.step_times import StepTime, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
-from lmbench.report.facts import EAGER, matmul_label
+from lmbench.report.columns import Measure
+from lmbench.report.facts import EAGER, FP32_MATMUL, matmul_label
+from lmbench.report.kernel_columns import KERNEL_COLUMN
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published figure beside a cell: its text in ms, and what must be known of it."""
+    """A published figure beside a cell: its value in SI (None of a run that ran out of memory), its text in the unit
+    of its heading, and what must be known of it."""
 
-    time: StepTime
+    value: float | None
     text: str
     caveats: tuple[str, ...]
 
 
 class References:
-    """Published step times.
+    """Published step times and shares of kernel time.
 
     Args:
         with_implausible: also those that cannot be right, each with the reason.
     """
 
     def __init__(self, with_implausible: bool = False) -> None:
+        self._shares = load_kernel_shares()
         self._times = [time for time in load_step_times() if with_implausible or not time.implausible]
 
     def match(self, cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
@@ -45,6 +50,21 @@ class References:
                     found.setdefault(time.label, {})[index] = _published(time)
         return dict(sorted(found.items()))
 
+    def columns(self, names: Iterable[str], cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
+        """Published figures beside a table's columns: for each heading the figures by the cell's place."""
+        found: dict[str, dict[int, Published]] = {}
+        for name in names:
+            if name == "step_s":
+                found |= {f"{source} (ms)": figures for source, figures in self.match(cells).items()}
+            shares = [share for share in self._shares if share.column == name]
+            for share in sorted(shares, key=lambda share: (share.label, share.context is not None)):
+                for index, cell in enumerate(cells):
+                    if _fits_share(share, cell.facts) and (share.size is not None or len(cells) == 1):
+                        heading = f"{share.label}: {KERNEL_COLUMN[name].heading}"
+                        figures = found.setdefault(heading, {})
+                        figures[index] = _published_share(share, figures.get(index))
+        return found
+
 
 def _fits(time: StepTime, facts: Mapping[str, object]) -> bool:
     return (
@@ -59,6 +79,27 @@ def _fits(time: StepTime, facts: Mapping[str, object]) -> bool:
     )
 
 
+def _fits_share(share: KernelShare, facts: Mapping[str, object]) -> bool:
+    is_fp32 = facts.get("precision") == "32-true" and facts.get("matmul") == FP32_MATMUL
+    return (
+        is_fp32
+        and facts.get("compile", EAGER) == EAGER
+        and facts.get("attention", "naive") == "naive"
+        and share.size in (None, facts.get("size"))
+        and share.context in (None, facts.get("context"))
+        and share.mode in (None, facts.get("mode"))
+    )
+
+
+def _published_share(share: KernelShare, other: Published | None) -> Published:
+    """The figure, after another one of the same source if it states both ends of a range."""
+    text = KERNEL_COLUMN[share.column].show(Measure(share.value))
+    caveats = (f"{share.label}: {'; '.join(share.caveats)}",)
+    if other is None or other.value is None:
+        return Published(share.value, text, caveats)
+    return Published((other.value + share.value) / 2, f"{other.text} to {text}", (*other.caveats, *caveats))
+
+
 def _stated_count(time: StepTime) -> int:
     return sum(value is not None for value in (time.context, time.batch, time.warmup)) + time.is_precision_stated
 
@@ -67,4 +108,4 @@ def _published(time: StepTime) -> Published:
     text = "OOM" if time.is_oom else units.mean_and_std(time.mean_s, time.std_s)
     wrong = (f"implausible: {time.implausible}",) if time.implausible else ()
     caveats = "; ".join((*wrong, *time.caveats))
-    return Published(time, text, (f"{time.label}: {caveats}",) if caveats else ())
+    return Published(time.mean_s, text, (f"{time.label}: {caveats}",) if caveats else ())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lmbench.report.cells import Cell, mixed_outcomes
 from lmbench.report.columns import Column, Measure
 from lmbench.report.facts import FACT, Value, is_consequence
+from lmbench.report.kernel_columns import KERNEL_COLUMN, no_kernels
 from lmbench.report.relative import Pairing
 
 _UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
@@ -41,6 +42,8 @@ def row_notes(cell: Cell, columns: Sequence[Column], pairing: Pairing, usual: Ma
             found.append(f"its baseline has no figure: {baseline.label}")
         if baseline is not cell and any(_includes_one(column.read(cell, baseline)) for column in columns):
             found.append(_UNDECIDED)
+    if any(column.name in KERNEL_COLUMN for column in columns):
+        found += no_kernels(cell)
     own = {name: cell.facts.get(name) for name in usual}
     return found + [f"{own[name]} instead of {usual[name]}" for name in usual if own[name] not in (None, usual[name])]
 

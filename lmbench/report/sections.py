@@ -9,7 +9,7 @@ from itertools import groupby
 from textwrap import shorten
 
 from lmbench.errors import UsageError
-from lmbench.report.cells import Cell, in_order, make_cells, outcome_label, outcome_word, varying
+from lmbench.report.cells import Cell, in_order, make_cells, of_profiled, outcome_label, outcome_word, varying
 from lmbench.report.facts import fact_of, in_words, is_consequence
 from lmbench.report.gather import Gathered, Group
 from lmbench.report.references import References
@@ -110,11 +110,14 @@ def _section(group: Group, cells: list[Cell], options: Options, refused: list[Us
     # A fact that a view sorts by comes before those that it does not name.
     order = [*view.tables[0].rows, *varying(cells)]
     cells = in_order(cells, order)
+    by_purpose = cells
+    if view.is_profiled:
+        cells = [of_profiled(cell) for cell in cells]
     timed = [cell for cell in cells if cell.samples]
     if baseline is not None and timed and not any(baseline.is_met_by(cell) for cell in timed):
         notes.append(f"no run is the baseline {baseline.name}; what compares with it is left out")
     notes += [
-        *pass_lines(cells),
+        *pass_lines(by_purpose),
         *_missing_lines(group),
         *host_bound_lines(timed),
         *warning_lines(cells),

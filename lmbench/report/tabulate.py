@@ -42,6 +42,11 @@ def build_table(spec: TableSpec, setting: Setting) -> Table | None:
     # A single row still says what it is.
     rows = rows or [name for name in spec.rows if name in shared(setting.cells, spec.rows)]
     cells = in_order(setting.cells, (*spec.rows, *differing, *([spec.across] if spec.across else [])))
+    if spec.only_filled:
+        columns = [COLUMN[name] for name in spec.columns]
+        cells = [cell for cell in cells if not cell.ok or any(column.read(cell, None) for column in columns)]
+        if not any(cell.ok for cell in cells):
+            return None
     return _grid(spec, setting, cells, rows) if spec.across else _list(spec, setting, cells, rows)
 
 
@@ -63,8 +68,8 @@ def _list(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequen
     table = Table(spec.title, _caption(cells, rows, columns), _fact_headings(cells, rows), [])
     table.headings += [Heading("runs")] * has_counts
     table.headings += [Heading(column.heading.replace(BASELINE, _name(setting))) for column in columns]
-    published = setting.references.match(cells) if setting.references and "step_s" in spec.columns else {}
-    table.headings += [Heading(f"{source} (ms)") for source in published]
+    published = setting.references.columns(spec.columns, cells) if setting.references else {}
+    table.headings += [Heading(heading) for heading in published]
     for index, cell in enumerate(cells):
         row = [_fact(cell, name) for name in rows]
         row += [Entry(str(len(cell.ok)), "number")] * has_counts

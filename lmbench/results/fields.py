@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from lmbench.results.field import Field, Kind
 from lmbench.results.fields_environment import ENVIRONMENT_FIELDS
+from lmbench.results.fields_kernels import KERNEL_FIELDS
 from lmbench.results.fields_measured import MEASURED_FIELDS
 from lmbench.results.fields_run import RUN_FACT_FIELDS
 from lmbench.results.fields_step import STEP_FIELDS
@@ -16,7 +17,7 @@ from lmbench.results.vocabulary import Record
 SCHEMA_VERSION = 1
 
 #: Every field, in the order of the README's table.
-FIELDS: tuple[Field, ...] = (*STEP_FIELDS, *MEASURED_FIELDS, *RUN_FACT_FIELDS, *ENVIRONMENT_FIELDS)
+FIELDS: tuple[Field, ...] = (*STEP_FIELDS, *MEASURED_FIELDS, *KERNEL_FIELDS, *RUN_FACT_FIELDS, *ENVIRONMENT_FIELDS)
 
 
 class _Registry(Mapping[str, Field]):

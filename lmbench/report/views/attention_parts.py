@@ -8,7 +8,7 @@ _ROWS = ("size", "context", "mode", "precision", "compile")
 
 def _inside(phase: str) -> TableSpec:
     times = tuple(f"{phase}_{part}_s" for part in (*ATTENTION_PARTS, "matmul"))
-    ratios = (f"{phase}_softmax_to_matmul", f"{phase}_softmax_to_matmul_flops")
+    ratios = (f"{phase}_softmax_matmul_time_ratio", f"{phase}_softmax_matmul_flop_ratio")
     return TableSpec(f"Inside attention, {phase}", _ROWS, (*times, *ratios), only_filled=True)
 
 
@@ -29,8 +29,8 @@ VIEW = View(
         _inside("backward"),
     ),
     charts=(
-        ChartSpec("Softmax / matmul, forward", "lines", "forward_softmax_to_matmul", "context", ("size",)),
-        ChartSpec("Softmax / matmul, backward", "lines", "backward_softmax_to_matmul", "context", ("size",)),
+        ChartSpec("Softmax / matmul, forward", "lines", "forward_softmax_matmul_time_ratio", "context", ("size",)),
+        ChartSpec("Softmax / matmul, backward", "lines", "backward_softmax_matmul_time_ratio", "context", ("size",)),
         ChartSpec("Forward of attention", "attention", "forward"),
         ChartSpec("Backward of attention", "attention", "backward"),
     ),

@@ -13,7 +13,8 @@ class TableSpec:
     """A table with a row for each cell; `rows` are facts, in the order of sorting.
 
     Facts that differ between cells and are not named become rows too, and those that all cells share go to the
-    caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one column for each value of that fact, and the only one of `columns` in each.
+    caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one column for each
+    value of that fact, and the only one of `columns` in each.
     """
 
     title: str

@@ -1,0 +1,200 @@
+"""A profiled run keeps a summary of its trace in run.json, whatever the trace is like."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_events import HandWritten
+
+from lmbench.bench.kernel_summary import add_kernels, examine_run
+from lmbench.callbacks import RunRecorder
+from lmbench.cli import main
+from lmbench.errors import ExitCode
+from lmbench.results.fields import FIELD, unregistered
+from lmbench.results.load import find_runs, load_run
+from lmbench.results.paths import leaves
+from lmbench.results.store import RunFolder
+from lmbench.trace.analysis import load_trace
+from lmbench.trace.findings import as_record, examine
+from lmbench.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
+from lmbench.trace.summary import summarize
+
+DATA = Path(__file__).parent / "trace_data"
+FOLDERS = ("small_fp32_inference", "small_bf16_compiled")
+
+
+def recorder_of(folder: Path, strict: bool = False) -> RunRecorder:
+    """A recorder that has just closed a run in this folder."""
+    recorder = RunRecorder(str(folder.parent), {"strict": strict})
+    recorder.folder, recorder.exit_code = RunFolder(folder), ExitCode.OK
+    recorder.run = json.loads((folder / "run.json").read_text()) | {"guards": [], "outcome": "ok", "exit_code": 0}
+    return recorder
+
+
+def copied(name: str, folder: Path) -> Path:
+    shutil.copytree(DATA / name, folder / name)
+    return folder / name
+
+
+def with_trace(folder: Path, trace: HandWritten) -> Path:
+    """A run's folder with another trace in it."""
+    (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace.document()).encode()))
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_sums_add_up_and_are_those_of_the_tables_per_step(name: str) -> None:
+    found = examine(DATA / name)
+    kernels, full = summarize(found), as_record(found)
+    assert kernels["kernel_s"] * kernels["steps"] == pytest.approx(full["captured_s"])
+    phases = {phase: part for phase, part in kernels["phases"].items() if phase != "step"}
+    total = math.fsum(part["kernel_s"] for part in phases.values())
+    assert total + kernels["outside_s"] == pytest.approx(kernels["kernel_s"])
+    assert kernels["phases"]["step"]["kernel_s"] == pytest.approx(total)
+    for part in kernels["phases"].values():
+        for axis in ("kinds", "parts"):
+            assert math.fsum(part[axis].values()) == pytest.approx(part["kernel_s"])
+        if part.get("window_s"):
+            parts = (part["busy_s"], part["queued_gap_s"], part["host_wait_s"])
+            assert math.fsum(parts) == pytest.approx(part["window_s"], abs=1e-9)
+    for phase in full["phases"]:
+        own = kernels["phases"][phase["phase"]]
+        assert own["kernel_count"] * found.steps == pytest.approx(phase["instances"])
+        assert own["matmul_fraction"] == phase["matmul_fraction"]
+        assert [top["name"] for top in own["top"]] == [row["short_name"] for row in phase["kernels"][:5]]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_field_is_registered_and_names_its_unit(name: str) -> None:
+    record = {"kernels": summarize(examine(DATA / name))}
+    assert unregistered(record, "run") == []
+    for path, value in leaves(record):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            holder, _, name = path.rpartition(".")
+            assert path in FIELD or FIELD[holder].unit == "tree"
+            assert name.endswith(("_s", "_count", "_fraction", "_ratio", "steps")), path
+
+
+def test_the_summary_is_small() -> None:
+    assert len(json.dumps(summarize(examine(DATA / "small_bf16_compiled")))) < 12_000
+
+
+def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
+    folder = copied("small_bf16_compiled", tmp_path)
+    add_kernels(recorder_of(folder))
+    run = load_run(folder).run
+    assert run["kernels"]["phases"]["step"]["kernel_s"] == pytest.approx(6.713e-3, rel=1e-3)
+    assert run["kernels"]["reason"] is None
+    assert {guard["name"]: guard["status"] for guard in run["guards"]}["unclassified_part"] == "pass"
+    assert run["outcome"] == "ok"
+    assert read_timeline(folder) is not None
+
+
+def test_the_timeline_holds_one_whole_step(tmp_path: Path) -> None:
+    folder = copied("small_bf16_compiled", tmp_path)
+    examine_run(folder)
+    timeline = read_timeline(folder)
+    assert timeline is not None
+    kernels = timeline["kernels"]
+    assert len({len(column) for column in kernels.values()}) == 1
+    assert sum(kernels["is_own"]) == 759
+    own_ns = sum(d for d, own in zip(kernels["duration_ns"], kernels["is_own"], strict=True) if own)
+    assert own_ns / 1e9 == pytest.approx(6.713e-3, rel=0.01)
+    assert timeline["end_ns"] == max(s + d for s, d in zip(kernels["start_ns"], kernels["duration_ns"], strict=True))
+    for start, launch, own in zip(kernels["start_ns"], kernels["launch_ns"], kernels["is_own"], strict=True):
+        assert (launch is not None and 0 <= launch <= start + 1_000) if own else launch is None
+    assert (folder / TIMELINE_FILE).stat().st_size < 40_000
+
+
+def unclassified(share: float, launches: int = 1) -> HandWritten:
+    """A step in which a kernel of no known kind or part takes this share; `launches` of a further one lack kernels."""
+    trace = HandWritten()
+    trace.step(1, 0, 1_000)
+    trace.phase("forward", 0, 1_000)
+    trace.module("blocks.0.ffn", 10, 100)
+    trace.op("aten::mm", 20, 30)
+    trace.launch(1, 25)
+    trace.kernel(1, "nvjet_sm90_tst_128x128", 200, 100 * (1 - share))
+    trace.launch(2, 400)
+    trace.kernel(2, "no_such_thing", 420, 100 * share)
+    for number in range(launches - 1):
+        trace.launch(3 + number, 500 + 10 * number)
+    return trace
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.04, "pass"), (0.06, "warn")])
+def test_more_than_5_percent_without_a_part_warns(share: float, status: str, tmp_path: Path) -> None:
+    folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(share))
+    add_kernels(recorder_of(folder))
+    run = load_run(folder).run
+    assert {guard["name"]: guard["status"] for guard in run["guards"]}["unclassified_part"] == status
+    assert run["kernels"]["unclassified_part_fraction"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
+def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code: int, tmp_path: Path) -> None:
+    folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(0.0, launches=5))
+    recorder = recorder_of(folder, strict)
+    add_kernels(recorder)
+    run = load_run(folder).run
+    assert {guard["name"]: guard["status"] for guard in run["guards"]}["launches_without_kernel"] == "fail"
+    assert (recorder.exit_code, run["exit_code"], run["outcome"]) == (code, code, "ok")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")]
+)
+def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_path: Path, capsys: Any) -> None:
+    folder = copied("small_fp32_inference", tmp_path)
+    (folder / "trace.json.gz").write_bytes(content)
+    recorder = recorder_of(folder)
+    add_kernels(recorder)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "the run is complete" in lines[0]
+    run = load_run(folder).run
+    assert (run["outcome"], recorder.exit_code) == ("ok", ExitCode.OK)
+    assert run["kernels"]["reason"].startswith("the trace could not be examined: ")
+
+
+def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
+    recorder = recorder_of(copied("small_fp32_inference", tmp_path))
+    recorder.run["outcome"] = "interrupted"
+    add_kernels(recorder)
+    assert "kernels" not in recorder.run
+
+
+def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, capsys: Any) -> None:
+    words = ["fit", "--config", "smoke", "--trainer.logger", "false", "--trainer.profiler", "kernels"]
+    assert main([*words, "--measure.results_dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    (folder,) = find_runs([tmp_path])
+    run = load_run(folder).run
+    assert run["kernels"] == {"reason": "a trace of a CPU has operators and no kernels", "steps": 3}
+    assert unregistered(run, "run") == []
+    assert f"next         lmbench kernels {folder}" in out
+    assert not (folder / TIMELINE_FILE).exists()
+
+
+def test_a_timeline_needs_kernels_and_steps(tmp_path: Path) -> None:
+    on_cpu, foreign = HandWritten(), HandWritten()
+    on_cpu.step(1, 0, 100)
+    on_cpu.op("aten::mm", 0, 10)
+    foreign.op("aten::mm", 0, 10)
+    foreign.launch(1, 5)
+    foreign.kernel(1, "nvjet_sm90_tst_128x128", 20, 10)
+    for place, trace in enumerate((on_cpu, foreign)):
+        assert step_timeline(load_trace(trace.write(tmp_path / f"{place}.json"))) is None
+
+
+def test_a_damaged_timeline_is_none(tmp_path: Path) -> None:
+    for content in (b"", b"no gzip", gzip.compress(b"[]"), gzip.compress(b'{"schema_version": 99}')):
+        (tmp_path / TIMELINE_FILE).write_bytes(content)
+        assert read_timeline(tmp_path) is None
+    assert read_timeline(tmp_path / "nowhere") is None
