@@ -132,7 +132,7 @@ def test_a_trace_of_other_origin_says_where_its_phases_come_from(
         ([INFERENCE, "--top", "many"], "1 or more"),
         ([INFERENCE, "--format", "html"], "invalid choice"),
         ([INFERENCE, "--json", "--format", "csv"], "not allowed with"),
-        ([INFERENCE, "--wat"], "unrecognized"),
+        ([INFERENCE, "--wat"], "unknown option"),
     ],
     ids=str,
 )
