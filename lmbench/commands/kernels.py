@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode
 
 DESCRIPTION = """\
 Shows where the device's time goes, from a trace: kernels, their kinds and the parts of
