@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from lmbench.trace.kinds import KINDS, kind_of
 from lmbench.trace.names import short_name
 
 DATA = Path(__file__).parent / "trace_data"
-REFERENCE = Path(__file__).parents[1] / "lmbench" / "reference" / "kernels.csv"
+# As package data: what is tested may be installed elsewhere.
+REFERENCE = files("lmbench.reference") / "kernels.csv"
 
 
 def names() -> list[dict[str, str]]:
