@@ -217,7 +217,15 @@ def _print_line(line: Line, console: Console) -> None:
 
 def _on_screen(table: Table) -> ScreenTable:
     title = f"{table.title}: {table.caption}"
-    screen = ScreenTable(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    screen = ScreenTable(
+        title=title,
+        title_justify="left",
+        title_style="",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+    )
     for place, heading in enumerate(table.headings):
         longest = max(len(heading.text), *(len(row[place].full_text) for row in table.rows))
         # Only the name of a cell may need more than a line.

@@ -38,7 +38,7 @@ METRICS = (
         for name, title in (
             ("steady_peak_allocated_bytes", "steady peak"),
             ("run_peak_allocated_bytes", "run peak"),
-            ("run_peak_reserved_bytes", "run peak reserved"),
+            ("run_peak_reserved_bytes", "peak reserved"),
             ("host_peak_rss_bytes", "host peak"),
         )
     ),

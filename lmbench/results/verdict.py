@@ -112,7 +112,7 @@ def percent(fraction: float) -> str:
 
 def signed(fraction: float) -> str:
     """A change in percent with its sign."""
-    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 10 else f"{fraction * 100:+,.0f} %"
+    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 1 else f"{fraction * 100:+,.0f} %"
 
 
 def interval(found: Ratio) -> str:
