@@ -15,8 +15,7 @@ from lmbench.measure.graph_origins import GraphOrigins
 from lmbench.measure.kineto import Recording
 from lmbench.measure.ranges import ModuleRanges, StepRanges
 from lmbench.measure.schedule import ProbeKind, Stage
-
-TRACE_FILE = "trace.json.gz"
+from lmbench.trace.recorded import TRACE_FILE
 
 
 class KernelCapture(Observer):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
-STEP, PHASE, MODULE = "lmbench.step:", "lmbench.phase:", "lmbench.module:"
+from lmbench.trace.recorded import MODULE, PHASE, STEP
 
 
 class Range:

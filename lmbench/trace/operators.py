@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from lmbench.trace.recorded import MODULE
+
 ENGINE = "autograd::engine::evaluate_function: "
-MODULE = "lmbench.module:"
 GRAPH_CALL = "## Call CompiledFxGraph "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Lightning's PyTorchProfiler names the type before the path.

@@ -14,8 +14,8 @@ from lmbench.trace.autograd import forward_of_nodes
 from lmbench.trace.events import NONE, Events, HostEvents, Integers
 from lmbench.trace.nesting import flatten, parents
 from lmbench.trace.operators import ENGINE
+from lmbench.trace.recorded import PHASE, STEP
 
-STEP, PHASE = "lmbench.step:", "lmbench.phase:"
 #: Of a kernel whose launch lies in no phase.
 OUTSIDE = "outside"
 

@@ -20,9 +20,10 @@ from lmbench.trace.operators import (
     operator_part,
 )
 from lmbench.trace.parts import part_of
+from lmbench.trace.recorded import MODULE
 
 # Ranges of phases and steps begin and end across operators, and are looked up by time alone.
-_NESTED_RANGES = ("lmbench.module:", "[pl][module]")
+_NESTED_RANGES = (MODULE, "[pl][module]")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from lmbench.errors import UsageError
 from lmbench.results.load import Run, is_run_folder, load_run
 from lmbench.results.store import RUN_FILE
+from lmbench.trace.recorded import TRACE_FILE
 
-TRACE_FILE = "trace.json.gz"
 # Decoded, JSON takes about ten times its size in memory.
 MAX_JSON_BYTES = 1 << 30
 _CHUNK = 1 << 20
