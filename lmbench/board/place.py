@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.board.problem import BoardProblem
+from lmbench.results.whole_file import write_whole
 
 _POLL_S = 0.1
 
@@ -98,13 +99,4 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, note: dict[str, Any]) -> None:
     """Write whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(note, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(note, indent=1))

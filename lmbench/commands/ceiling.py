@@ -11,6 +11,7 @@ from typing import Any
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.results.whole_file import write_whole
 
 DESCRIPTION = """\
 Measures what matrix products and copies attain on this device, in bursts of 40 ms and
@@ -63,11 +64,9 @@ def _store(record: dict[str, Any], folder: Path) -> Path:
     environment = record["environment"]
     name = environment["gpu"].get("name") or environment["host"].get("cpu_model") or "cpu"
     path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}.json"
-    temporary = path.with_suffix(".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, indent=1) + "\n")
-        temporary.replace(path)
+        write_whole(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         # What was measured is not lost with the disk.
         print(json.dumps(record), file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import statistics
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from lmbench.results.statistics import quantile
 from lmbench.results.verdict import MIN_REPEATS
 from lmbench.results.vocabulary import Record
 from lmbench.results.welch import CONFIDENCE, ratio_of
+from lmbench.results.whole_file import write_whole
 
 NOISE_FILE = "noise.json"
 NOISE_SCHEMA_VERSION = 1
@@ -102,12 +102,9 @@ def store_noise(folder: Path, entries: Sequence[Record]) -> Path:
     floor = "metrics.step_s.floor_fraction"
     kept.update((_key_text(entry["key"]), entry) for entry in sorted(entries, key=lambda e: lookup(e, floor) or 0.0))
     content = {"schema_version": NOISE_SCHEMA_VERSION, "entries": list(kept.values())}
-    temporary = folder / f".{NOISE_FILE}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
     return path
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from lmbench.errors import UsageError
 from lmbench.results.encoding import encode
 from lmbench.results.vocabulary import Record
+from lmbench.results.whole_file import write_whole
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -91,16 +92,7 @@ class RunFolder:
 
         Raises OSError (a full disk, say); the old run.json is then as it was.
         """
-        temporary = self.path / f".{RUN_FILE}.{os.getpid()}"
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(encode(run, indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path / RUN_FILE)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.path / RUN_FILE, encode(run, indent=1) + "\n")
         _sync_folder(self.path)
 
     def append_steps(self, records: Iterable[Record]) -> None:

@@ -18,6 +18,7 @@ from lmbench.results.fields import SCHEMA_VERSION
 from lmbench.results.load import Run, is_run_folder, load_run
 from lmbench.results.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE
 from lmbench.results.vocabulary import DAMAGED, RUNNING, Record
+from lmbench.results.whole_file import write_whole
 from lmbench.runner.grid import axes_of
 from lmbench.runner.plan import CONFIG, Job, Plan
 from lmbench.runner.sweep_file import SweepFile, sweep_from
@@ -104,7 +105,7 @@ class SweepFolder:
             created_at = decode((self.path / SWEEP_FILE).read_bytes())["created_at"]
         file = plan.file.as_mapping()
         if plan.base_config is not None:
-            _write(self.path / CONFIG_FILE, plan.base_config)
+            write_whole(self.path / CONFIG_FILE, plan.base_config)
             file["base"] = {**file["base"], CONFIG: CONFIG_FILE}
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -119,7 +120,7 @@ class SweepFolder:
             "environments": {name: environment.facts for name, environment in plan.environments.items()},
             "file": file,
         }
-        _write(self.path / SWEEP_FILE, encode(content, indent=1) + "\n")
+        write_whole(self.path / SWEEP_FILE, encode(content, indent=1) + "\n")
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
@@ -209,7 +210,7 @@ class SweepFolder:
         path = self.path / CELLS_FILE
         if path.is_file() and path.read_text(encoding="utf-8") == table:
             return False
-        _write(path, table)
+        write_whole(path, table)
         return True
 
     def remove_compile_cache(self) -> None:
@@ -232,16 +233,6 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
     if CONFIG in file.get("base", {}):
         file["base"][CONFIG] = str(path / CONFIG_FILE)
     return path.absolute().name, sweep_from(file)
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 def _now() -> str:
