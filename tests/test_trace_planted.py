@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from planted_parts import Call, calls_in_the_model, kernel_time_alone
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmbench.cli import main
 from lmbench.model.attention import ScaleAndMask
-from lmbench.model.layers import NextTokenLoss, RMSNorm
-from lmbench.model.rope import RotaryEmbedding, rope_tables
+from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm
+from lmbench.model.rope import RotaryEmbedding
 from lmbench.sizes import SIZES
 from lmbench.trace.findings import Findings, examine
 
 BATCH, SEQ = 4, 512
 SHAPE = SIZES["small"]
 TOLERANCE = 0.10
-#: What is run, and what it takes gradients of.
-Case = tuple[Callable[[], Tensor], list[Tensor]]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,56 +36,15 @@ def whole(results: Path, *flags: str) -> Findings:
     return examine(run)
 
 
-def alone(path: Path, case: Case, repeats: int) -> dict[str, float]:
-    """Kernel time of forward and backward of something run by itself, `repeats` times."""
-    work, inputs = case
-    gradient = torch.ones_like(work())
-    for _ in range(3):
-        torch.autograd.grad(work(), inputs, gradient)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recording:
-        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": 1}))
-        for _ in range(repeats):
-            with record_function("lmbench.phase:forward"):
-                out = work()
-            with record_function("lmbench.phase:backward"):
-                torch.autograd.grad(out, inputs, gradient)
-        torch.cuda.synchronize()
-    recording.export_chrome_trace(str(path))
-    return {share.phase: share.kernel_s for share in examine(path).phases if share.phase != "outside"}
+def share_of(found: Findings, phase: str, part: str) -> float:
+    """Kernel time a step, in s, of a part, or of several that were fused (`mask+softmax`), each by itself included."""
+    (share,) = (share for share in found.phases if share.phase == phase)
+    parts = set(part.split("+"))
+    return sum(seconds for name, seconds in share.parts_s.items() if set(name.split("+")) <= parts) / found.steps
 
 
-def leaf(*size: int) -> Tensor:
-    return torch.randn(size, device="cuda", requires_grad=True)
-
-
-def norm() -> Case:
-    x, module = leaf(BATCH, SEQ, SHAPE.d_model), RMSNorm(SHAPE.d_model).cuda()
-    return lambda: module(x), [x, *module.parameters()]
-
-
-def softmax() -> Case:
-    scores = leaf(BATCH, SHAPE.num_heads, SEQ, SEQ)
-    return lambda: nn.Softmax(-1)(scores), [scores]
-
-
-def masked_softmax() -> Case:
-    scores, module = leaf(BATCH, SHAPE.num_heads, SEQ, SEQ), ScaleAndMask(SHAPE.head_dim)
-    mask = torch.ones(SEQ, SEQ, dtype=torch.bool, device="cuda").triu(1)
-    return torch.compile(lambda: functional.softmax(module(scores, mask), -1)), [scores]
-
-
-def loss() -> Case:
-    logits = leaf(BATCH, SEQ, SHAPE.vocab_size)
-    targets = torch.randint(SHAPE.vocab_size, (BATCH, SEQ), device="cuda")
-    return lambda: NextTokenLoss()(logits, targets), [logits]
-
-
-def rope() -> Case:
-    # As the projections leave it: heads behind the sequence, seen the other way round.
-    x = leaf(BATCH, SEQ, SHAPE.num_heads, SHAPE.head_dim)
-    cos, sin = (table.cuda() for table in rope_tables(SEQ, SHAPE.head_dim))
-    return lambda: RotaryEmbedding()(x.transpose(1, 2), cos, sin), [x]
+def calls_of(*kinds: type[nn.Module]) -> list[list[Call]]:
+    return calls_in_the_model(SHAPE, BATCH, SEQ, *kinds)
 
 
 @pytest.fixture(scope="module")
@@ -97,31 +52,89 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return whole(tmp_path_factory.mktemp("eager"))
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    return whole(tmp_path_factory.mktemp("compiled"), "--trainer.compile", "true")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize(
-    ("part", "case", "per_step", "tolerance"),
-    [
-        ("norm", norm, 2 * SHAPE.num_layers + 1, TOLERANCE),
-        ("loss", loss, 1, TOLERANCE),
-        # The same kernels, as often, but alone they find their operands (50 and 6 MB) in the H200's 50 MB of cache and
-        # in the layout they like: 21 % faster in softmax's forward, 33 % in RoPE's backward (H200, torch 2.11).
-        ("softmax", softmax, SHAPE.num_layers, 0.30),
-        ("rope", rope, 2 * SHAPE.num_layers, 0.40),
-    ],
+    ("part", "kind"),
+    [("norm", RMSNorm), ("softmax", nn.Softmax), ("loss", NextTokenLoss), ("rope", RotaryEmbedding)],
 )
 def test_a_part_run_alone_takes_its_share(
-    eager: Findings, tmp_path: Path, part: str, case: Callable[[], Case], per_step: int, tolerance: float
+    eager: Findings, tmp_path: Path, part: str, kind: type[nn.Module], phase: str
 ) -> None:
-    planted = alone(tmp_path / "t.json", case(), repeats := 20)
-    for share in eager.phases:
-        if share.phase in ("forward", "backward"):
-            expected = planted[share.phase] / repeats * per_step
-            assert share.parts_s[part] / eager.steps == pytest.approx(expected, rel=tolerance), share.phase
+    (calls,) = calls_of(kind)
+    planted = kernel_time_alone(calls, tmp_path / "trace.json")
+    assert share_of(eager, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
 
 
-def test_a_compiled_part_run_alone_takes_its_share(tmp_path: Path) -> None:
-    found = whole(tmp_path / "results", "--trainer.compile", "true")
-    forward = next(share for share in found.phases if share.phase == "forward")
-    planted = alone(tmp_path / "t.json", masked_softmax(), repeats := 20)
-    together = sum(seconds for part, seconds in forward.parts_s.items() if part in ("mask", "softmax", "mask+softmax"))
-    expected = planted["forward"] / repeats * SHAPE.num_layers
-    assert together / found.steps == pytest.approx(expected, rel=TOLERANCE)
+def other_bytes(size: int) -> Tensor:
+    """Memory that has nothing to do with the part."""
+    return torch.zeros(size // 4, device="cuda")
+
+
+def compiled_losses() -> list[Call]:
+    (losses,) = calls_of(NextTokenLoss)
+    work = torch.compile(losses[0].work)
+    return [Call(work, loss.inputs, loss.gradients) for loss in losses]
+
+
+def compiled_masked_softmaxes() -> list[Call]:
+    masks, softmaxes = calls_of(ScaleAndMask, nn.Softmax)
+    mask, softmax = masks[0].work, softmaxes[0].work
+    work = torch.compile(lambda scores, forbidden: softmax(mask(scores, forbidden)))
+    return [Call(work, before.inputs, after.gradients) for before, after in zip(masks, softmaxes, strict=True)]
+
+
+def compiled_residuals_with_norms() -> list[Call]:
+    residuals, norms = calls_of(Residual, RMSNorm)
+    residual, norm = residuals[0].work, norms[0].work
+
+    @torch.compile
+    def work(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        stream = residual(x, branch)
+        return stream, norm(stream)
+
+    # The stream is a whole branch older than what is added to it. The first norm follows the embedding.
+    read_after = [other_bytes(128 * 2**20)]
+    pairs = zip(residuals, norms[1:], strict=True)
+    return [
+        Call(work, before.inputs, [*before.gradients, *after.gradients], read_after=read_after)
+        for before, after in pairs
+    ]
+
+
+def compiled_ropes() -> list[Call]:
+    (calls,) = calls_of(RotaryEmbedding)
+    rope = calls[0].work
+
+    @torch.compile
+    def work(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rope(q, cos, sin), rope(k, cos, sin)
+
+    # The queries are older by the keys' projection, and the keys by that of the values: input, weights and output.
+    stream, weights = BATCH * SEQ * SHAPE.d_model * 4, SHAPE.d_model**2 * 4
+    read_after = [other_bytes(2 * stream + weights), other_bytes(2 * stream + weights)]
+    pairs = zip(calls[::2], calls[1::2], strict=True)
+    return [Call(work, [q.inputs[0], *k.inputs], [*q.gradients, *k.gradients], read_after=read_after) for q, k in pairs]
+
+
+@pytest.mark.parametrize(
+    ("part", "case", "phase"),
+    [
+        ("loss", compiled_losses, "forward"),
+        ("loss", compiled_losses, "backward"),
+        ("mask+softmax", compiled_masked_softmaxes, "forward"),
+        ("mask+softmax", compiled_masked_softmaxes, "backward"),
+        # Backward of the two below is fused with their neighbours in the model, and has no share of its own.
+        ("norm+residual", compiled_residuals_with_norms, "forward"),
+        ("rope", compiled_ropes, "forward"),
+    ],
+)
+def test_a_compiled_part_run_alone_takes_its_share(
+    compiled: Findings, tmp_path: Path, part: str, case: Callable[[], list[Call]], phase: str
+) -> None:
+    planted = kernel_time_alone(case(), tmp_path / "trace.json")
+    assert share_of(compiled, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
