@@ -89,6 +89,17 @@ def test_without_the_list_they_are_unclassified_and_a_guard_warns(tmp_path: Path
     assert guards["unclassified_kind"].status == "pass"
 
 
+def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
+    # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
+    launched, replayed = examine(DATA / "small_bf16_compiled"), examine(DATA / "small_bf16_replayed")
+    assert replayed.step.parts_s["unclassified"] < 0.002 * replayed.step.kernel_s
+    for before, after in zip(launched.phases[:2], replayed.phases[:2], strict=True):
+        assert (before.phase, after.phase) in {("forward", "forward"), ("backward", "backward")}
+        for part, seconds in before.parts_s.items():
+            if seconds / launched.steps > 100e-6:
+                assert after.parts_s[part] / replayed.steps == pytest.approx(seconds / launched.steps, rel=0.05), part
+
+
 def test_a_real_compiled_step_has_all_parts_with_nothing_left() -> None:
     found = examine(DATA / "small_bf16_compiled")
     assert found.step.parts_s["unclassified"] < 0.001 * found.step.kernel_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lmbench.trace.parts import joined, part_of
@@ -15,10 +16,19 @@ _LIBRARY_PREFIXES = ("extern_kernels.", "torch.ops.", "aten.")
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """Parts of each name's launches, in order: Triton kernels by their names, library calls by operator (`mm`)."""
+    """Name and part of every launch, in order: Triton kernels by their names, library calls by operator (`mm`)."""
 
-    triton: dict[str, list[str]]
-    library: dict[str, list[str]]
+    launches: list[tuple[str, str]]
+
+    @cached_property
+    def triton(self) -> dict[str, list[str]]:
+        """By name, the parts of its launches."""
+        return _by_name(launch for launch in self.launches if launch[0].startswith(TRITON))
+
+    @cached_property
+    def library(self) -> dict[str, list[str]]:
+        """By operator, the parts of its calls."""
+        return _by_name(launch for launch in self.launches if not launch[0].startswith(TRITON))
 
     @property
     def triton_counts(self) -> Counter[str]:
@@ -37,15 +47,20 @@ def read_graphs(stored: Any, classes: Mapping[str, str]) -> list[CompiledGraph]:
         kernels = entry.get("kernels") if isinstance(entry, dict) else None
         if not isinstance(kernels, list):
             continue
-        triton: dict[str, list[str]] = defaultdict(list)
-        library: dict[str, list[str]] = defaultdict(list)
+        launches = []
         for kernel in kernels:
             match kernel:
                 case [str(name), list(paths)]:
-                    part = _part(paths, classes)
-                    (triton if name.startswith(TRITON) else library)[_bare(name)].append(part)
-        graphs.append(CompiledGraph(dict(triton), dict(library)))
+                    launches.append((_bare(name), _part(paths, classes)))
+        graphs.append(CompiledGraph(launches))
     return graphs
+
+
+def _by_name(launches: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, part in launches:
+        found[name].append(part)
+    return dict(found)
 
 
 def _part(paths: Iterable[Any], classes: Mapping[str, str]) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmbench.trace.events import NONE, Events, HostEvents, Integers
-from lmbench.trace.graphs import TRITON, CompiledGraph, parts_of_call
+from lmbench.trace.graph_calls import parts_in_graphs
+from lmbench.trace.graphs import CompiledGraph
 from lmbench.trace.kinds import kind_of
 from lmbench.trace.nesting import innermost
 from lmbench.trace.parts import UNCLASSIFIED
@@ -80,18 +81,15 @@ def attribute(
     piece = np.where(is_launched, timeline.at(moments), NONE)
     operator = _operators(events, host, scopes)
     of_kernel = np.where(is_launched, operator[launch], NONE) if len(operator) else np.full(len(launch), NONE)
-    in_graph = _graph_parts(events, host, scopes, of_kernel, launch, graphs)
-    phases, kinds, parts = [], [], []
-    kind_by_name: dict[tuple[str, str, str], str] = {}
-    for index, (name, category) in enumerate(zip(device.names, device.category, strict=True)):
+    kinds = _kinds(events, host, of_kernel)
+    in_graph = parts_in_graphs(events, host, scopes, of_kernel, launch, kinds, graphs)
+    phases, parts = [], []
+    for index, kind in enumerate(kinds):
         event = int(of_kernel[index])
         phase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
-        key = (name, category, host.names[event] if event != NONE else "")
-        kind = kind_by_name.get(key) or kind_by_name.setdefault(key, kind_of(*key))
         is_main = event == NONE or host.thread[event] == events.main_thread
         part = in_graph.get(index) or finder.part(event)
         phases.append(phase)
-        kinds.append(kind)
         parts.append(_in_phase(part, phase, kind, is_main))
     instance = np.where(piece != NONE, timeline.instance[piece], NONE) if len(timeline.instance) else piece
     times = (device.start_ns, device.end_ns, device.stream)
@@ -103,6 +101,16 @@ def _operators(events: Events, host: HostEvents, scopes: Scopes) -> Integers:
     launches = events.launches
     columns = (host.thread, host.start_ns, host.end_ns, scopes.parent)
     return innermost(*columns, launches.thread, launches.start_ns)
+
+
+def _kinds(events: Events, host: HostEvents, of_kernel: Integers) -> list[str]:
+    """Kind of each kernel by its name, or by the operator around its launch."""
+    known: dict[tuple[str, str, str], str] = {}
+    kinds = []
+    for name, category, event in zip(events.device.names, events.device.category, of_kernel.tolist(), strict=True):
+        key = (name, category, host.names[event] if event != NONE else "")
+        kinds.append(known.get(key) or known.setdefault(key, kind_of(*key)))
+    return kinds
 
 
 def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
@@ -117,47 +125,3 @@ def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
         # `loss.backward()` itself makes the first gradient, on the thread that called it.
         return "loss"
     return part or UNCLASSIFIED
-
-
-def _graph_parts(
-    events: Events,
-    host: HostEvents,
-    scopes: Scopes,
-    of_kernel: Integers,
-    launch: Integers,
-    graphs: list[CompiledGraph],
-) -> dict[int, str]:
-    """Parts of the kernels that calls of compiled graphs launched, by kernel; those that cannot be told are missing."""
-    if not graphs:
-        return {}
-    kernels: dict[int, list[int]] = defaultdict(list)
-    for index in np.flatnonzero(of_kernel != NONE):
-        if (call := int(scopes.graph[of_kernel[index]])) != NONE:
-            kernels[call].append(int(index))
-    found: dict[int, str] = {}
-    for call, members in kernels.items():
-        # By launch, and within a launched CUDA graph by start.
-        members.sort(
-            key=lambda index: (int(events.launches.start_ns[launch[index]]), int(events.device.start_ns[index]))
-        )
-        triton = [index for index in members if events.device.names[index].startswith(TRITON)]
-        operator = {index: _child_of(call, int(of_kernel[index]), scopes) for index in members}
-        library = sorted(
-            {event for event in operator.values() if event != NONE and host.names[event].startswith("aten::")}
-        )
-        by_kernel, by_operator = parts_of_call(
-            graphs,
-            [events.device.names[index] for index in triton],
-            [host.names[event].removeprefix("aten::") for event in library],
-        )
-        part_of_operator = dict(zip(library, by_operator, strict=True))
-        found |= {index: part_of_operator.get(operator[index], "") for index in members}
-        found |= dict(zip(triton, by_kernel, strict=True))
-    return {index: part for index, part in found.items() if part}
-
-
-def _child_of(call: int, event: int, scopes: Scopes) -> int:
-    """The event directly in the call that an event lies in."""
-    while event != NONE and int(scopes.parent[event]) != call:
-        event = int(scopes.parent[event])
-    return event

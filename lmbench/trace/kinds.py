@@ -15,7 +15,9 @@ UNCLASSIFIED = "unclassified"
 # On the whole name, template arguments and all: there stands what a general launcher such as cutlass's really runs.
 _WHOLE = (
     ("comm", r"nccl|rccl|nvshmem|all_?reduce_kernel|allgather|reduce_?scatter_kernel"),
-    ("memcpy", r"^Memcpy |^Memset "),
+    ("memcpy", r"^Memcpy |^Memset |^memset\d*$"),
+    # A CUDA graph takes its inputs by copying them all at once.
+    ("elementwise", r"multi_tensor_apply_kernel.*\bCopy<"),
     # Triton's own names are made of the operators in them: `triton_poi_fused_mm_3` prepares a product, and is none.
     ("attention", r"^triton_tem_\w*attention"),
     ("gemm", r"^triton_(tem|mm|bmm)_"),
