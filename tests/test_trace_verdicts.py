@@ -100,13 +100,65 @@ def test_advice_asks_for_nothing_that_the_run_does_already(
     assert not_words not in advice
 
 
-def test_an_optimizer_of_many_short_kernels_is_told_of_the_fused_one_unless_it_is(tmp_path: Path) -> None:
+FUSED = (
+    "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>"
+)
+
+
+def renamed(trace: HandWritten, name: str) -> HandWritten:
+    for event in trace.events:
+        if event["cat"] == "kernel":
+            event["name"] = name
+    return trace
+
+
+def verdict_of(found: Findings, phase: str) -> PhaseVerdict:
+    return next(one for one in found.verdicts if one.phase == phase)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"), [("void adam<float>(float*)", "a fused optimizer"), (FUSED, "larger batch")]
+)
+def test_an_optimizer_of_many_short_kernels_is_told_of_the_fused_one_unless_it_is(
+    tmp_path: Path, kernel: str, words: str
+) -> None:
     step = [Plan("forward", 5, 0.0, 900.0), Plan("optimizer", 400, 0.0, 3.0)]
-    for optimizer, words in (("AdamW loop", "a fused optimizer"), ("AdamW fused", "larger batch")):
-        found = examine(run_folder(tmp_path, simulated([step, step]), model={"optimizer": optimizer}))
-        (one,) = (one for one in found.verdicts if one.phase == "optimizer")
-        assert one.verdict == "queued"
-        assert words in one.advice
+    one = verdict_of(examine(renamed(simulated([step, step]), kernel).write(tmp_path / "t.json")), "optimizer")
+    assert one.verdict == "queued"
+    assert words in one.advice
+
+
+@pytest.mark.parametrize(
+    ("phase", "kernel", "words"),
+    [
+        ("optimizer", "void adam<float>(float*)", "a fused optimizer reads and writes each byte once"),
+        ("optimizer", FUSED, "each byte is moved once already"),
+        ("clip", "void at::native::multi_tensor_apply_kernel<LpNormFunctor>", "every gradient is read for the norm"),
+    ],
+)
+def test_an_update_of_long_kernels_is_told_of_its_bytes(tmp_path: Path, phase: str, kernel: str, words: str) -> None:
+    step = [Plan("forward", 5, 0.0, 900.0), Plan(phase, 5, 0.0, 900.0)]
+    one = verdict_of(examine(renamed(simulated([step, step]), kernel).write(tmp_path / "t.json")), phase)
+    assert words in one.advice
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words", "not_words"),
+    [
+        ("void softmax_warp_forward<float>(float*)", "a fused attention", "fused already"),
+        ("void vectorized_elementwise_kernel<4>(int)", "--trainer.compile", "fused attention"),
+        ("triton_poi_fused_silu_1", "fused already", "--trainer.compile"),
+    ],
+)
+def test_kernels_bound_by_memory_are_told_of_what_is_there_to_save(
+    tmp_path: Path, kernel: str, words: str, not_words: str
+) -> None:
+    trace = renamed(simulated([[MANY_FAST], [MANY_FAST]]), kernel)
+    for event in [event for event in trace.events if event["cat"] == "cuda_runtime" and "softmax" in kernel]:
+        trace.op("aten::_softmax", event["ts"], event["dur"])
+    advice = forward(examine(trace.write(tmp_path / "t.json"))).advice
+    assert words in advice
+    assert not_words not in advice
 
 
 def test_a_wait_before_the_first_kernel_is_not_blamed_on_launches(tmp_path: Path) -> None:
@@ -127,10 +179,7 @@ def test_a_wait_before_the_first_kernel_is_not_blamed_on_launches(tmp_path: Path
 
 
 def test_queued_matmuls_in_fp32_are_told_of_lower_precisions(tmp_path: Path) -> None:
-    trace = simulated([[MANY_FAST], [MANY_FAST]])
-    for event in trace.events:
-        if event["cat"] == "kernel":
-            event["name"] = "ampere_sgemm_128x64_tn"
+    trace = renamed(simulated([[MANY_FAST], [MANY_FAST]]), "ampere_sgemm_128x64_tn")
     facts = {"precision": "32-true", "matmul_precision": "highest"}
     assert "bf16-mixed or TF32" in forward(examine(run_folder(tmp_path, trace, **facts))).advice
     facts["matmul_precision"] = "high"

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmbench.results.paths import lookup, number
 from lmbench.results.vocabulary import Record
+from lmbench.trace.advice import advise
 from lmbench.trace.clocks import Clocks, PhaseClock
 from lmbench.trace.shares import MATMUL, PhaseShares
 
@@ -16,9 +17,6 @@ _LONG_FRACTION = 0.002
 # Share of a phase in which the device waits for the host.
 HOST_BOUND_FRACTION = 0.10
 QUEUED_FRACTION = 0.02
-# Below this share of gaps, fewer kernels would change little.
-_MANY_GAPS_FRACTION = 0.05
-_MATMUL_BOUND_FRACTION = 0.6
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def _judge(
         clock,
         verdict,
         _reason(clock) if verdict else "",
-        _advice(verdict, clock, share, run) if verdict and share else "",
+        advise(verdict, clock, share, run) if verdict and share else "",
         _mean(steps, f"{clock.phase}_s"),
         _mean(steps, f"{clock.phase}_host_s"),
         lag.get("verdict"),
@@ -83,61 +81,6 @@ def _verdict(clock: PhaseClock) -> str | None:
 
 def _reason(clock: PhaseClock) -> str:
     return f"the device waits for the host in {100 * (clock.wait_fraction or 0.0):.1f} % of the phase"
-
-
-def _advice(verdict: str, clock: PhaseClock, share: PhaseShares, run: Record) -> str:
-    if verdict == "host-bound":
-        return _advice_host_bound(clock, run)
-    if verdict == "mixed":
-        return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
-    gap = clock.queued_gap_s / clock.window_s if clock.window_s else 0.0
-    if gap > _MANY_GAPS_FRACTION and gap > share.matmul_fraction / 2:
-        return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock.phase, run)}"
-    if share.matmul_fraction > _MATMUL_BOUND_FRACTION:
-        return f"matrix products take {100 * share.matmul_fraction:.0f} %: {_faster_products(run)}"
-    return _advice_memory(clock.phase, share, run)
-
-
-def _advice_host_bound(clock: PhaseClock, run: Record) -> str:
-    if clock.first_wait_s > clock.host_wait_s / 2:
-        return (
-            f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
-            f"what keeps the device busy there helps {clock.phase}, too"
-        )
-    cost = f"{clock.launches:,.0f} launches of {(clock.host_s_per_launch or 0.0) * 1e6:.1f} us each"
-    return f"{cost} keep the host busy: {_fewer(clock.phase, run)}; faster kernels would only wait longer"
-
-
-def _fewer(phase: str, run: Record) -> str:
-    """How to start fewer kernels for the same work, as far as the run does not do so already."""
-    if phase in ("optimizer", "clip"):
-        is_fused = str(lookup(run, "model.optimizer") or "").endswith("fused")
-        return (
-            "fewer parameters, or a larger batch per step" if is_fused else "a fused optimizer is one kernel or a few"
-        )
-    if not lookup(run, "compile.is_enabled"):
-        return "compile (--trainer.compile), or give each kernel more to do with a larger batch"
-    if lookup(run, "compile.mode") != "reduce-overhead":
-        return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
-    return "a larger batch gives each kernel more to do"
-
-
-def _faster_products(run: Record) -> str:
-    precision = str(run.get("precision") or "")
-    if precision.startswith("32") and run.get("matmul_precision") == "highest":
-        return "bf16-mixed or TF32 (--measure.matmul_precision high) makes them faster; compile does not"
-    return "what is left is their efficiency: larger batches, sizes that are multiples of 64 or 128"
-
-
-def _advice_memory(phase: str, share: PhaseShares, run: Record) -> str:
-    rest = f"{100 * (1 - share.matmul_fraction):.0f} % are kernels bound by memory"
-    if phase in ("optimizer", "clip"):
-        is_fused = str(lookup(run, "model.optimizer") or "").endswith("fused")
-        tail = "each byte is moved once already" if is_fused else "a fused optimizer reads and writes each byte once"
-        return f"{rest}: {tail}"
-    if not lookup(run, "compile.is_enabled"):
-        return f"{rest}: compile (--trainer.compile) fuses them; a fused attention saves the scores' traffic"
-    return f"{rest}, fused already: fewer bytes (a lower precision of what they read and write) is what helps"
 
 
 def _agreement(verdict: str | None, clock: PhaseClock, lag: Record) -> str:
