@@ -29,7 +29,8 @@ class KernelCapture(Observer):
         tool: `torch` writes `trace.json.gz` into the result folder (without a RunRecorder: into the trainer's
             `default_root_dir`); `nsys` leaves recording to Nsight Systems.
 
-    Leaves `profile.*`: `tool`, `steps`, `first_step`, `trace_file`, `trace_bytes`.
+    Leaves `profile.*`: `tool`, `steps`, `first_step`, `trace_file`, `trace_bytes`; `trace_error` where the trace could
+    not be written.
     """
 
     def __init__(self, steps: int = 3, tool: Literal["torch", "nsys"] = "torch") -> None:
@@ -39,6 +40,7 @@ class KernelCapture(Observer):
         self._origins: GraphOrigins | None = None
         self._ranges: StepRanges | None = None
         self._modules: ModuleRanges | None = None
+        self._is_nsys_capturing = False
         self._recorded = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -81,6 +83,7 @@ class KernelCapture(Observer):
             self._recording.start()
         elif uses_nvtx:
             torch.cuda.profiler.start()
+            self._is_nsys_capturing = True
         self._ranges = StepRanges(uses_nvtx)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
         self.session.track.listeners.append(self._ranges.border)
@@ -111,18 +114,19 @@ class KernelCapture(Observer):
         facts = self.session.facts.get("profile", {})
         facts["steps"] = self._recorded
         recording, self._recording = self._recording, None
-        if recording is None:
-            if self.tool == "nsys" and self.session.device.type == "cuda":
-                torch.cuda.profiler.stop()
-            return
-        if not recording.is_prepared:
+        if self._is_nsys_capturing:
+            torch.cuda.profiler.stop()
+            self._is_nsys_capturing = False
+        if recording is None or not recording.is_prepared:
             return
         synchronize(self.session.device)
         recording.stop(self._metadata(classes))
         if self._recorded:
-            path = self._folder() / TRACE_FILE
-            facts["trace_bytes"] = recording.write(path)
-            facts["trace_file"] = TRACE_FILE
+            try:
+                facts["trace_bytes"] = recording.write(self._folder() / TRACE_FILE)
+                facts["trace_file"] = TRACE_FILE
+            except OSError as error:
+                facts["trace_error"] = error.strerror or str(error)
 
     def _metadata(self, classes: dict[str, str]) -> dict[str, Any]:
         return {

@@ -17,12 +17,11 @@ from lmbench.errors import UsageError
 from lmbench.interruption import held
 from lmbench.measure.clock import make_clock, synchronize
 from lmbench.measure.lag import HOST_BOUND_LAG_S, lag_verdicts
-from lmbench.measure.phases import EXCLUDED
 from lmbench.measure.probe_marks import ProbeMarks
 from lmbench.measure.scalars import ScalarRing
 from lmbench.measure.schedule import ProbeKind, Stage
 from lmbench.measure.timeline import StepSpans, Timeline, step_record
-from lmbench.results.vocabulary import STAGES
+from lmbench.results.vocabulary import EXCLUDED, STAGES
 
 # What a SIGKILL may lose at most (design section 6).
 FLUSH_STEPS = 50

@@ -28,6 +28,7 @@ from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
 from lmbench.results.assemble import complete_run
 from lmbench.results.fields import SCHEMA_VERSION
+from lmbench.results.paths import lookup
 from lmbench.results.step_log import StepLog
 from lmbench.results.store import RunFolder
 
@@ -305,6 +306,8 @@ class RunRecorder(Observer):
             why = (self._log.error and self._log.error.strerror) or "memory for records that wait was used up"
             lost = f"{self._log.unwritten_count} steps are not in steps.jsonl; the summary has them"
             return failed("OSError", f"{why}: {lost}", "recording")
+        if why := lookup(self.run, "profile.trace_error"):
+            return failed("OSError", f"{why}: the trace is lost, the steps are there", "recording")
         is_failed = any(guard["status"] == "fail" for guard in self.run["guards"])
         return Ending("ok", ExitCode.GUARD_FAILED) if is_failed and self.given.get("strict") else ending
 

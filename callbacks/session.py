@@ -14,8 +14,9 @@ from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.step_hooks import LeanCallback
 from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
-from lmbench.measure.phases import EXCLUDED, BorderProfiler, PhaseTrack
+from lmbench.measure.phases import BorderProfiler, PhaseTrack
 from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
+from lmbench.results.vocabulary import EXCLUDED
 
 
 class MeasurementSession(LeanCallback):

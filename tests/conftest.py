@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +77,25 @@ def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:
 def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int, str], Path]]:
+    """Makes a folder of tmp_path a disk of its own, a tmpfs of so many KiB."""
+    mounted: list[Path] = []
+
+    def put(size_kib: int, name: str = "results") -> Path:
+        disk = tmp_path / name
+        disk.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(disk)]
+        if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command, check=False).returncode:
+            pytest.skip("mounting a small tmpfs needs root; tests with a limit on file sizes do not")
+        mounted.append(disk)
+        return disk
+
+    yield put
+    for disk in mounted:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import shutil
-import subprocess
 from functools import partial
 
 import pytest
@@ -24,25 +21,6 @@ def limit_files(size_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
 
-@pytest.fixture
-def mount(tmp_path):
-    """Puts a tmpfs of so many KiB under the results folder."""
-    results = tmp_path / "results"
-    results.mkdir()
-    mounted = []
-
-    def put(size_kib):
-        command = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(results)]
-        if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
-            pytest.skip("mounting a small tmpfs needs root; a file size limit is tested instead")
-        mounted.append(results)
-        return results
-
-    yield put
-    for path in mounted:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def check_lost(fit):
     """The run measured to its end, and says in one line, its result and its exit code what is lost."""
     assert fit.wait() == 1
@@ -58,8 +36,8 @@ def check_lost(fit):
 
 
 @pytest.mark.parametrize("size_kib", [40, 64, 128])
-def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, mount, tmp_path):
-    mount(size_kib)
+def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, small_disk, tmp_path):
+    small_disk(size_kib)
     run = check_lost(start_fit(tmp_path, *WORDS))
     assert (run.outcome, run.run["exit_code"]) == ("error", 1)
     assert run.run["error"]["phase"] == "recording"
@@ -68,14 +46,14 @@ def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, mount, tmp_
     assert not (run.path / RESERVE_FILE).exists()
 
 
-def test_a_disk_with_room_for_no_summary_still_tells_how_the_run_ended(mount, tmp_path):
-    mount(20)
+def test_a_disk_with_room_for_no_summary_still_tells_how_the_run_ended(small_disk, tmp_path):
+    small_disk(20)
     run = check_lost(start_fit(tmp_path, *WORDS))
     assert (run.outcome, run.run["unwritten_step_count"]) == ("error", SEEN - len(run.steps))
 
 
-def test_a_disk_that_is_full_before_the_start_is_refused(mount, tmp_path):
-    results = mount(4)
+def test_a_disk_that_is_full_before_the_start_is_refused(small_disk, tmp_path):
+    results = small_disk(4)
     fit = start_fit(tmp_path, *WORDS)
     assert fit.wait() == 2
     assert "cannot be written: No space left on device" in fit.err
@@ -83,8 +61,8 @@ def test_a_disk_that_is_full_before_the_start_is_refused(mount, tmp_path):
     assert list(results.iterdir()) == []
 
 
-def test_steps_that_waited_are_written_once_there_is_room_again(mount, tmp_path):
-    ballast = mount(1024) / "ballast"
+def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_path):
+    ballast = small_disk(1024) / "ballast"
     ballast.write_bytes(bytes(900 * 1024))
     fit = start_fit(tmp_path, *SMALL, "--measure.steps", "400", "--measure.probe_steps", "0")
     fit.wait_until(lambda: "No space left" in fit.err)

@@ -17,6 +17,8 @@ from strangers import Data, Regression
 import lmbench
 from lmbench.cli import main
 from lmbench.results.load import find_runs, load_run
+from lmbench.trace.analysis import load_trace
+from lmbench.trace.operator_times import operator_times
 
 TINY = ("fit", "--config", "smoke", "--quiet", "--trainer.logger", "false")
 
@@ -108,7 +110,61 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
     assert loaded.outcome == "error"
     assert loaded.run["profile"]["steps"] == 1
     assert len(ranges(trace_of(folder), "step")) == 2
+    # The second was cut short: no mean counts it, and what it did is outside.
+    assert load_trace(folder).timeline.steps == 1
+    assert "backward" in load_trace(folder).timeline.phases
     assert not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
+    trainer = Trainer(
+        accelerator="cpu", max_steps=6, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=3),
+    )  # fmt: skip
+    trainer.fit(Regression(), Data())
+    trace = load_trace(tmp_path / "trace.json.gz")
+    assert trace.source.metadata["steps"] == trace.timeline.steps == 1
+    rows = operator_times(trace)["forward"]
+    # Two linear layers.
+    assert [row.calls for row in rows if row.name == "aten::addmm"] == [2]
+
+
+def test_checkpoints_and_validations_between_recorded_steps_are_outside(tmp_path):
+    _, folder = profiled(
+        tmp_path, "--trainer.enable_checkpointing", "true", "--trainer.default_root_dir", str(tmp_path / "root"),
+        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
+        "--trainer.callbacks.every_n_train_steps=1",
+    )  # fmt: skip
+    assert load_trace(folder).timeline.steps == 3
+    trainer = Trainer(
+        accelerator="cpu", max_steps=12, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(), val_check_interval=1,
+    )  # fmt: skip
+    trainer.fit(Regression(), Data())
+    trace = load_trace(tmp_path / "trace.json.gz")
+    assert trace.timeline.steps == 3
+    assert "outside" in operator_times(trace)
+
+
+def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_path, small_disk, capsys):
+    small_disk(120)
+    loaded, folder = profiled(tmp_path / "results", code=1)
+    assert "the trace is lost" in loaded.run["error"]["message"]
+    assert "space left" in loaded.run["profile"]["trace_error"] or "disk free" in loaded.run["profile"]["trace_error"]
+    assert loaded.run["unwritten_step_count"] == 0
+    assert len(loaded.steps) >= 3 + 3
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.json", "steps.jsonl"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_pass_of_the_users_over_compiled_graphs_goes_on(tmp_path):
+    from torch._inductor import config
+
+    seen = []
+    with config.patch(post_grad_custom_post_pass=seen.append):
+        profiled(tmp_path, "--trainer.compile", "true")
+        assert len(seen) == 2
+        assert config.post_grad_custom_post_pass is not None
 
 
 def test_two_profiled_runs_follow_each_other_in_one_process(tmp_path):
@@ -153,17 +209,25 @@ def test_mistakes_in_the_flag_are_one_line(tmp_path, capsys, words, told):
 def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monkeypatch):
     """The stand-in for nsys checks what it is given and runs what it is asked to."""
     tool = tmp_path / "nsys"
-    tool.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:8])\nos.execv(sys.argv[8], sys.argv[8:])\n")
+    tool.write_text(f"#!{sys.executable}\nimport os, sys\nos.execv(sys.argv[8], sys.argv[8:])\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     results = tmp_path / "results"
     child = os.fork()
     if not child:
-        os._exit(main(["nsys", "--output", "x", *TINY, "--measure.results_dir", str(results)]))
+        words = ["--trainer.profiler.steps", "2", "--measure.results_dir", str(results)]
+        os._exit(main(["nsys", "--output", "x", *TINY, *words]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     (folder,) = find_runs([str(results)])
     profile = load_run(folder).run["profile"]
-    assert (profile["tool"], profile["steps"]) == ("nsys", 3)
+    assert (profile["tool"], profile["steps"]) == ("nsys", 2)
+
+
+def test_nsys_takes_no_second_profiler(capsys):
+    assert main(["nsys", "fit", "--trainer.profiler=kernels"]) == 2
+    error = capsys.readouterr().err
+    assert "it sets its own" in error
+    assert error.count("\n") == 1
 
 
 def test_nsys_says_plainly_that_it_is_not_here(monkeypatch, capsys):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
-import subprocess
 
 import pytest
 
@@ -15,15 +12,8 @@ from lmbench.results.store import RunFolder
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    mount = shutil.which("mount")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or mount is None or subprocess.run(command, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root; the file size limit is tested in test_results_store")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+def disk(small_disk):
+    return small_disk(64)
 
 
 def _fill(folder):
@@ -33,10 +23,10 @@ def _fill(folder):
         step += 9
 
 
-def test_a_full_disk_keeps_what_was_measured_and_recording_can_go_on(small_disk):
-    ballast = small_disk / "ballast"
+def test_a_full_disk_keeps_what_was_measured_and_recording_can_go_on(disk):
+    ballast = disk / "ballast"
     ballast.write_bytes(b"\0" * 16 * 1024)
-    folder = RunFolder.create(small_disk)
+    folder = RunFolder.create(disk)
     folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "interrupted"})
     with pytest.raises(OSError, match="space") as raised:
         _fill(folder)

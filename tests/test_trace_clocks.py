@@ -64,7 +64,10 @@ def clock(clocks: Clocks, phase: str) -> PhaseClock:
 
 
 def counted(trace: Trace) -> dict[str, dict[str, int]]:
-    """The same sums in ns by going through kernels one after the other, for a trace of one stream."""
+    """The same sums in ns by going through kernels one after the other, for a trace of one stream.
+
+    The rule for the device's borders is that of the code; the tests with plans check it.
+    """
     kernels, launches, timeline = trace.kernels, trace.events.launches, trace.timeline
     begins = [*timeline.start_ns.tolist(), int(timeline.end_ns[-1])]
     order = sorted(range(len(kernels.names)), key=lambda index: int(kernels.start_ns[index]))
@@ -144,6 +147,31 @@ def test_a_phase_without_kernels_has_the_time_in_which_the_device_waits_for_it(t
     assert clock(clocks, "forward").busy_s == pytest.approx(30e-6)
 
 
+def test_kernels_of_one_launched_graph_wait_for_nobody(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    trace.launch(1, 0, 90, name="cudaGraphLaunch")
+    for at in range(20, 80, 10):
+        trace.kernel(1, "k", at, 9)
+    _, clocks = clocks_of(trace, tmp_path)
+    forward = clock(clocks, "forward")
+    assert forward.queued_gap_s == pytest.approx(5e-6)
+    # Until the first kernel, and while the host is still in the phase behind the last.
+    assert forward.host_wait_s == pytest.approx((20 + 21) * 1e-6)
+
+
+def test_a_trace_without_ranges_has_one_clock_for_all_of_it(tmp_path: Path) -> None:
+    trace = HandWritten()
+    for number in range(1, 11):
+        trace.launch(number, 40.0 * number)
+        trace.kernel(number, "k", 40.0 * number + 8, 10)
+    found = examine(trace.write(tmp_path / "t.json"))
+    (one,) = found.verdicts
+    assert (one.phase, one.verdict, one.clock.kernels) == ("outside", "host-bound", 10)
+    assert one.clock.busy_s == pytest.approx(100e-6)
+    assert one.clock.window_s == pytest.approx((9 * 40 + 8 + 10) * 1e-6)
+
+
 def test_kernels_that_run_at_once_are_busy_once(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("backward", 0, 100)
@@ -193,6 +221,7 @@ def test_the_traces_window_is_the_event_span_of_the_same_steps() -> None:
     (forward,) = (one for one in queued.verdicts if one.phase == "forward")
     assert forward.device_span_s is not None
     assert forward.clock.window_s == pytest.approx(forward.device_span_s, rel=0.01)
-    for one in examine(DATA / "small_bf16_compiled").verdicts:
-        if one.device_span_s and one.device_span_s > 1e-3:
-            assert one.clock.window_s == pytest.approx(one.device_span_s, rel=0.01)
+    long = {one.phase: one for one in examine(DATA / "small_bf16_compiled").verdicts if (one.device_span_s or 0) > 1e-3}
+    assert set(long) == {"forward", "backward", "optimizer"}
+    for one in long.values():
+        assert one.clock.window_s == pytest.approx(one.device_span_s, rel=0.01)

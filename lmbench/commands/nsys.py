@@ -25,7 +25,9 @@ def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
     """
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
     profiler = ["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "nsys"]
-    return [nsys, "profile", *capture, "--output", output, sys.executable, "-P", "-m", "lmbench", *words, *profiler]
+    # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
+    run = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *words[1:]]
+    return [nsys, "profile", *capture, "--output", output, *run]
 
 
 @command
@@ -39,6 +41,8 @@ def run(args: list[str]) -> int:
     if not options.command or options.command[0] not in COMMANDS:
         given = repr(options.command[0]) if options.command else "nothing"
         raise UsageError(f"nsys was given {given} to run; it runs one of {', '.join(COMMANDS)} with its options")
+    if any(word.split("=")[0] == "--trainer.profiler" for word in options.command):
+        raise UsageError("nsys was given --trainer.profiler; it sets its own, whose options such as .steps are allowed")
     nsys = shutil.which("nsys")
     if nsys is None:
         raise UsageError(

@@ -41,13 +41,15 @@ class GraphOrigins(logging.Handler):
     def listen(self) -> None:
         from torch._inductor import config
 
-        self._before = (
-            config.trace.provenance_tracking_level, config.post_grad_custom_post_pass, config.fx_graph_cache,
-        )  # fmt: skip
+        before: Any = config.post_grad_custom_post_pass
+        users_passes = before if isinstance(before, list | tuple) else [one for one in (before,) if one is not None]
+        self._before = config.trace.provenance_tracking_level, before, config.fx_graph_cache
         config.trace.provenance_tracking_level = 1
 
         def begin(graph: torch.fx.Graph) -> None:
             # A function and no method: PyTorch copies its configuration deeply.
+            for one in users_passes:
+                one(graph)
             self._begin(graph)
 
         config.post_grad_custom_post_pass = begin

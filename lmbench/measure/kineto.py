@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -61,15 +62,23 @@ class Recording:
         self._profile.stop_trace()
 
     def write(self, path: Path) -> int:
-        """The trace as a gzip file, whole or not at all; returns its size in bytes."""
-        plain, packed = path.with_suffix(".tmp"), path.with_suffix(".gz.tmp")
-        try:
-            self._profile.export_chrome_trace(str(plain))
+        """The trace as a gzip file, whole or not at all; returns its size in bytes.
+
+        Raises:
+            OSError: it cannot be written, also where Kineto keeps to itself why.
+        """
+        recorded, self._profile = self._profile, None
+        # In a folder of its own: Kineto leaves unfinished files under names of its choice.
+        with TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
+            plain, packed = Path(folder, "trace.json"), Path(folder, path.name)
+            recorded.export_chrome_trace(str(plain))
+            if not plain.exists():
+                free_mib = shutil.disk_usage(folder).free >> 20
+                for unfinished in Path(folder).iterdir():
+                    # Kineto keeps it open, and its space would stay taken while the last steps are written.
+                    os.truncate(unfinished, 0)
+                raise OSError(f"the profiler wrote no trace, with {free_mib} MiB of disk free")
             with plain.open("rb") as source, gzip.open(packed, "wb", COMPRESSION_LEVEL) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             packed.replace(path)
-        finally:
-            plain.unlink(missing_ok=True)
-            packed.unlink(missing_ok=True)
-            self._profile = None
         return path.stat().st_size

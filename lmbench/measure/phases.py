@@ -15,11 +15,7 @@ from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
-from lmbench.results.vocabulary import PHASES
-
-# Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
-EXCLUDED = "excluded"
-
+from lmbench.results.vocabulary import EXCLUDED, PHASES
 
 # What to do when an action starts, and when it stops.
 Handlers = tuple[Callable[[], None], Callable[[], None]]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
+from lmbench.results.vocabulary import EXCLUDED
 from lmbench.trace.recorded import MODULE, PHASE, STEP
 
 
@@ -30,7 +31,10 @@ class Range:
 
 
 class StepRanges:
-    """Ranges that tile the steps: one for each step, and in it one phase after the other, never nested."""
+    """Ranges of the steps, and in each of its phases, one after the other, never nested.
+
+    What is no part of a step, such as a validation within it, lies in no phase.
+    """
 
     def __init__(self, uses_nvtx: bool) -> None:
         self._uses_nvtx = uses_nvtx
@@ -41,13 +45,15 @@ class StepRanges:
         """A step begins, in `phase`; the one before ends."""
         self.end()
         self._step = Range(f"{STEP}{step}", self._uses_nvtx)
-        self._phase = Range(f"{PHASE}{phase}", self._uses_nvtx)
+        self.border(phase)
 
     def border(self, phase: str) -> None:
-        """A phase begins; the one before ends."""
+        """Within a step a phase begins; the one before ends."""
+        if self._step is None:
+            return
         if self._phase is not None:
             self._phase.close()
-            self._phase = Range(f"{PHASE}{phase}", self._uses_nvtx)
+        self._phase = None if phase == EXCLUDED else Range(f"{PHASE}{phase}", self._uses_nvtx)
 
     def end(self) -> None:
         for open_range in (self._phase, self._step):
@@ -94,6 +100,7 @@ class ModuleRanges:
         return stack
 
     def remove(self) -> None:
+        """Take the hooks away, and close what an exception left open on this thread."""
         for handle in self._handles:
             handle.remove()
         while stack := self._stack():

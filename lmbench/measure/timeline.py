@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lmbench.measure.clock import Clock
-from lmbench.measure.phases import EXCLUDED
-from lmbench.results.vocabulary import PHASES
+from lmbench.results.vocabulary import EXCLUDED, PHASES
 
 
 class Mark(NamedTuple):

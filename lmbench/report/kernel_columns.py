@@ -123,8 +123,8 @@ _GENERAL: tuple[Column, ...] = (
     Column("kernel_count", "kernels", _kernel_count, _plain(_count)),
     Column("kernel_s", "kernel time (ms)", over_runs(f"{_STEP}.kernel_s"), _plain(units.milliseconds)),
     Column(
-        "inference_matmul_fraction", "matmul, inference (%)", _of_modes(f"{_STEP}.matmul_fraction", ("inference",)),
-        _plain(_percent),
+        "inference_matmul_fraction", "matmul, inference (%)",
+        _of_modes("kernels.phases.forward.matmul_fraction", ("inference",)), _plain(_percent),
     ),
     Column(
         "forward_matmul_fraction", "matmul, forward (%)",

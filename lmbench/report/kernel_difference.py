@@ -13,6 +13,7 @@ from lmbench.report.units import MISSING, milliseconds, percent, whole
 from lmbench.results.guard import Guard
 from lmbench.trace.difference import SAME, Change, Difference, PhaseDifference
 from lmbench.trace.findings import Findings
+from lmbench.trace.phases import OUTSIDE
 
 # Phases with less of the difference have no column of their own.
 _COLUMN_FRACTION = 0.01
@@ -164,7 +165,7 @@ def _phase_table(found: Difference) -> Table:
         rows.append([_fact(change.name), a, b, difference, Entry(_share(share)), *map(Entry, counts), _word(change)])
     headings = [Heading("phase", False), *_numbers("A", "B", "B - A", "share", "n A", "n B"), Heading("", False)]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
-    if any(one.phase == "outside" for one in found.phases):
+    if any(one.phase == OUTSIDE for one in found.phases):
         caption += "; all: without outside"
     return Table("Kernel time by phase", caption, headings, rows)
 

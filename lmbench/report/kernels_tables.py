@@ -164,8 +164,8 @@ def attention_table(found: Findings) -> Table:
     for times in found.attention:
         figures = [milliseconds(times.parts_s[part]) for part in ATTENTION_PARTS]
         ratio = MISSING if times.flop_ratio is None else f"{times.flop_ratio:.4f}"
-        time_ratio = MISSING if times.time_ratio is None else f"{times.time_ratio:.2f}"
-        rows.append([_fact(times.phase), *map(Entry, (*figures, milliseconds(times.matmul_s), time_ratio, ratio))])
+        ratios = (f"{times.time_ratio:.2f}", ratio)
+        rows.append([_fact(times.phase), *map(Entry, (*figures, milliseconds(times.matmul_s), *ratios))])
     headings = [_text("phase"), *_numbers(*ATTENTION_PARTS, "matmul", "time ratio", "FLOP ratio")]
     caption = (
         "ms per step; matmul: the matrix products in scores and values; ratios are softmax to matmul; FLOPs per score: "

@@ -14,7 +14,8 @@ from lmbench.report.ceilings import Ceiling
 from lmbench.results.paths import lookup, number
 from lmbench.results.vocabulary import Record
 from lmbench.trace.findings import Findings
-from lmbench.trace.shares import MATMUL, PhaseShares
+from lmbench.trace.kinds import MATMUL
+from lmbench.trace.shares import PhaseShares
 
 #: Bytes per parameter of one step of AdamW, in multiples of a parameter's size: it reads the parameter, its gradient
 #: and both moments (torch.optim.AdamW keeps them in the parameter's type) and writes all but the gradient.

@@ -53,6 +53,7 @@ _SETTINGS = group(
         ("profile.steps", "count", "profiled steps", "Steps in the trace: the first of the window."),
         ("profile.first_step", "count", "first profiled step", "Number of the first step in the trace."),
         ("profile.trace_file", "text", "trace", "The trace, in the result folder."),
+        ("profile.trace_error", "text", "lost trace", "Why the trace could not be written."),
         ("profile.trace_bytes", "bytes", "trace size", "Size of the trace as it is stored."),
         ("compile.is_enabled", "flag", "compiled", "torch.compile was asked for."),
         ("compile.mode", "text", "compile mode", "torch.compile's mode."),

@@ -10,6 +10,9 @@ Record = dict[str, Any]
 #: The parts of a step, in the order of a table; their spans sum to the step's.
 PHASES = ("data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other")
 
+#: Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
+EXCLUDED = "excluded"
+
 #: What has a lag at its end: every phase with a border of its own (`other` is a remainder), and the step.
 BORDERS = (*PHASES[:-1], "step")
 

@@ -24,12 +24,21 @@ def advise(verdict: str, clock: PhaseClock, share: PhaseShares, run: Record) -> 
         return _host_bound(clock, share, run)
     if verdict == "mixed":
         return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
+    return _queued(clock, share, run)
+
+
+def _queued(clock: PhaseClock, share: PhaseShares, run: Record) -> str:
     gap = clock.queued_gap_s / clock.window_s if clock.window_s else 0.0
     if gap > _MANY_GAPS_FRACTION and gap > share.matmul_fraction / 2:
         return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock, share, run)}"
-    if share.matmul_fraction > _MATMUL_BOUND_FRACTION:
-        return f"matrix products take {100 * share.matmul_fraction:.0f} %: {_faster_products(run)}"
-    return f"{100 * (1 - share.matmul_fraction):.0f} % are kernels bound by memory{_fewer_bytes(share, run)}"
+    products, attention, traffic = share.matmul_fraction, _fraction(share, "attention"), _fraction(share, "comm")
+    memory = 1 - products - attention - traffic
+    if traffic > max(memory, products + attention):
+        return f"communication takes {100 * traffic:.0f} %: more work per step, such as a larger batch, hides it"
+    if products + attention > _MATMUL_BOUND_FRACTION:
+        fused = f", fused attention {100 * attention:.0f} %" if attention else ""
+        return f"matrix products take {100 * products:.0f} %{fused}: {_faster_products(run)}"
+    return f"{100 * memory:.0f} % are kernels bound by memory{_fewer_bytes(share, run)}"
 
 
 def _host_bound(clock: PhaseClock, share: PhaseShares, run: Record) -> str:
@@ -70,11 +79,15 @@ def _fewer_bytes(share: PhaseShares, run: Record) -> str:
     if share.phase == "clip":
         return ": every gradient is read for the norm, and read and written once to be scaled"
     softmax_s = sum(seconds for part, seconds in share.parts_s.items() if "softmax" in part.split("+"))
-    attention = "; a fused attention (--model.attention sdpa) saves the scores' traffic"
-    tail = attention if softmax_s > _MUCH_SOFTMAX_FRACTION * share.kernel_s else ""
+    has_much = softmax_s > _MUCH_SOFTMAX_FRACTION * share.kernel_s
+    tail = "; a fused attention saves the scores' traffic" if has_much else ""
     if _is_compiled(share, run):
         return f", fused already: fewer bytes (a lower precision of what they read and write) is what helps{tail}"
     return f": compile (--trainer.compile) fuses them{tail}"
+
+
+def _fraction(share: PhaseShares, kind: str) -> float:
+    return share.kinds_s.get(kind, 0.0) / share.kernel_s if share.kernel_s else 0.0
 
 
 def _is_fused(share: PhaseShares) -> bool:

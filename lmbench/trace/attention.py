@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lmbench.results.paths import number
 from lmbench.results.vocabulary import Record
 from lmbench.trace.kernels import KernelTable
-from lmbench.trace.shares import MATMUL
+from lmbench.trace.kinds import MATMUL
 
 ATTENTION_PARTS = ("scores", "mask", "softmax", "values")
 _PHASES = ("forward", "backward")
@@ -26,14 +26,24 @@ class AttentionTimes:
     phase: str
     parts_s: dict[str, float]
     matmul_s: float
-    time_ratio: float | None
+    time_ratio: float
     flop_ratio: float | None
 
 
 def attention_times(kernels: KernelTable, steps: int, run: Record) -> list[AttentionTimes]:
-    """Forward and backward, where both the products and softmax have kernels of their own; else nothing."""
+    """Forward and backward, where both the products and softmax have kernels of their own; else nothing.
+
+    A kernel that does one of these parts together with anything else leaves the phase out: its time cannot be divided.
+    """
     found = []
+    fused = {
+        phase
+        for phase, part in set(zip(kernels.phases, kernels.parts, strict=True))
+        if "+" in part and not set(part.split("+")).isdisjoint(ATTENTION_PARTS)
+    }
     for phase in _PHASES:
+        if phase in fused:
+            continue
         parts = dict.fromkeys(ATTENTION_PARTS, 0)
         matmul = 0
         for duration, of, part, kind in zip(

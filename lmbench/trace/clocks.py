@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from lmbench.trace.events import NONE, Integers, Launches
 from lmbench.trace.kernels import KernelTable
-from lmbench.trace.phases import OUTSIDE, PhaseTimeline
-from lmbench.trace.shares import PHASE_ORDER
+from lmbench.trace.phases import OUTSIDE, PHASE_ORDER, PhaseTimeline
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to
 # 2.6 us). If the call returned earlier than this before the kernel in front ended, the kernel lay in the queue, and the
@@ -80,9 +79,9 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
     """
     skipped = 1 if len(timeline.step_start_ns) > 1 and len(timeline.step_start_ns) == timeline.steps else 0
     steps = timeline.steps - skipped
-    if not len(timeline.start_ns) or not kernels.names:
+    if not kernels.names:
         return Clocks([], steps, skipped)
-    host_ns, phases = _host_borders(timeline)
+    host_ns, phases = _host_borders(timeline) if len(timeline.start_ns) else _one_phase(kernels, launches)
     queue = _queue(kernels, launches, int(host_ns[0]))
     borders = _device_borders(host_ns, queue)
     windows = _split(borders, queue)
@@ -127,9 +126,18 @@ def _queue(kernels: KernelTable, launches: Launches, begin_ns: int) -> _Queue:
     returned = np.where(has_launch, launches.end_ns[kernels.launch], 0) if len(launches.names) else done * 0
     begun = np.where(has_launch, launches.start_ns[kernels.launch], kernels.start_ns) if len(launches.names) else done
     is_queued = returned + QUEUED_LEAD_NS <= done
+    # A CUDA graph's kernels have one launch, which may still go on: nothing of the host's lies between them.
+    is_queued[1:] |= has_launch[1:] & (kernels.launch[1:] == kernels.launch[:-1])
     # The first kernel of all has none in front.
     is_queued[0] = False
     return _Queue(kernels.start_ns, kernels.end_ns, done, is_queued, begun)
+
+
+def _one_phase(kernels: KernelTable, launches: Launches) -> tuple[Integers, list[str]]:
+    """Where nothing tells phases: all of the trace, from its first launch to its last, is outside."""
+    begun = [int(kernels.start_ns[0]), *launches.start_ns[:1].tolist()]
+    ended = [int(kernels.start_ns[0]), *launches.end_ns[-1:].tolist()]
+    return np.array([min(begun), max(ended)], dtype=np.int64), [OUTSIDE]
 
 
 def _host_borders(timeline: PhaseTimeline) -> tuple[Integers, list[str]]:

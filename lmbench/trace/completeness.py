@@ -9,7 +9,7 @@ import numpy as np
 from lmbench.results.guard import Guard, Status, at_most, not_applicable
 from lmbench.trace.analysis import Trace
 from lmbench.trace.events import NONE
-from lmbench.trace.parts import UNCLASSIFIED
+from lmbench.trace.kinds import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE
 from lmbench.trace.shares import PhaseShares, captured_s
 from lmbench.trace.verdicts import PhaseVerdict

@@ -12,8 +12,8 @@ from lmbench.results.comparability import differences
 from lmbench.trace.clocks import PhaseClock
 from lmbench.trace.findings import Findings
 from lmbench.trace.parts import part_order
-from lmbench.trace.phases import OUTSIDE
-from lmbench.trace.shares import PHASE_ORDER, KernelRow, PhaseShares
+from lmbench.trace.phases import OUTSIDE, PHASE_ORDER
+from lmbench.trace.shares import KernelRow, PhaseShares
 
 STEP = "step"
 #: Two recordings of the same work agree to this share of a kernel's time.

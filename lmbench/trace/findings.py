@@ -13,8 +13,8 @@ from lmbench.trace.attention import AttentionTimes, attention_times
 from lmbench.trace.clocks import Clocks, phase_clocks
 from lmbench.trace.completeness import Completeness, completeness, trace_guards
 from lmbench.trace.operator_times import OperatorRow, operator_times
-from lmbench.trace.shares import KernelRow, PhaseShares, captured_s, shares_by_phase, whole_step
-from lmbench.trace.verdicts import PhaseVerdict, judge_phases, matmul_fractions
+from lmbench.trace.shares import KernelRow, PhaseShares, captured_s, matmul_fractions, shares_by_phase, whole_step
+from lmbench.trace.verdicts import PhaseVerdict, judge_phases
 
 
 @dataclass(frozen=True)

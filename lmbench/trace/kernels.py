@@ -10,9 +10,8 @@ import numpy as np
 from lmbench.trace.events import NONE, Events, HostEvents, Integers
 from lmbench.trace.graph_calls import parts_in_graphs
 from lmbench.trace.graphs import CompiledGraph
-from lmbench.trace.kinds import kind_of
+from lmbench.trace.kinds import UNCLASSIFIED, kind_of
 from lmbench.trace.nesting import innermost
-from lmbench.trace.parts import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE, PhaseTimeline
 from lmbench.trace.scopes import PartFinder, Scopes
 
@@ -24,16 +23,14 @@ _INPUT_PHASES = ("data", "transfer")
 class KernelTable:
     """One row for each kernel, copy and fill, by start; times in ns.
 
-    `launch` is an index into the launches, `instance` the number of the phase's range; both NONE where there is none.
+    `launch` is an index into the launches, NONE where there is none.
     """
 
     names: list[str]
-    category: list[str]
     start_ns: Integers
     end_ns: Integers
     stream: Integers
     launch: Integers
-    instance: Integers
     phases: list[str]
     kinds: list[str]
     parts: list[str]
@@ -87,13 +84,12 @@ def attribute(
     for index, kind in enumerate(kinds):
         event = int(of_kernel[index])
         phase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
-        is_main = event == NONE or host.thread[event] == events.main_thread
+        is_main = launch[index] != NONE and launches.thread[launch[index]] == events.main_thread
         part = in_graph.get(index) or finder.part(event)
         phases.append(phase)
         parts.append(_in_phase(part, phase, kind, is_main))
-    instance = np.where(piece != NONE, timeline.instance[piece], NONE) if len(timeline.instance) else piece
     times = (device.start_ns, device.end_ns, device.stream)
-    return KernelTable(device.names, device.category, *times, launch, instance, phases, kinds, parts)
+    return KernelTable(device.names, *times, launch, phases, kinds, parts)
 
 
 def _operators(events: Events, host: HostEvents, scopes: Scopes) -> Integers:

@@ -11,6 +11,8 @@ KINDS = (
     "unclassified",
 )  # fmt: skip
 UNCLASSIFIED = "unclassified"
+#: The kind of matrix products.
+MATMUL = "gemm"
 
 # On the whole name, template arguments and all: there stands what a general launcher such as cutlass's really runs.
 _WHOLE = (

@@ -10,8 +10,7 @@ import numpy as np
 from lmbench.trace.analysis import Trace
 from lmbench.trace.events import NONE, Integers
 from lmbench.trace.operators import ENGINE
-from lmbench.trace.phases import OUTSIDE
-from lmbench.trace.shares import PHASE_ORDER
+from lmbench.trace.phases import OUTSIDE, PHASE_ORDER
 
 # The engine's own work around each node; the node's function is an event of its own.
 _ENGINE_NAME = "autograd engine"

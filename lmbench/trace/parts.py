@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from lmbench.trace.kinds import UNCLASSIFIED
+
 #: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
 #: does all four, and its part is `attention`. The last three are no parts of a model.
 PARTS = (
     "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
-    "head", "loss", "optimizer", "data", "comm", "unclassified",
+    "head", "loss", "optimizer", "data", "comm", UNCLASSIFIED,
 )  # fmt: skip
-UNCLASSIFIED = "unclassified"
 _ORDER = {part: place for place, part in enumerate(PARTS)}
 
 # The last component of a module's path that stands here decides: lmbench's own names first, then the usual names of

@@ -18,6 +18,8 @@ from lmbench.trace.recorded import PHASE, STEP
 
 #: Of a kernel whose launch lies in no phase.
 OUTSIDE = "outside"
+#: The order of phases in tables.
+PHASE_ORDER = (*PHASES, OUTSIDE)
 
 # Ranges of Lightning's PyTorchProfiler and of PyTorch itself. The optimizer's contain forward and backward (the closure
 # runs inside): the innermost range has the time.
@@ -39,14 +41,12 @@ Range = tuple[int, int, str]
 class PhaseTimeline:
     """Pieces of time beside each other, each of one phase.
 
-    `instance` numbers the ranges in the order of their beginning: pieces of one range share a number. `source` says
-    whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of steps in the trace, 1 where nothing
-    tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps.
+    `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
+    trace, 1 where nothing tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps, in order.
     """
 
     start_ns: Integers
     end_ns: Integers
-    instance: Integers
     phases: list[str]
     source: str
     steps: int
@@ -62,7 +62,7 @@ class PhaseTimeline:
 
 
 def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
-    """The phases of a trace; `recorded_steps` is the number in the trace's metadata, for one without ranges of steps.
+    """The phases of a trace; `recorded_steps` is the number of whole ones in the trace's metadata.
 
     Raises UsageError for one of lmbench's ranges with a phase that lmbench does not know.
     """
@@ -84,6 +84,11 @@ def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
             foreign.append((*span, phase))
     if own:
         recorded = recorded_steps if type(recorded_steps) is int and recorded_steps > 0 else 0
+        steps.sort()
+        if 0 < recorded < len(steps):
+            # The last began and did not end: its kernels are outside, and no mean counts it.
+            own = [one for one in own if one[0] < steps[recorded]]
+            steps = steps[:recorded]
         return _timeline(own, "lmbench", len(steps) or recorded, steps)
     foreign += _inferred(host, {phase for *_, phase in foreign})
     return _timeline(foreign, "foreign" if foreign else "none", foreign_steps, [])
@@ -100,8 +105,8 @@ def _timeline(ranges: list[Range], source: str, steps: int, step_starts: list[in
     ranges = sorted({one for one in ranges if one[1] > one[0]})
     start, end, owner = flatten([one[0] for one in ranges], [one[1] for one in ranges])
     phases = [ranges[index][2] for index in owner]
-    begun = np.array(sorted(step_starts), dtype=np.int64)
-    return PhaseTimeline(start, end, owner, phases, source, max(steps, 1), steps > 0, begun)
+    begun = np.array(step_starts, dtype=np.int64)
+    return PhaseTimeline(start, end, phases, source, max(steps, 1), steps > 0, begun)
 
 
 def _inferred(host: HostEvents, known: set[str]) -> Iterable[Range]:

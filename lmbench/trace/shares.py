@@ -8,14 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmbench.results.vocabulary import PHASES
 from lmbench.trace.kernels import KernelTable
+from lmbench.trace.kinds import MATMUL
 from lmbench.trace.names import short_name
-from lmbench.trace.phases import OUTSIDE
-
-MATMUL = "gemm"
-#: The order of phases in tables.
-PHASE_ORDER = (*PHASES, OUTSIDE)
+from lmbench.trace.phases import OUTSIDE, PHASE_ORDER
 
 
 @dataclass(frozen=True)
@@ -137,3 +133,14 @@ def _merged(rows: Iterable[KernelRow], total_s: float) -> Iterable[KernelRow]:
         own_s, instances = sum(row.total_s for row in own), sum(row.instances for row in own)
         share = own_s / total_s if total_s else 0.0
         yield KernelRow("step", name, kind, _added(r.parts_s for r in own), own_s, share, instances, own_s / instances)
+
+
+def matmul_fractions(shares: list[PhaseShares], whole: PhaseShares, mode: str) -> dict[str, float]:
+    """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
+    found = {}
+    for share in shares:
+        if share.phase in ("forward", "backward"):
+            name = "inference" if share.phase == "forward" and mode == "inference" else share.phase
+            found[name] = share.matmul_fraction
+    found["step"] = whole.matmul_fraction
+    return found

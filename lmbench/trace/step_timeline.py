@@ -35,7 +35,7 @@ def step_timeline(trace: Trace) -> Record | None:
     kernels = trace.kernels
     launch_start = _of_launch(trace.events.launches.start_ns, kernels.launch)
     launch_end = _of_launch(trace.events.launches.end_ns, kernels.launch)
-    own = launch_start >= begin
+    own = (launch_start >= begin) & (launch_start < trace.timeline.end_ns.max())
     if not own.any():
         return None
     end = int(kernels.end_ns[own].max())

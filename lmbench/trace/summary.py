@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmbench.results.vocabulary import PHASES, Record
 from lmbench.trace.findings import Findings
-from lmbench.trace.parts import UNCLASSIFIED
+from lmbench.trace.kinds import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE
 from lmbench.trace.shares import KernelRow, PhaseShares
 from lmbench.trace.verdicts import PhaseVerdict

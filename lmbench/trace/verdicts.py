@@ -9,10 +9,11 @@ from lmbench.results.paths import lookup, number
 from lmbench.results.vocabulary import Record
 from lmbench.trace.advice import advise
 from lmbench.trace.clocks import Clocks, PhaseClock
-from lmbench.trace.shares import MATMUL, PhaseShares
+from lmbench.trace.phases import OUTSIDE
+from lmbench.trace.shares import PhaseShares
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
-_JUDGED = ("forward", "backward", "clip", "optimizer", "outside")
+_JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
 _LONG_FRACTION = 0.002
 # Share of a phase in which the device waits for the host.
 HOST_BOUND_FRACTION = 0.10
@@ -90,15 +91,15 @@ def _agreement(verdict: str | None, clock: PhaseClock, lag: Record) -> str:
         return ""
     if verdict == other:
         return "agree"
-    if verdict in ("host-bound", "mixed") and other == "queued":
+    if (verdict, other) in (("host-bound", "queued"), ("host-bound", "mixed"), ("mixed", "queued")):
         launch_us = (clock.host_s_per_launch or 0.0) * 1e6
         return (
             f"differ: the profiler slows the host ({launch_us:.1f} us a launch with it); without it at least "
             f"{least * 1e3:.2f} ms of work lay in the queue"
         )
-    if verdict == "queued" and other == "host-bound":
+    if verdict == "queued":
         return (
-            f"differ: the queue ran empty at a mark (lag {least * 1e3:.2f} ms), yet the device waited in only "
+            f"differ: the queue ran low at a mark (lag {least * 1e3:.2f} ms), yet the device waited in only "
             f"{100 * (clock.wait_fraction or 0.0):.1f} % of the phase: the host catches up within it"
         )
     return (
@@ -123,14 +124,3 @@ def _mean(steps: list[Record], name: str) -> float | None:
     values: list[Any] = [step.get(name) for step in steps]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
-
-
-def matmul_fractions(shares: list[PhaseShares], whole: PhaseShares, mode: str) -> dict[str, float]:
-    """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
-    found = {}
-    for share in shares:
-        if share.phase in ("forward", "backward"):
-            name = "inference" if share.phase == "forward" and mode == "inference" else share.phase
-            found[name] = share.kinds_s.get(MATMUL, 0.0) / share.kernel_s if share.kernel_s else 0.0
-    found["step"] = whole.matmul_fraction
-    return found
