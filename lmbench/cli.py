@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from typing import TextIO
 
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
@@ -50,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
         code = 0
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
-        except BaseException:
-            if received() is None:
+        except BaseException as error:
+            if received() is None and not (isinstance(error, OSError) and _is_lost(sys.stdout)):
                 raise
         signum = received()
         # A command may have taken the exception of a signal for argparse's SystemExit; it is no success.
@@ -62,6 +63,18 @@ def main(argv: list[str] | None = None) -> int:
             # Python's own end would otherwise walk over all that was imported, for most of a second.
             gc.freeze()
         return _flushed(code)
+
+
+def _is_lost(stream: TextIO | None) -> bool:
+    """Whether what was printed cannot be written, as to a reader that went away or a full disk."""
+    try:
+        if stream is not None:
+            # What failed before may not be tried again by a flush.
+            stream.write("\n")
+            stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _flushed(code: int) -> int:

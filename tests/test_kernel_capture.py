@@ -190,9 +190,15 @@ def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
     assert "a profiler is running in this process already" in capsys.readouterr().err
 
 
+def test_the_short_name_takes_the_profilers_options(tmp_path):
+    loaded, _ = profiled(tmp_path, "--trainer.profiler.steps", "2")
+    assert loaded.run["profile"]["steps"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--trainer.profiler", "simple", "--trainer.profiler.steps", "2"], "name the class before it"),
         (["--trainer.profiler", "kernles"], "allowed: kernels, simple"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.steps", "0"], "allowed: 1 and more"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "perf"], "perf"),

@@ -10,7 +10,7 @@ import pytest
 from trace_events import HandWritten
 
 from lmbench.trace.analysis import Trace, load_trace
-from lmbench.trace.clocks import QUEUED_LEAD_NS, Clocks, PhaseClock, phase_clocks
+from lmbench.trace.clocks import QUEUED_LEAD_NS, START_NS, Clocks, PhaseClock, phase_clocks
 from lmbench.trace.findings import examine
 from lmbench.trace.shares import captured_s, shares_by_phase, whole_step
 
@@ -80,7 +80,8 @@ def counted(trace: Trace) -> dict[str, dict[str, int]]:
         queued = bool(borders or pieces) and int(launches.end_ns[launch]) + QUEUED_LEAD_NS <= ended
         while len(borders) < len(begins) and begins[len(borders)] <= launches.start_ns[launch]:
             borders.append(start if queued else min(max(begins[len(borders)], ended), start))
-        pieces += [(ended, start, "gap" if queued else "wait"), (start, end, "busy")]
+        waited = ended if queued else max(ended, min(start, int(launches.end_ns[launch]) + START_NS))
+        pieces += [(ended, waited, "wait"), (waited, start, "gap"), (start, end, "busy")]
         ended = end
     while len(borders) < len(begins):
         borders.append(max(begins[len(borders)], ended))
@@ -158,6 +159,20 @@ def test_kernels_of_one_launched_graph_wait_for_nobody(tmp_path: Path) -> None:
     assert forward.queued_gap_s == pytest.approx(5e-6)
     # Until the first kernel, and while the host is still in the phase behind the last.
     assert forward.host_wait_s == pytest.approx((20 + 21) * 1e-6)
+
+
+def test_a_kernel_that_starts_long_after_its_launch_waits_for_no_host(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    trace.launch(1, 0, 4)
+    trace.launch(2, 12, 4)
+    trace.kernel(1, "k", 6, 10)
+    # Both its launch and the kernel in front were over at 16: something else held it up for 50 us.
+    trace.kernel(2, "k", 66, 34)
+    _, clocks = clocks_of(trace, tmp_path)
+    forward = clock(clocks, "forward")
+    assert forward.host_wait_s == pytest.approx((6 + 5) * 1e-6)
+    assert forward.queued_gap_s == pytest.approx(45e-6)
 
 
 def test_a_trace_without_ranges_has_one_clock_for_all_of_it(tmp_path: Path) -> None:

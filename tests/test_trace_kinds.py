@@ -26,6 +26,23 @@ def test_real_names_have_the_expected_kind(row: dict[str, str]) -> None:
     assert kind_of(row["name"], row["category"], row["operator"]) == row["kind"]
 
 
+@pytest.mark.parametrize(
+    ("name", "operator", "kind"),
+    [
+        # Of libraries that none of the stored traces used; the names are those of their sources.
+        ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
+        ("liger_cross_entropy_kernel", "", "softmax"),
+        ("void marlin::Marlin<256, 1, 8, 8, 4, 8>(int4 const*)", "", "gemm"),
+        ("bgmv_expand_kernel", "", "gemm"),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "aten::cudnn_convolution", "gemm"),
+        ("flash_fwd_splitkv_mla_kernel", "", "attention"),
+        ("triton_poi_fused_nccl_view_0", "", "elementwise"),
+    ],
+)
+def test_names_of_other_libraries_have_their_kind(name: str, operator: str, kind: str) -> None:
+    assert kind_of(name, "kernel", operator) == kind
+
+
 def test_the_stored_set_covers_every_kind() -> None:
     assert {row["kind"] for row in names()} == set(KINDS)
     assert len(names()) > 200

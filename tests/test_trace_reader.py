@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path: Pa
         (b"{", "is truncated"),
         (b'{"traceEvents": [{"ph": "X", "na', "is truncated"),
         (b'{"traceEvents": [{"ph": "X"},', "is truncated"),
+        (b" \n\t ", "is empty"),
         (b"hello", "not JSON"),
         (b"\xff\xfe\x00\x01", "is no trace"),
         (b'{"loss": 1}', "no list `traceEvents`"),
@@ -153,9 +155,22 @@ def test_several_devices_and_several_processes_are_refused(tmp_path: Path) -> No
 
 def test_paths_that_hold_no_trace_say_what_to_give(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    assert "write the trace to a file" in refusal(tmp_path / "pipe")
+    assert "File name too long" in refusal(tmp_path / ("a" * 5000))
     assert "no lmbench result" in refusal(tmp_path)
     (tmp_path / "steps.jsonl").write_text("")
     assert "--trainer.profiler kernels" in refusal(tmp_path)
+
+
+def test_a_number_of_steps_that_cannot_be_is_not_believed(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.metadata["steps"] = 10**30
+    trace.phase("forward", 0, 100)
+    trace.launch(1, 10)
+    trace.kernel(1, "k", 20, 30)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert (found.steps, found.has_step_count) == (1, False)
 
 
 def test_an_unknown_phase_is_named(tmp_path: Path) -> None:

@@ -210,6 +210,45 @@ def test_kernels_without_launch_are_outside_unclassified_and_said(tmp_path: Path
     assert status["phase_sum"] == "pass"
 
 
+def test_a_trace_without_phases_is_all_of_one_step(tmp_path: Path) -> None:
+    trace = HandWritten()
+    for number, name in enumerate(
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn", "softmax_warp_forward"), start=1
+    ):
+        trace.launch(number, 10.0 * number)
+        trace.kernel(number, name, 10.0 * number + 5, 4)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert found.step.kernel_s == found.captured_s == pytest.approx(12e-6)
+    assert found.matmul_fractions == {"step": pytest.approx(2 / 3)}
+
+
+def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.op("aten::mm", 0, 50)
+    trace.launch(1, 10)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert "the device was not recorded" in found.why_no_kernels
+    assert guards(found) == {"device_recorded": "fail"}
+    other = HandWritten()
+    other.op("aten::mm", 0, 50)
+    found = examine(other.write(tmp_path / "u.json"))
+    assert found.why_no_kernels == "a trace of a CPU has operators and no kernels"
+    assert guards(found) == {"device_recorded": "pass"}
+
+
+def test_launches_that_share_an_id_are_said_to(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    for at in (10, 20):
+        trace.launch(1, at)
+    trace.kernel(1, "k", 30, 5)
+    (guard,) = (
+        one for one in examine(trace.write(tmp_path / "t.json")).guards if one.name == "launches_without_kernel"
+    )
+    assert guard.status == "fail"
+    assert "1 share the correlation id of another" in guard.message
+
+
 def test_a_kernel_before_its_launch_fails_a_guard(tmp_path: Path) -> None:
     trace = simulated([[MANY_FAST], [MANY_FAST]])
     kernel = next(event for event in trace.events if event["cat"] == "kernel" and event["args"]["correlation"] == 1)

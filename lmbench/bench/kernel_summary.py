@@ -12,7 +12,7 @@ from lmbench.results.paths import lookup
 from lmbench.trace.analysis import load_trace
 from lmbench.trace.findings import findings_of
 from lmbench.trace.step_timeline import step_timeline, write_timeline
-from lmbench.trace.summary import NO_KERNELS, summarize, without_kernels
+from lmbench.trace.summary import summarize, without_kernels
 
 Summary = tuple[dict[str, Any], list[dict[str, Any]]]
 
@@ -46,8 +46,6 @@ def examine_run(folder: Path) -> Summary:
     Raises UsageError for a trace that cannot be read.
     """
     trace = load_trace(folder)
-    if not trace.events.has_kernels:
-        return without_kernels(NO_KERNELS, trace.timeline.steps), []
     found = findings_of(trace)
     if (timeline := step_timeline(trace)) is not None:
         write_timeline(timeline, folder)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _GIVEN = re.compile(r"(?:Given value|Got value): (.*)")
+_NESTED = re.compile(r"NestedArg\(key='(\w+)'")
 _EXPECTED = re.compile(r"Expected an? (<class '[^']+'>|typing\.Literal\[[^\]]*\]|[^.\n]+)")
 _IN_CLASS = re.compile(
     r'Parser key "([^"]+)":.*Problem with given class_path \'([^\']+)\':\n(.*?)\n    - Expected', re.DOTALL
@@ -29,6 +30,9 @@ def translate(text: str, options: Iterable[str]) -> str:
     if unknown:
         return _misspelt(unknown.group(1), list(options))
     setting, given = _KEY.search(text), _GIVEN.search(text)
+    if setting and given and (nested := _NESTED.search(given.group(1))):
+        option = f"--{setting.group(1)}.{nested.group(1)}"
+        return f"{option} is an option of a class; name the class before it: --{setting.group(1)} CLASS {option} ..."
     if setting and given:
         return f"{setting.group(1)} is {given.group(1).strip()!r}; {_allowed(text)}"
     if text.startswith("Unexpected config"):

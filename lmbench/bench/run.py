@@ -16,7 +16,7 @@ from jsonargparse import ArgumentError
 from lmbench.bench.cli import BenchCLI
 from lmbench.bench.kernel_summary import add_kernels
 from lmbench.bench.messages import translate
-from lmbench.bench.words import expand_configs, take_flag
+from lmbench.bench.words import expand_configs, expand_profiler, take_flag
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import exit_code, held, received
@@ -55,7 +55,7 @@ def run(args: list[str]) -> int:
     as_json, args = take_flag(args, "--json")
     is_quiet, args = take_flag(args, "--quiet")
     try:
-        _Measurement(expand_configs(args), announces=not (as_json or is_quiet))
+        _Measurement(expand_profiler(expand_configs(args)), announces=not (as_json or is_quiet))
     except BaseException as error:
         with held():
             code = _ended_by(error, args[0])

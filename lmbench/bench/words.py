@@ -10,6 +10,7 @@ from pathlib import Path
 from lmbench.errors import UsageError
 
 PREFIX = "LMBENCH_"
+KERNEL_PROFILER = "lmbench.KernelProfiler"
 
 
 def take_flag(words: list[str], flag: str) -> tuple[bool, list[str]]:
@@ -21,6 +22,18 @@ def shipped_configs() -> dict[str, Path]:
     """The configurations that ship with lmbench, by name."""
     folder = Path(str(files("lmbench.configs")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def expand_profiler(words: list[str]) -> list[str]:
+    """Replace the short name `kernels` by the profiler's class, so that its options can follow it:
+    `--trainer.profiler kernels --trainer.profiler.steps 5`."""
+    expanded = list(words)
+    for place, word in enumerate(words):
+        if word == "kernels" and place and words[place - 1] == "--trainer.profiler":
+            expanded[place] = KERNEL_PROFILER
+        elif word == "--trainer.profiler=kernels":
+            expanded[place] = f"--trainer.profiler={KERNEL_PROFILER}"
+    return expanded
 
 
 def expand_configs(words: list[str]) -> list[str]:

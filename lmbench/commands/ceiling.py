@@ -18,6 +18,9 @@ Measures what matrix products and copies attain on this device, in bursts of 40 
 held for seconds, with the clock and power they ran at. The result goes to
 RESULTS/ceiling_NAME.json, where `lmbench kernels` looks for it."""
 
+#: Power and clock have settled long before.
+LONGEST_S = 600.0
+
 
 @command
 def run(args: list[str]) -> int:
@@ -27,8 +30,8 @@ def run(args: list[str]) -> int:
         UsageError: an option is wrong, or the folder cannot be written.
     """
     options = _parser().parse_args(args[1:])
-    if not options.sustained_s > 0:
-        raise UsageError(f"--sustained-s is {options.sustained_s:g}; it must be above 0")
+    if not 0 < options.sustained_s <= LONGEST_S:
+        raise UsageError(f"--sustained-s is {options.sustained_s:g}; it must be above 0 and at most {LONGEST_S:g}")
     import torch
 
     from lmbench.measure.ceiling import measure_ceiling
@@ -46,7 +49,7 @@ def run(args: list[str]) -> int:
     if options.json:
         print(json.dumps(record, indent=1))
     else:
-        from lmbench.report.ceiling import print_ceiling
+        from lmbench.report.kernels.ceiling_table import print_ceiling
 
         print_ceiling(record, path)
     return ExitCode.OK

@@ -30,7 +30,9 @@ class CommandParser(argparse.ArgumentParser):
         self._command = command
 
     def error(self, message: str) -> NoReturn:
-        message = message.replace("unrecognized arguments:", "unknown option")
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            message = f"unknown option {unknown}" if unknown.startswith("-") else f"{unknown!r} is one too many"
         raise UsageError(f"{self._command}: {message}; `lmbench {self._command} -h` tells the options")
 
 

@@ -45,8 +45,8 @@ _OF_PHASE: tuple[Row, ...] = (
 )  # fmt: skip
 
 _ATTENTION: tuple[Row, ...] = (
-    ("scores_s", "s", "scores", "Kernel time of the score product and its scaling in <phase>, where attention is written out.", "down"),
-    ("mask_s", "s", "mask", "The mask.", "down"),
+    ("scores_s", "s", "scores", "Kernel time of the score product in <phase>, where attention is written out.", "down"),
+    ("mask_s", "s", "mask", "Scaling the scores and masking them.", "down"),
     ("softmax_s", "s", "softmax", "Softmax.", "down"),
     ("values_s", "s", "values", "The value product and its copies.", "down"),
     ("matmul_s", "s", "products", "Matrix products within scores and values.", "down"),

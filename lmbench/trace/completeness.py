@@ -8,7 +8,7 @@ import numpy as np
 
 from lmbench.results.guard import Guard, Status, at_most, not_applicable
 from lmbench.trace.analysis import Trace
-from lmbench.trace.events import NONE
+from lmbench.trace.events import NONE, Integers
 from lmbench.trace.kinds import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE
 from lmbench.trace.shares import PhaseShares, captured_s
@@ -32,6 +32,7 @@ class Completeness:
     kernels_without_launch: int
     without_launch_s: float
     launches_without_kernel: int
+    shared_launches: int
     kernels_before_launch: int
     worst_early_s: float
 
@@ -51,9 +52,16 @@ def completeness(trace: Trace) -> Completeness:
         int((~has_launch).sum()),
         float(kernels.duration_ns[~has_launch].sum()) / 1e9,
         len(launches.names) - len(used),
+        _shared(launches.correlation, used),
         len(early_ns),
         float(early_ns.max(initial=0)) / 1e9,
     )
+
+
+def _shared(correlation: Integers, used: Integers) -> int:
+    """Launches without a kernel whose correlation id a launch with one has, too."""
+    without = np.delete(correlation, used)
+    return int((np.isin(without, correlation[used]) & (without != NONE)).sum())
 
 
 def trace_guards(trace: Trace, shares: list[PhaseShares], verdicts: list[PhaseVerdict]) -> list[Guard]:
@@ -72,6 +80,22 @@ def trace_guards(trace: Trace, shares: list[PhaseShares], verdicts: list[PhaseVe
     ]
 
 
+def why_no_kernels(trace: Trace) -> str:
+    """Why a trace has no kernels: it is of a CPU, or the device was not recorded; empty where it has some."""
+    if trace.events.has_kernels:
+        return ""
+    if count := len(trace.events.launches.names):
+        return f"there are {count:,} launches and not one kernel, as the device was not recorded"
+    return "a trace of a CPU has operators and no kernels"
+
+
+def device_guards(trace: Trace) -> list[Guard]:
+    """The guard of a trace without kernels: whether there should be some."""
+    launches = len(trace.events.launches.names)
+    advice = "PyTorch needs permission for CUPTI (NVIDIA's error ERR_NVGPUCTRPERM); then record the trace again"
+    return [at_most("device_recorded", launches, 0, "1", why_no_kernels(trace), advice=advice, otherwise="fail")]
+
+
 def _every_kernel_has_a_launch(found: Completeness, total: float) -> Guard:
     share = found.without_launch_s / total if total else 0.0
     message = f"{found.kernels_without_launch:,} of {found.kernels:,} kernels have no launch in the trace"
@@ -84,6 +108,9 @@ def _every_launch_has_a_kernel(found: Completeness) -> Guard:
     share = found.launches_without_kernel / found.launches if found.launches else 0.0
     message = f"{found.launches_without_kernel:,} of {found.launches:,} launches have no kernel in the trace"
     advice = f"kernels are missing, so that times are too short; {_AGAIN}"
+    if found.shared_launches:
+        message += f", {found.shared_launches:,} share the correlation id of another"
+        advice = "whose kernel is whose is a guess by time; give a trace as torch.profiler wrote it"
     status: Status = "fail" if share > UNCLASSIFIED_LIMIT else "warn"
     return at_most("launches_without_kernel", share, 0.0, "fraction", message, advice=advice, otherwise=status)
 

@@ -23,6 +23,9 @@ _SMALL_FRACTION = 0.001
 # If what grew and what shrank cancel out to less than this share of both, shares of the rest say nothing.
 _CANCELLED_FRACTION = 0.05
 
+# A share of either side that a floating-point sum can be off by.
+_DUST = 1e-12
+
 APPEARED, VANISHED, GREW, SHRANK, SAME = "new", "gone", "grew", "shrank", "same"
 
 
@@ -93,21 +96,25 @@ def difference(a: Findings, b: Findings) -> Difference:
     """
     for found in (a, b):
         if not found.has_kernels:
-            raise UsageError(f"{str(found.path)!r} has no kernels (it is of a CPU); give traces of a GPU")
+            raise UsageError(f"{str(found.path)!r} has no kernels: {found.why_no_kernels}; give traces of a GPU")
     if a.has_step_count != b.has_step_count:
         unknown = a if b.has_step_count else b
-        raise UsageError(f"{str(unknown.path)!r} does not tell its steps, the other does: their times per step do")
+        raise UsageError(
+            f"{str(unknown.path)!r} does not tell its number of steps and the other trace does; give two that do, or "
+            "two that do not"
+        )
     mine, theirs = ({share.phase: share for share in found.phases} for found in (a, b))
     present = [phase for phase in PHASE_ORDER if phase in mine or phase in theirs]
     per_phase = {phase: (mine.get(phase), theirs.get(phase)) for phase in present}
     steps = (a.steps, b.steps)
     phases = [_of_phase(phase, {phase: pair}, steps) for phase, pair in per_phase.items()]
+    of_step = {phase: pair for phase, pair in per_phase.items() if phase != OUTSIDE} or per_phase
     return Difference(
         a,
         b,
         [str(one) for one in differences(a.run, b.run)] if a.run and b.run else [],
         _judged(phases),
-        _of_phase(STEP, {phase: pair for phase, pair in per_phase.items() if phase != OUTSIDE}, steps),
+        _of_phase(STEP, of_step, steps),
         _clocks(a, b),
     )
 
@@ -183,13 +190,16 @@ def _changes(pairs: Mapping[str, Pair], steps: tuple[int, int], times: Callable[
                 seconds[name][side] += total_s / steps[side]
                 counts[name][side] += count / steps[side]
                 by_phase[name][phase] += total_s / steps[side] * (1 if side else -1)
-    total = sum(b - a for a, b in seconds.values())
-    gross = sum(abs(b - a) for a, b in seconds.values())
+    # Sums over different numbers of steps differ in their last digits only.
+    change = {name: b - a if abs(b - a) > _DUST * max(a, b) else 0.0 for name, (a, b) in seconds.items()}
+    total = sum(change.values())
+    gross = sum(map(abs, change.values()))
     found = []
     for name, (a, b) in seconds.items():
         a_count, b_count = counts[name]
-        portion, word = _share(b - a, total, gross), _word(a, b, a_count, b_count, gross)
-        found.append(Change(name, a, b, a_count, b_count, b - a, portion, word, dict(by_phase[name])))
+        own = change[name]
+        portion, word = _share(own, total, gross), _word(a, b, a_count, b_count, gross)
+        found.append(Change(name, a, b, a_count, b_count, own, portion, word, dict(by_phase[name])))
     return sorted(found, key=lambda change: (-abs(change.difference_s), -change.a_s - change.b_s, change.name))
 
 

@@ -88,7 +88,10 @@ def read_events(source: Source) -> Events:
     }
     for event in source.events:
         if not isinstance(event, dict):
-            raise UsageError(f"{str(source.path)!r} is no trace: an event is {type(event).__name__}, not an object")
+            raise UsageError(
+                f"{str(source.path)!r} is no trace: an event is {type(event).__name__}, not an object; give one that "
+                "torch.profiler wrote"
+            )
         if event.get("ph") == "X" and isinstance(category := event.get("cat"), str) and category in wanted:
             wanted[category].append(event)
     device = [event for name in DEVICE_CATEGORIES for event in wanted[name]]

@@ -11,7 +11,7 @@ from lmbench.results.vocabulary import Record
 from lmbench.trace.analysis import Trace, load_trace
 from lmbench.trace.attention import AttentionTimes, attention_times
 from lmbench.trace.clocks import Clocks, phase_clocks
-from lmbench.trace.completeness import Completeness, completeness, trace_guards
+from lmbench.trace.completeness import Completeness, completeness, device_guards, trace_guards, why_no_kernels
 from lmbench.trace.operator_times import OperatorRow, operator_times
 from lmbench.trace.shares import KernelRow, PhaseShares, captured_s, matmul_fractions, shares_by_phase, whole_step
 from lmbench.trace.verdicts import PhaseVerdict, judge_phases
@@ -19,11 +19,15 @@ from lmbench.trace.verdicts import PhaseVerdict, judge_phases
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that is said of a trace. Without kernels (a CPU trace) there are only `operators`, by phase."""
+    """Everything that is said of a trace. Without kernels (a CPU trace) there are only `operators`, by phase.
+
+    `why_no_kernels` is empty for a trace that has some.
+    """
 
     path: Path
     run: Record
     has_kernels: bool
+    why_no_kernels: str
     phase_source: str
     steps: int
     has_step_count: bool
@@ -57,6 +61,7 @@ def findings_of(trace: Trace) -> Findings:
         trace.source.path,
         run,
         has_kernels,
+        why_no_kernels(trace),
         trace.timeline.source,
         trace.timeline.steps,
         trace.timeline.has_step_count,
@@ -69,7 +74,7 @@ def findings_of(trace: Trace) -> Findings:
         verdicts,
         attention_times(trace.kernels, trace.timeline.steps, run),
         {} if has_kernels else operator_times(trace),
-        trace_guards(trace, shares, verdicts) if has_kernels else [],
+        trace_guards(trace, shares, verdicts) if has_kernels else device_guards(trace),
     )
 
 
@@ -80,6 +85,7 @@ def as_record(found: Findings) -> dict[str, Any]:
         "schema_version": 1,
         "trace": str(found.path),
         "has_kernels": found.has_kernels,
+        "why_no_kernels": found.why_no_kernels,
         "phase_source": found.phase_source,
         "steps": found.steps,
         "captured_s": found.captured_s,

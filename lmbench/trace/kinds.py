@@ -16,7 +16,7 @@ MATMUL = "gemm"
 
 # On the whole name, template arguments and all: there stands what a general launcher such as cutlass's really runs.
 _WHOLE = (
-    ("comm", r"nccl|rccl|nvshmem|all_?reduce_kernel|allgather|reduce_?scatter_kernel"),
+    ("comm", r"^(?!triton_).*(nccl|rccl|nvshmem|all_?reduce_kernel|allgather|reduce_?scatter_kernel)"),
     ("memcpy", r"^Memcpy |^Memset |^memset\d*$"),
     # A CUDA graph takes its inputs by copying them all at once.
     ("elementwise", r"multi_tensor_apply_kernel.*\bCopy<"),
@@ -30,16 +30,19 @@ _WHOLE = (
     ("elementwise", r"^triton_(poi|unk)_"),
     (
         "attention",
-        r"flash_?(fwd|bwd|attn|attention)|\bflash::|fmha|AttentionKernel|_sdpa_|att(ention|n)_(fwd|bwd|kernel)",
+        r"flash_?(fwd|bwd|attn|attention)|\bflash::|fmha|AttentionKernel|_sdpa_|att(ention|n)_(fwd|bwd|kernel)|splitkv_mla",
     ),
 )
 
 # On the name of the function alone: template arguments name types and functors, and would match by accident.
 _FUNCTION = (
-    ("softmax", r"softmax"),
+    ("softmax", r"softmax|cross_entropy"),
     ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|RowwiseMoments|GammaBeta|ComputeGradInput"),
     ("optimizer", r"multi_tensor|adam|\blamb_|_sgd|amp_update|amp_non_finite|lpnorm_cleanup"),
-    ("gemm", r"gemm|gemv|xmma|nvjet|split_?k|cublas|\bcutlass|matmul|dot_kernel|reduce_1Block_kernel"),
+    (
+        "gemm",
+        r"gemm|gemv|xmma|nvjet|split_?k|cublas|\bcutlass|matmul|dot_kernel|reduce_1Block_kernel|winograd|conv\dd|marlin|[bs]gmv",
+    ),
     (
         "index",
         r"(?<!with_)index|gather|scatter|embedding|_segment|sort|topk|compute_grad_weight|histogram"
@@ -48,7 +51,7 @@ _FUNCTION = (
     ("reduction", r"reduce|scan|argm(ax|in)|cumsum|prefix_sum"),
     (
         "elementwise",
-        r"elementwise|pointwise|CatArray|copy|fill|triu|tril|dropout|where|cast|transpose|lerp|distribution|arange"
+        r"elementwise|pointwise|CatArray|chunk_cat|copy|fill|triu|tril|dropout|where|cast|transpose|lerp|distribution|arange"
         r"|range_|silu|gelu|swiglu|rope|rotary|scale|unpack|pack",
     ),
 )
@@ -58,7 +61,10 @@ _RULES_FUNCTION = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern 
 _OPERATORS = (
     ("comm", r"^(c10d|nccl|record_param_comms|_c10d_functional)"),
     ("attention", r"attention|flash"),
-    ("gemm", r"^(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|einsum|_scaled_mm|_grouped_mm|convolution)\b"),
+    (
+        "gemm",
+        r"^(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|einsum|_scaled_mm|_grouped_mm|(cudnn_)?convolution)\b",
+    ),
     ("softmax", r"softmax"),
     ("norm", r"layer_norm|rms_norm|group_norm|batch_norm"),
     ("optimizer", r"^_foreach|^_fused_(adam|sgd|adagrad)|^_amp_"),

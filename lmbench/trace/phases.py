@@ -83,7 +83,8 @@ def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
         elif phase := next((phase for phase, pattern in _FOREIGN if pattern.search(name)), None):
             foreign.append((*span, phase))
     if own:
-        recorded = recorded_steps if type(recorded_steps) is int and recorded_steps > 0 else 0
+        # Each step has a phase or more.
+        recorded = recorded_steps if type(recorded_steps) is int and 0 < recorded_steps <= len(own) else 0
         steps.sort()
         if 0 < recorded < len(steps):
             # The last began and did not end: its kernels are outside, and no mean counts it.

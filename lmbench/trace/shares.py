@@ -68,8 +68,9 @@ def shares_by_phase(kernels: KernelTable) -> list[PhaseShares]:
 
 
 def whole_step(phases: Iterable[PhaseShares]) -> PhaseShares:
-    """All phases together; what lies outside of any phase is no part of a step."""
-    members = [phase for phase in phases if phase.phase != OUTSIDE]
+    """All phases together; what lies outside of any phase is no part of a step, unless there is nothing else."""
+    phases = list(phases)
+    members = [phase for phase in phases if phase.phase != OUTSIDE] or phases
     rows = [row for phase in members for row in phase.rows]
     total = sum(phase.kernel_s for phase in members)
     return PhaseShares(

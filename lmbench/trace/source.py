@@ -38,19 +38,12 @@ def read_source(path: str | Path) -> Source:
 
     Raises UsageError, in one line, for what is missing, empty, truncated, too large or no trace.
     """
-    given = Path(path)
-    if given.name == RUN_FILE and given.is_file():
-        given = given.parent
-    if given.is_dir():
-        if not is_run_folder(given):
-            raise UsageError(f"{str(path)!r} is no lmbench result; give a run's folder or a trace file")
-        file = given / TRACE_FILE
-        if not file.is_file():
-            raise UsageError(f"{str(path)!r} has no {TRACE_FILE}; {_RECORD_ONE}")
-    elif given.is_file():
-        file = given
-    else:
-        raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a trace file")
+    try:
+        file = _find(Path(path), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)[:200]!r} cannot be read: {error.strerror}; give a run's folder or a trace"
+        ) from error
     document = _decode(_unpack(file), file)
     run = load_run(file.parent) if file.name == TRACE_FILE and is_run_folder(file.parent) else None
     if isinstance(document, list):
@@ -63,6 +56,24 @@ def read_source(path: str | Path) -> Source:
         _refuse(file, f"is an empty trace: it has no events; {_RECORD_ONE}")
     metadata = document.get("lmbench", {})
     return Source(file, events, metadata if isinstance(metadata, dict) else {}, run)
+
+
+def _find(given: Path, path: str) -> Path:
+    """The trace's file. Raises UsageError, and OSError for a place that may not be looked into."""
+    if given.name == RUN_FILE and given.is_file():
+        given = given.parent
+    if given.is_dir():
+        if not is_run_folder(given):
+            raise UsageError(f"{path!r} is no lmbench result; give a run's folder or a trace file")
+        file = given / TRACE_FILE
+        if not file.is_file():
+            raise UsageError(f"{path!r} has no {TRACE_FILE}; {_RECORD_ONE}")
+        return file
+    if given.is_file():
+        return given
+    if given.exists():
+        raise UsageError(f"{path!r} is a pipe or a device; write the trace to a file and give that")
+    raise UsageError(f"{path!r} does not exist; give a run's folder or a trace file")
 
 
 def _unpack(file: Path) -> bytes:
@@ -85,9 +96,10 @@ def _unpack(file: Path) -> bytes:
         _refuse(file, f"is damaged: {error}; {_RECORD_ONE}")
     except OSError as error:
         _refuse(file, f"cannot be read: {error.strerror}; check the file and its permissions")
-    if not size:
+    text = b"".join(chunks)
+    if not text or text.isspace():
         _refuse(file, f"is empty; {_RECORD_ONE}")
-    return b"".join(chunks)
+    return text
 
 
 def _decode(text: bytes, file: Path) -> Any:
@@ -102,7 +114,7 @@ def _decode(text: bytes, file: Path) -> Any:
     except RecursionError:
         _refuse(file, "is no trace: nested too deeply; give one that torch.profiler wrote")
     except ValueError as error:
-        _refuse(file, f"is no trace: {str(error).splitlines()[0]}; give one that torch.profiler wrote")
+        _refuse(file, f"is no trace: {str(error).partition(';')[0]}; give one that torch.profiler wrote")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from lmbench.trace.verdicts import PhaseVerdict
 
 #: Kernels kept of each phase, the longest first.
 TOP = 5
-NO_KERNELS = "a trace of a CPU has operators and no kernels"
 
 
 def summarize(found: Findings) -> Record:
@@ -20,7 +19,7 @@ def summarize(found: Findings) -> Record:
     Of a trace without kernels only the number of steps and the `reason`.
     """
     if not found.has_kernels:
-        return without_kernels(NO_KERNELS, found.steps)
+        return without_kernels(found.why_no_kernels, found.steps)
     total, steps = found.captured_s, found.steps
     no_kind = sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in found.phases)
     no_part = sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in found.phases)
