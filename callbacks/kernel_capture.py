@@ -27,7 +27,7 @@ class KernelCapture(Observer):
     Args:
         steps: steps to record.
         tool: `torch` writes `trace.json.gz` into the result folder (without a RunRecorder: into the trainer's
-            `default_root_dir`); `nsys` leaves recording to Nsight Systems.
+            `default_root_dir`), of several ranks that of the first; `nsys` leaves recording to Nsight Systems.
 
     Leaves `profile.*`: `tool`, `steps`, `first_step`, `trace_file`, `trace_bytes`; `trace_error` where the trace could
     not be written.
@@ -50,7 +50,7 @@ class KernelCapture(Observer):
 
     def run_started(self) -> None:
         self.session.facts["profile"] = {"tool": self.tool, "steps": 0}
-        if self.tool == "torch":
+        if self.tool == "torch" and self._trainer.is_global_zero:
             self._origins = GraphOrigins()
             self._origins.listen()
             self._recording = Recording(self.session.device)
@@ -81,7 +81,7 @@ class KernelCapture(Observer):
         self._modules = ModuleRanges(self._module, uses_nvtx)
         if self._recording is not None:
             self._recording.start()
-        elif uses_nvtx:
+        elif self.tool == "nsys" and uses_nvtx:
             torch.cuda.profiler.start()
             self._is_nsys_capturing = True
         self._ranges = StepRanges(uses_nvtx)

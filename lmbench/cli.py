@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 import sys
-from typing import TextIO
 
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
@@ -52,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         try:
             code = _run(sys.argv[1:] if argv is None else argv)
         except BaseException as error:
-            if received() is None and not (isinstance(error, OSError) and _is_lost(sys.stdout)):
+            if isinstance(error, OSError) and (lost := _lost_output()) is not None:
+                return _without_output(lost, 0)
+            if received() is None:
                 raise
         signum = received()
         # A command may have taken the exception of a signal for argparse's SystemExit; it is no success.
@@ -65,31 +66,36 @@ def main(argv: list[str] | None = None) -> int:
         return _flushed(code)
 
 
-def _is_lost(stream: TextIO | None) -> bool:
-    """Whether what was printed cannot be written, as to a reader that went away or a full disk."""
-    try:
-        if stream is not None:
-            # What failed before may not be tried again by a flush.
-            stream.write("\n")
-            stream.flush()
-    except OSError:
-        return True
-    return False
-
-
 def _flushed(code: int) -> int:
-    """The exit code, once the output is out. A reader that went away (`| head`) is no failure."""
-    if sys.stdout is None:
-        return code
+    """The exit code, once the output is out."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would be tried again, and complained about, when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            print(f"lmbench: standard output: {error.strerror}", file=sys.stderr)
-            return code or 1
+        return _without_output(error, code)
     return code
+
+
+def _lost_output() -> OSError | None:
+    """Why what was printed cannot be written, None where it can."""
+    try:
+        if sys.stdout is not None:
+            # What failed once may not be tried again by a flush.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _without_output(error: OSError, code: int) -> int:
+    """The exit code of a command whose output is lost. A reader that went away (`| head`) is no failure."""
+    # What is left in the buffer would be tried again, and complained about, when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return code
+    print(f"lmbench: standard output: {error.strerror}", file=sys.stderr)
+    return code or 1
 
 
 def _run(args: list[str]) -> int:

@@ -7,29 +7,41 @@ import time
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
 from lmbench.measure import ceiling
-from lmbench.report.ceiling import ceiling_table, datasheet_rate
+from lmbench.report.kernels.ceiling_table import ceiling_table, datasheet_rate
 
 CPU = torch.device("cpu")
 
 
-def test_a_rate_is_work_over_time():
-    """Against a product that is timed by itself, best of many."""
-    record = ceiling._matmul("fp32", CPU, 0.3)
-    size = ceiling.MATMUL_SIZE["cpu"]
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    best = min(_timed(lambda: a @ b, time.perf_counter) for _ in range(30))
-    # Other work on the machine slows either; what must be right is the count of operations and the clock.
-    assert record["burst_per_s"] == pytest.approx(2 * size**3 / best, rel=0.7)
-    assert record["seconds"] >= 0.3
+def test_a_rate_is_the_amount_of_work_over_its_time():
+    record = ceiling._rates(lambda: time.sleep(0.002), 3.0, CPU, 0.1)
+    assert record["burst_per_s"] == pytest.approx(3.0 / 0.002, rel=0.2)
+    assert record["sustained_per_s"] == pytest.approx(3.0 / 0.002, rel=0.2)
+    assert record["seconds"] >= 0.1
 
 
-def _timed(work, now):
-    start = now()
-    work()
-    return now() - start
+def test_a_product_counts_the_operations_that_pytorch_counts(monkeypatch):
+    work, amount = counted(monkeypatch, lambda: ceiling._matmul("fp32", CPU, 0.1))
+    with FlopCounterMode(display=False) as counter:
+        work()
+    assert amount == counter.get_total_flops()
+
+
+def test_a_copy_counts_the_bytes_it_reads_and_writes(monkeypatch):
+    work, amount = counted(monkeypatch, lambda: ceiling._copy(CPU, 0.1))
+    target = work()
+    assert amount == 2 * target.nbytes == 2 * ceiling.COPY_BYTES["cpu"]
+
+
+def counted(monkeypatch, measure):
+    """The work that a measurement does, and the amount that it takes it for."""
+    given = []
+    monkeypatch.setattr(ceiling, "_rates", lambda work, amount, *_: given.append((work, amount)) or {})
+    measure()
+    return given[0]
 
 
 def test_the_precision_of_matmuls_is_restored():

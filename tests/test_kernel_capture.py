@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 import stat
+import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +184,24 @@ def test_it_profiles_a_strangers_trainer(tmp_path):
     trace = trace_of(tmp_path)
     assert [step["name"] for step in ranges(trace, "step")] == ["lmbench.step:5", "lmbench.step:6"]
     assert trainer.global_step == 12
+
+
+@pytest.mark.slow
+def test_of_several_ranks_the_first_writes_the_trace(tmp_path):
+    script = (
+        "import sys\n"
+        "import lmbench\n"
+        "from lightning.pytorch import Trainer\n"
+        "from strangers import Data, Regression\n"
+        "profiler = lmbench.KernelProfiler(steps=2)\n"
+        "Trainer(accelerator='cpu', devices=2, strategy='ddp_fork', max_steps=12, logger=False, profiler=profiler,\n"
+        "    enable_checkpointing=False, default_root_dir=sys.argv[1]).fit(Regression(), Data())\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(words, cwd=Path(__file__).parent, check=True, capture_output=True, timeout=120)
+    trace = load_trace(tmp_path / "trace.json.gz")
+    assert trace.timeline.steps == 2
+    assert any("allreduce" in name for name in trace.host.names)
 
 
 def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from trace_events import AUTOGRAD, HandWritten, label_modules, record_steps
+from trace_events import AUTOGRAD, HandWritten, record_steps
 
+from lmbench.measure.ranges import ModuleRanges
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES
 from lmbench.trace.analysis import Trace, load_trace
@@ -27,7 +28,7 @@ FORWARD_PARTS = {
 def traced(path: Path, autocast: bool = False, attention: str = "naive", micro_batches: int = 1) -> Trace:
     torch.manual_seed(0)
     model = Transformer(SIZES["tiny"], 16, attention)
-    label_modules(model)
+    ModuleRanges(model, uses_nvtx=False)
     tokens = torch.randint(0, 100, (2, 16))
 
     def forward() -> Tensor:
@@ -175,7 +176,7 @@ def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path: Path) -> None:
             return self.head(checkpoint(self.ffn, x, use_reentrant=False)).sum()
 
     net = Net()
-    label_modules(net)
+    ModuleRanges(net, uses_nvtx=False)
     x = torch.randn(4, 8, requires_grad=True)
     trace = load_trace(record_steps(tmp_path / "t.json", lambda: net(x), torch.optim.SGD(net.parameters(), 0.1)))
     recomputed = [index for index in operators_of(trace, "backward") if trace.host.names[index] == "aten::linear"]
@@ -252,7 +253,7 @@ def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path: Pat
             return x + self.self_attn(self.input_layernorm(x))
 
     model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))
-    label_modules(model)
+    ModuleRanges(model, uses_nvtx=False)
     x = torch.randn(2, 3, 4, 8, requires_grad=True)
     trace = load_trace(
         record_steps(tmp_path / "t.json", lambda: model(x).sum(), torch.optim.SGD(model.parameters(), 0.1))

@@ -14,11 +14,11 @@ FILL = "Memset (Device)"
 FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_splitkv_combine_kernel<int>(int)"
 
 
-def graphs_of(*launches: tuple[str, str]) -> list[CompiledGraph]:
+def graph_of(*launches: tuple[str, str]) -> list[CompiledGraph]:
     return read_graphs([{"kernels": [[name, [f"blocks.0.{path}"]] for name, path in launches]}], {})
 
 
-TWO_MODULES = graphs_of(
+TWO_MODULES = graph_of(
     (NORM, "attention_norm"),
     ("extern_kernels.mm", "attention.output"),
     ("extern_kernels.mm", "ffn.up"),
@@ -52,12 +52,12 @@ def test_kernels_that_do_not_fit_the_calls_tell_nothing_and_leave_the_rest(betwe
 
 def test_kernels_of_one_attention_call_stand_in_a_row() -> None:
     attention = "torch.ops.aten._scaled_dot_product_flash_attention.default"
-    graphs = graphs_of((NORM, "attention_norm"), (attention, "attention.core"), ("extern_kernels.mm", "ffn.up"))
+    graphs = graph_of((NORM, "attention_norm"), (attention, "attention.core"), ("extern_kernels.mm", "ffn.up"))
     assert parts(graphs, NORM, FLASH, COMBINE, GEMM) == ["norm", "attention", "attention", "ffn"]
 
 
 def test_calls_of_any_number_of_kernels_tell_nothing_beside_others() -> None:
-    graphs = graphs_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), ("extern_kernels.mm", "ffn.up"))
+    graphs = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), ("extern_kernels.mm", "ffn.up"))
     assert parts(graphs, NORM, GEMM, GEMM) == ["norm", "", ""]
 
 
@@ -68,9 +68,9 @@ def test_another_order_of_triton_kernels_is_another_graph() -> None:
 
 
 def test_of_graphs_with_the_same_kernels_only_agreement_counts() -> None:
-    other = graphs_of(
+    other = graph_of(
         (NORM, "ffn_norm"), ("extern_kernels.mm", "ffn.up"), ("extern_kernels.mm", "ffn.gate"), (SILU, "ffn")
     )
-    twin = graphs_of((NORM, "ffn_norm"), ("extern_kernels.mm", "ffn.up"), ("extern_kernels.mm", "head"), (SILU, "ffn"))
+    twin = graph_of((NORM, "ffn_norm"), ("extern_kernels.mm", "ffn.up"), ("extern_kernels.mm", "head"), (SILU, "ffn"))
     assert parts([*other, *other], NORM, GEMM, GEMM, SILU) == ["norm", "ffn", "ffn", "ffn"]
     assert parts([*other, *twin], NORM, GEMM, GEMM, SILU) == [""] * 4

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
@@ -52,24 +51,6 @@ class HandWritten:
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(self.document()))
         return path
-
-
-def label_modules(module: nn.Module) -> list[Any]:
-    """lmbench.module ranges around every module's forward; returns the hooks."""
-    handles = []
-    for name, child in module.named_modules():
-        if name:
-            open_ranges: list[Any] = []
-
-            def begin(module: nn.Module, inputs: Any, name: str = name, stack: list[Any] = open_ranges) -> None:
-                stack.append(record_function(f"lmbench.module:{name}"))
-                stack[-1].__enter__()
-
-            def end(module: nn.Module, inputs: Any, output: Any, stack: list[Any] = open_ranges) -> None:
-                stack.pop().__exit__(None, None, None)
-
-            handles += [child.register_forward_pre_hook(begin), child.register_forward_hook(end)]
-    return handles
 
 
 def record_steps(

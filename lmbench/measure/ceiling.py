@@ -35,8 +35,11 @@ MATMULS: dict[str, tuple[torch.dtype, str]] = {
 
 
 def measure_ceiling(device: torch.device, sustained_s: float = 3.0) -> list[dict[str, Any]]:
-    """One record for each kind of work: `name`, `burst_per_s`, `sustained_per_s` (FLOP/s, of `copy` byte/s), and of the
-    sustained stretch `seconds`, `sm_clock_hz`, `mean_power_w`, `power_capped_fraction`."""
+    """One record for each kind of work, rates in FLOP/s, of `copy` in byte/s.
+
+    `name`; `burst_per_s`, the best of `bursts` stretches of about `burst_s`; `sustained_per_s`, and of the sustained
+    stretch `seconds`, `mean_power_w`, `power_capped_fraction`, and `sm_clock_hz` at its end.
+    """
     names = list(MATMULS) if device.type == "cuda" else ["bf16", "fp32"]
     records = [_matmul(name, device, sustained_s) for name in names]
     return [*records, _copy(device, sustained_s)]
@@ -68,7 +71,8 @@ def _rates(work: Callable[[], object], amount: float, device: torch.device, sust
     for _ in range(BURSTS):
         time.sleep(REST_S if device.type == "cuda" else 0)
         bursts.append(calls * amount / _seconds(work, calls, device))
-    return {"burst_per_s": max(bursts), **_sustained(work, amount, calls, device, sustained_s)}
+    best = {"burst_per_s": max(bursts), "bursts": BURSTS, "burst_s": BURST_S}
+    return {**best, **_sustained(work, amount, calls, device, sustained_s)}
 
 
 def _seconds(work: Callable[[], object], calls: int, device: torch.device) -> float:

@@ -111,17 +111,17 @@ def _clock(phase: str, sums: dict[str, float], kernels: KernelTable, members: In
     launch = kernels.launch[own]
     per_step = {name: value / 1e9 / steps for name, value in sums.items()}
     return PhaseClock(
-        phase,
-        per_step["host"],
-        per_step["window"],
-        per_step["busy"],
-        per_step["gap"],
-        sums["gaps"] / steps,
-        per_step["wait"],
-        per_step["first_wait"],
-        len(np.unique(launch[launch != NONE])) / steps,
-        len(own) / steps,
-        float(np.median(kernels.duration_ns[own])) / 1e9 if len(own) else None,
+        phase=phase,
+        host_s=per_step["host"],
+        window_s=per_step["window"],
+        busy_s=per_step["busy"],
+        queued_gap_s=per_step["gap"],
+        queued_gaps=sums["gaps"] / steps,
+        host_wait_s=per_step["wait"],
+        first_wait_s=per_step["first_wait"],
+        launches=len(np.unique(launch[launch != NONE])) / steps,
+        kernels=len(own) / steps,
+        median_kernel_s=float(np.median(kernels.duration_ns[own])) / 1e9 if len(own) else None,
     )
 
 

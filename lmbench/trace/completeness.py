@@ -47,14 +47,14 @@ def completeness(trace: Trace) -> Completeness:
         early_ns = launches.start_ns[kernels.launch[has_launch]] - kernels.start_ns[has_launch]
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
     return Completeness(
-        len(kernels.names),
-        len(launches.names),
-        int((~has_launch).sum()),
-        float(kernels.duration_ns[~has_launch].sum()) / 1e9,
-        len(launches.names) - len(used),
-        _shared(launches.correlation, used),
-        len(early_ns),
-        float(early_ns.max(initial=0)) / 1e9,
+        kernels=len(kernels.names),
+        launches=len(launches.names),
+        kernels_without_launch=int((~has_launch).sum()),
+        without_launch_s=float(kernels.duration_ns[~has_launch].sum()) / 1e9,
+        launches_without_kernel=len(launches.names) - len(used),
+        shared_launches=_shared(launches.correlation, used),
+        kernels_before_launch=len(early_ns),
+        worst_early_s=float(early_ns.max(initial=0)) / 1e9,
     )
 
 

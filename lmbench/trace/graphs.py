@@ -21,18 +21,18 @@ class CompiledGraph:
     launches: list[tuple[str, str]]
 
     @cached_property
-    def triton(self) -> dict[str, list[str]]:
-        """By name, the parts of its launches."""
-        return _by_name(launch for launch in self.launches if launch[0].startswith(TRITON))
+    def triton(self) -> list[tuple[str, str]]:
+        """The launches of Triton kernels."""
+        return [launch for launch in self.launches if launch[0].startswith(TRITON)]
 
     @cached_property
     def library(self) -> dict[str, list[str]]:
         """By operator, the parts of its calls."""
-        return _by_name(launch for launch in self.launches if not launch[0].startswith(TRITON))
-
-    @property
-    def triton_counts(self) -> Counter[str]:
-        return Counter({name: len(parts) for name, parts in self.triton.items()})
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, part in self.launches:
+            if not name.startswith(TRITON):
+                found[name].append(part)
+        return dict(found)
 
     def has_library_calls(self, names: Sequence[str]) -> bool:
         """Whether these are the graph's library calls; operators that it does not list (copies) do not count."""
@@ -56,13 +56,6 @@ def read_graphs(stored: Any, classes: Mapping[str, str]) -> list[CompiledGraph]:
     return graphs
 
 
-def _by_name(launches: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, part in launches:
-        found[name].append(part)
-    return dict(found)
-
-
 def _part(paths: Iterable[Any], classes: Mapping[str, str]) -> str:
     """Parts of the modules that were fused, empty if none tells; paths that tell nothing do not count."""
     found = {part for path in paths if isinstance(path, str) and (part := part_of(path, classes))}
@@ -78,25 +71,27 @@ def _bare(name: str) -> str:
     return name.partition(".")[0]
 
 
+def graphs_of(graphs: Sequence[CompiledGraph], triton: Sequence[str]) -> list[CompiledGraph]:
+    """Those with these Triton kernels, in this order."""
+    names = list(triton)
+    return [graph for graph in graphs if [name for name, _ in graph.triton] == names]
+
+
 def parts_of_call(
     graphs: Sequence[CompiledGraph], triton: Sequence[str], library: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Parts of one call of a compiled graph: of its Triton kernels and of its library operators, each in launch order.
 
-    The graph is the one whose kernels have these names, each as often; empty for all where there is none or where those
-    that fit tell different parts. Library calls count only where they fit too.
+    The graph is the one with these Triton kernels in this order; empty for all where there is none or where those that
+    fit tell different parts. Library calls count only where they fit too.
     """
-    counts = Counter(triton)
-    candidates = [graph for graph in graphs if graph.triton_counts == counts]
+    candidates = graphs_of(graphs, triton)
     exact = [graph for graph in candidates if graph.has_library_calls(library)]
     no_library = [""] * len(library)
     if exact and all(graph == exact[0] for graph in exact):
-        return _in_order(exact[0].triton, triton), _in_order(exact[0].library, library)
+        waiting = {name: iter(of_name) for name, of_name in exact[0].library.items()}
+        parts = [next(waiting[name], "") if name in waiting else "" for name in library]
+        return [part for _, part in exact[0].triton], parts
     if candidates and triton and all(graph.triton == candidates[0].triton for graph in candidates):
-        return _in_order(candidates[0].triton, triton), no_library
+        return [part for _, part in candidates[0].triton], no_library
     return [""] * len(triton), no_library
-
-
-def _in_order(parts: dict[str, list[str]], names: Sequence[str]) -> list[str]:
-    waiting = {name: iter(of_name) for name, of_name in parts.items()}
-    return [next(waiting[name], "") if name in waiting else "" for name in names]

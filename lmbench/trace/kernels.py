@@ -88,8 +88,16 @@ def attribute(
         part = in_graph.get(index) or finder.part(event)
         phases.append(phase)
         parts.append(_in_phase(part, phase, kind, is_main))
-    times = (device.start_ns, device.end_ns, device.stream)
-    return KernelTable(device.names, *times, launch, phases, kinds, parts)
+    return KernelTable(
+        names=device.names,
+        start_ns=device.start_ns,
+        end_ns=device.end_ns,
+        stream=device.stream,
+        launch=launch,
+        phases=phases,
+        kinds=kinds,
+        parts=parts,
+    )
 
 
 def _operators(events: Events, host: HostEvents, scopes: Scopes) -> Integers:

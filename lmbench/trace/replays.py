@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from lmbench.trace.graphs import TRITON, CompiledGraph
+from lmbench.trace.graphs import TRITON, CompiledGraph, graphs_of
 
 _PRODUCT_CALL = re.compile(r"^(mm|bmm|addmm|baddbmm|addbmm|_scaled_mm|_grouped_mm)$")
 _ATTENTION_CALL = re.compile(r"attention")
@@ -27,7 +27,7 @@ def parts_of_replay(graphs: Sequence[CompiledGraph], names: Sequence[str], kinds
     parts = [""] * len(names)
     gaps, anchors = _places(names)
     order = [names[index] for index in anchors]
-    fitting = [graph for graph in graphs if [name for name, _ in graph.launches if name.startswith(TRITON)] == order]
+    fitting = graphs_of(graphs, order)
     if not order or not fitting or any(graph != fitting[0] for graph in fitting):
         return parts
     launches = fitting[0].launches

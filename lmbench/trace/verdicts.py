@@ -59,15 +59,15 @@ def _judge(
     lag = lookup(run, f"probe.verdicts.{clock.phase}")
     lag = lag if isinstance(lag, dict) else {}
     return PhaseVerdict(
-        clock,
-        verdict,
-        _reason(clock) if verdict else "",
-        advise(verdict, clock, share, run) if verdict and share else "",
-        _mean(steps, f"{clock.phase}_s"),
-        _mean(steps, f"{clock.phase}_host_s"),
-        lag.get("verdict"),
-        number(lag, "min_lag_s"),
-        _agreement(verdict, clock, lag),
+        clock=clock,
+        verdict=verdict,
+        reason=_reason(clock) if verdict else "",
+        advice=advise(verdict, clock, share, run) if verdict and share else "",
+        device_span_s=_mean(steps, f"{clock.phase}_s"),
+        host_span_s=_mean(steps, f"{clock.phase}_host_s"),
+        lag_verdict=lag.get("verdict"),
+        min_lag_s=number(lag, "min_lag_s"),
+        agreement=_agreement(verdict, clock, lag),
     )
 
 
