@@ -236,6 +236,14 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> No
     assert guards(found) == {"device_recorded": "pass"}
 
 
+def test_a_runs_record_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, simulated([[MANY_FAST], [MANY_FAST]]))
+    (folder / "run.json").write_text("{")
+    found = examine(folder)
+    assert found.run == {}
+    assert guards(found)["run_record"] == "warn"
+
+
 def test_launches_that_share_an_id_are_said_to(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("forward", 0, 100)

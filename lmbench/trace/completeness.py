@@ -77,6 +77,7 @@ def trace_guards(trace: Trace, shares: list[PhaseShares], verdicts: list[PhaseVe
         _classified("kind", sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in shares), total),
         _classified("part", sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in shares), total),
         _spans(verdicts),
+        *_damage(trace),
     ]
 
 
@@ -102,6 +103,14 @@ def _every_kernel_has_a_launch(found: Completeness, total: float) -> Guard:
     advice = f"their phase and part are unknown and shown as {OUTSIDE}, {UNCLASSIFIED}; {_AGAIN}"
     status: Status = "fail" if share > UNCLASSIFIED_LIMIT else "warn"
     return at_most("kernels_without_launch", share, 0.0, "fraction", message, advice=advice, otherwise=status)
+
+
+def _damage(trace: Trace) -> list[Guard]:
+    """A warning where the run's record cannot be read: its settings and its own clocks are then missing."""
+    if trace.source.run is None or not trace.source.run.damage:
+        return []
+    advice = "the trace is shown without what the run knows: settings, event spans, lag, FLOPs"
+    return [Guard("run_record", "warn", None, None, "", f"the run's record: {trace.source.run.damage}", advice)]
 
 
 def _every_launch_has_a_kernel(found: Completeness) -> Guard:
