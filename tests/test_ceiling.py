@@ -57,7 +57,7 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     assert path.name.startswith("ceiling_")
     assert json.loads(path.read_text()) == printed
     assert [rate["name"] for rate in printed["rates"]] == ["bf16", "fp32", "copy"]
-    assert ceiling_table(printed).row_count == 3
+    assert len(ceiling_table(printed).rows) == 3
 
 
 def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trace_events import AUTOGRAD, HandWritten
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.report.kernel_difference import difference_markdown
+from lmbench.report.kernels.difference import difference_markdown
 from lmbench.trace.difference import Difference, difference, difference_record
 from lmbench.trace.findings import examine
 
@@ -49,6 +50,34 @@ def plain_sums(folder: Path) -> dict[str, float]:
             (phase,) = [name for start, end, name in phases if start <= moment < end]
             sums[phase] += event["dur"] / 1e6 / document["lmbench"]["steps"]
     return sums
+
+
+def test_the_same_work_over_another_number_of_steps_is_the_same(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    work = [(f"k{number}", chance.uniform(1, 90)) for number in range(30)]
+    sides = []
+    for steps in (1, 3):
+        trace, at = HandWritten(), 0.0
+        for step in range(steps):
+            trace.step(step, at, 5000)
+            trace.phase("forward", at, 5000)
+            for number, (name, duration) in enumerate(work, start=100 * step + 1):
+                trace.launch(number, at + 150 * (number % 100))
+                trace.kernel(number, name, at + 150 * (number % 100) + 10, round(duration, 3))
+            at += 5000
+        sides.append(examine(trace.write(tmp_path / f"{steps}.json")))
+    same = difference(*sides)
+    assert {change.change for change in same.step.kernels} == {"same"}
+    assert {change.share_fraction for change in same.step.kernels} == {None}
+    assert "27 more kernels" in difference_markdown(same, 3)
+
+
+def test_traces_without_phases_are_compared_whole(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.launch(1, 10)
+    trace.kernel(1, "k", 20, 30)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert difference(found, found).step.total.a_s == pytest.approx(30e-6)
 
 
 def test_the_phases_are_what_the_events_sum_to(found: Difference) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from trace_events import HandWritten, label_modules, record_steps
+from trace_events import HandWritten, record_steps
 
 from lmbench.commands.kernels import run
+from lmbench.measure.ranges import ModuleRanges
 
 DATA = Path(__file__).parent / "trace_data"
 COMPILED, INFERENCE = str(DATA / "small_bf16_compiled"), str(DATA / "small_fp32_inference")
@@ -46,6 +47,60 @@ def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixt
     ):  # fmt: skip
         assert words in text, words
     assert "host-bound" in shown(capsys, COMPILED)
+
+
+def test_the_head_says_in_a_line_whether_the_trace_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "\ncomplete    1,518 kernels, each with its launch, none before it\n" in shown(capsys, COMPILED)
+    trace = HandWritten()
+    trace.phase("forward", 0, 1_000)
+    for number, (launched, started) in enumerate(((10, 50), (20, 15), (30, 90)), start=1):
+        trace.launch(number, launched)
+        trace.kernel(number, "kernel", started, 4)
+    trace.launch(4, 100)
+    trace.kernel(None, "kernel", 200, 4)
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    assert "incomplete  4 kernels, 1 without launch, 1 launch without kernel, 1 up to" in text
+    assert "5.0 us before it" in " ".join(text.split())
+
+
+def test_launches_stand_beside_their_mean_queued_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(shown(capsys, INFERENCE, "--json"))
+    (clock,) = [one for one in record["clocks"]["phases"] if one["phase"] == "forward"]
+    table = shown(capsys, INFERENCE).partition("Launches: ")[2].partition("\n\n")[0]
+    heading, _, *rows = table[table.index("phase  ") :].splitlines()
+    (row,) = [row for row in rows if row.startswith("forward")]
+    gap_us = float(dict(zip(heading.split(), row.split(), strict=False))["gap"])
+    assert gap_us == pytest.approx(clock["queued_gap_s"] / clock["queued_gaps"] * 1e6, abs=0.05)
+    assert 0.5 < gap_us < 3
+
+
+@pytest.mark.parametrize("form", [[], ["--format", "markdown"], ["--format", "csv"]], ids=str)
+def test_what_cannot_be_shown_in_a_kernels_name_is_replaced(
+    form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = HandWritten()
+    trace.phase("forward", 0, 1_000)
+    trace.launch(1, 10)
+    trace.kernel(1, "\x1b[31mred\x00\nnext\ud800\u202e", 50, 4)
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")), *form)
+    assert "\ufffd[31mred\ufffd next\ufffd\ufffd" in text
+    assert not any(ord(character) < 32 and character != "\n" for character in text)
+    text.encode()
+
+
+def test_with_many_long_phases_the_screen_still_needs_eighty_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = HandWritten()
+    for number, phase in enumerate(("forward", "backward", "clip", "optimizer"), start=1):
+        trace.phase(phase, 1_000 * number, 1_000)
+        trace.launch(number, 1_000 * number + 10)
+        trace.kernel(number, f"gemm_{phase}", 1_000 * number + 50, 900 - 100 * number)
+    lines = shown(capsys, str(trace.write(tmp_path / "t.json"))).splitlines()
+    assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
+    assert any("optimizer within step only" in line for line in lines)
 
 
 def test_top_sets_the_number_of_kernels_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +145,7 @@ def test_a_cpu_trace_gives_operators_and_says_that_they_are_no_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
-    label_modules(net)
+    ModuleRanges(net, uses_nvtx=False)
     x = torch.randn(32, 64)
     path = record_steps(tmp_path / "t.json", lambda: net(x).sum(), torch.optim.SGD(net.parameters(), 0.1))
     text = shown(capsys, str(path))

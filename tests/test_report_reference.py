@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lmbench.reference.kernel_shares import load_kernel_shares
 from lmbench.reference.step_times import load_step_times
 from lmbench.report.cells import Cell
 from lmbench.report.facts import EAGER, FP32_MATMUL, TF32_MATMUL
@@ -77,6 +78,14 @@ def test_a_published_out_of_memory_is_shown() -> None:
 
 def test_custom_shapes_are_joined_by_layers_and_width() -> None:
     assert found(size="4 x 512", mode="train_step")["004"].value == 0.128
+
+
+def test_a_ratio_to_the_score_products_alone_stands_beside_no_ratio_to_both() -> None:
+    rows = csv.DictReader((files("lmbench.reference") / "softmax_vs_matmul.csv").read_text().splitlines())
+    alone = [row for row in rows if "scores matmul" in row["note"]]
+    assert [row["source"] for row in alone] == ["001"]
+    column = "forward_softmax_matmul_time_ratio"
+    assert {share.source for share in load_kernel_shares() if share.column == column} == {"002", "003"}
 
 
 def test_every_whole_step_of_the_csv_is_loaded_but_those_of_profilers() -> None:

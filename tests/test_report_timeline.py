@@ -15,8 +15,8 @@ from browser import CHROMIUM, look, operate
 
 from lmbench.bench.kernel_summary import examine_run
 from lmbench.cli import main
-from lmbench.report.step_picture import MAX_KERNELS, ROWS, step_picture
-from lmbench.report.timelines import script, script_hash
+from lmbench.report.kernels.page_timelines import MAX_TIMELINES, script, script_hash
+from lmbench.report.kernels.step_picture import MAX_KERNELS, ROWS, step_picture
 from lmbench.results.vocabulary import Record
 from lmbench.trace.step_timeline import TIMELINE_FILE, read_timeline
 
@@ -143,7 +143,90 @@ def test_a_timeline_that_cannot_be_read_is_left_out(content: bytes, tmp_path: Pa
     text = page_of(tmp_path, run).read_text()
     assert "data-timeline" not in text
     assert "<script" not in text
-    assert "cannot be read" in text
+    assert "1 more timeline is not shown, as the file cannot be used: run (" in text
+    assert "left out" not in text
+
+
+def spoilt(change: dict[str, Any]) -> Record:
+    """A timeline of which something is not as lmbench writes it."""
+    timeline = huge(4)
+    columns = {name: value for name, value in change.items() if name in timeline["kernels"]}
+    return {**timeline, **change, "kernels": {**timeline["kernels"], **columns}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"end_ns": 0}, "no length"),
+        ({"end_ns": -5}, "no length"),
+        ({"end_ns": "x"}, "no timeline"),
+        ({"end_ns": float("inf")}, "no timeline"),
+        ({"name": [9, 0, 0, 0]}, "none of its names"),
+        ({"part": [-1, 0, 0, 0]}, "none of its parts"),
+        ({"kind": ["x", 0, 0, 0]}, "none of its kinds"),
+        ({"duration_ns": [-900, 1, 1, 1]}, "ends before it starts"),
+        ({"start_ns": []}, "zip"),
+        ({"host_phases": None}, "no timeline"),
+    ],
+    ids=str,
+)
+def test_a_timeline_that_is_none_is_refused_with_a_reason(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        step_picture("one", spoilt(change))
+
+
+def test_only_what_had_no_room_is_counted_as_left_out(tmp_path: Path) -> None:
+    run = profiled_run(tmp_path / "runs" / "r0")
+    for index in range(MAX_TIMELINES + 3):
+        copy = tmp_path / "runs" / f"copy{index:02d}"
+        shutil.copytree(run, copy)
+        record = json.loads((copy / "run.json").read_text())
+        record["data"] = {**record["data"], "context_length": 16 * (index + 1)}
+        (copy / "run.json").write_text(json.dumps(record))
+        if index in (0, MAX_TIMELINES + 2):
+            (copy / TIMELINE_FILE).write_bytes(b"torn")
+    text = page_of(tmp_path, tmp_path / "runs").read_text()
+    assert text.count("data-timeline") == MAX_TIMELINES
+    assert "2 more timelines are left out: the page would become too large." in text
+    assert re.search(r"2 more timelines are not shown, as the file cannot be used: copy00 \([^)]*\), copy10 \(", text)
+
+
+def two_of_a_part(gap_ns: int) -> Record:
+    """Two kernels of the same part, phase and kind with that much between them."""
+    columns = {
+        "start_ns": [1_000, 101_000 + gap_ns], "duration_ns": [100_000, 100_000], "name": [0, 0], "kind": [0, 0],
+        "part": [0, 0], "phase": [0, 0], "stream": [7, 7], "launch_ns": [0, 500], "launch_duration_ns": [300, 300],
+        "is_own": [1, 1],
+    }  # fmt: skip
+    return {**huge(0), "end_ns": 300_000, "host_phases": [["forward", 0, 10_000]], "kernels": columns}
+
+
+def bars_of(svg: str, row: str) -> list[tuple[float, float]]:
+    """Left and width of a row's bars in percent."""
+    found = re.findall(rf'<rect x="([\d.]+)%" y="{38 * ROWS.index(row) + 15}" width="([\d.]+)%"', svg)
+    return [(float(x), float(width)) for x, width in found]
+
+
+def test_idle_between_kernels_of_a_part_is_no_bar() -> None:
+    near, far = (step_picture("one", two_of_a_part(gap_ns)).svg for gap_ns in (1_000, 50_000))
+    assert len(bars_of(near, "device: parts of the model")) == 1
+    (left, width), (second, _) = bars_of(far, "device: parts of the model")
+    assert second - left - width == pytest.approx(50 / 3, abs=0.1)
+    # A phase goes on while the device waits within it.
+    assert len(bars_of(far, "device: phases")) == 1
+
+
+def test_every_colour_of_every_row_is_explained(page: Path) -> None:
+    text = page.read_text()
+    for drawn, legend in zip(data_of(text), re.findall(r'<dl class="timeline-legend">(.*?)</dl>', text), strict=True):
+        told = {
+            row: set(re.findall(r"</i>([^<]+)</span>", names))
+            for row, names in re.findall(r"<dt>(\w+)</dt><dd>(.*?)</dd>", legend)
+        }
+        parts = {"several" if "+" in name else name for name, _ in drawn["parts"]}
+        assert told["parts"] == parts
+        assert told["kinds"] == {name for name, _ in drawn["kinds"]}
+        assert told["phases"] == {name for name, _ in drawn["phases"]} | {name for name, _, _ in drawn["host"]}
 
 
 def test_a_kernels_name_is_no_markup(tmp_path: Path) -> None:
@@ -224,6 +307,18 @@ def test_near_enough_every_kernel_has_its_bar_and_its_name(page: Path) -> None:
     assert 5 < len(inside) - 2 <= seen["kernels"] <= len(inside)
     names = {data["names"][kernel[2]] for kernel in inside}
     assert names & set(seen["labels"])
+
+
+@needs_browser
+def test_the_script_draws_idle_between_kernels_of_a_part_as_such(tmp_path: Path) -> None:
+    for gap_ns, count in ((1_000, 1), (50_000, 2)):
+        run = profiled_run(tmp_path / f"run{gap_ns}")
+        (run / TIMELINE_FILE).write_bytes(gzip.compress(json.dumps(two_of_a_part(gap_ns)).encode()))
+        bars = operate(
+            page_of(tmp_path, run), 1280,
+            _SEE + "return [...svg.querySelectorAll('rect')].filter(r => r.getAttribute('y') == 129).length;",
+        )  # fmt: skip
+        assert bars == count
 
 
 @needs_browser

@@ -12,8 +12,8 @@ import pytest
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.report.ceilings import find_ceiling
-from lmbench.report.roofline import Roofline, roofline
+from lmbench.report.kernels.ceiling_record import find_ceiling
+from lmbench.report.kernels.roofline import Roofline, roofline
 from lmbench.trace.findings import Findings, examine
 
 DATA = Path(__file__).parent / "trace_data"

@@ -56,7 +56,7 @@ def run(args: list[str]) -> int:
 
 
 def _compare_kernels(options: argparse.Namespace) -> int:
-    from lmbench.report.kernel_difference import difference_markdown, print_difference
+    from lmbench.report.kernels.difference import difference_markdown, print_difference
     from lmbench.trace.difference import difference, difference_record
     from lmbench.trace.findings import examine
 

@@ -49,8 +49,8 @@ def _positive(text: str) -> int:
 
 def _show(options: argparse.Namespace) -> None:
     # Help does not wait for these.
-    from lmbench.report.ceilings import find_ceiling
-    from lmbench.report.roofline import roofline, roofline_record
+    from lmbench.report.kernels.ceiling_record import find_ceiling
+    from lmbench.report.kernels.roofline import roofline, roofline_record
     from lmbench.trace.findings import as_record, examine
 
     found = examine(options.source)
@@ -60,7 +60,7 @@ def _show(options: argparse.Namespace) -> None:
 
         print(encode({**as_record(found), "roofline": roofline_record(roof)}, indent=1))
         return
-    from lmbench.report.kernels import print_findings, to_csv, to_markdown
+    from lmbench.report.kernels.findings import print_findings, to_csv, to_markdown
     from lmbench.report.terminal import make_console
 
     if options.format == "csv":

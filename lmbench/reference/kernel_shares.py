@@ -14,6 +14,8 @@ _PASSES = {
     "train_step": ("step_matmul_fraction", "train_step"),
 }
 _RATIO = "forward_softmax_matmul_time_ratio"
+#: Of a row whose products are of the scores alone: lmbench divides by those of scores and values.
+_SCORES_ALONE = "scores matmul"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class KernelShare:
 
 @cache
 def load_kernel_shares() -> tuple[KernelShare, ...]:
-    """Every published share of all matrix products in a pass, and every ratio of softmax to matrix products in time."""
+    """Every published share of all matrix products in a pass, and every ratio of softmax to the matrix products of
+    scores and values in time."""
     return (*_matmul_shares(), *_softmax_ratios())
 
 
@@ -55,7 +58,7 @@ def _matmul_shares() -> Iterator[KernelShare]:
 
 def _softmax_ratios() -> Iterator[KernelShare]:
     for row in _rows("softmax_vs_matmul.csv"):
-        if row["softmax_ms"] and row["matmul_ms"]:
+        if row["softmax_ms"] and row["matmul_ms"] and _SCORES_ALONE not in row["note"]:
             ratio = float(row["softmax_ms"]) / float(row["matmul_ms"])
             yield _share(row, _RATIO, None, ratio, "the pass is unstated")
 

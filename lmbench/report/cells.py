@@ -38,6 +38,11 @@ class Cell:
         return [sample for sample in self.samples if sample.outcome == "ok"]
 
     @property
+    def has_ended_well(self) -> bool:
+        """Whether any of its runs, timed or not, lived to tell all its facts."""
+        return any(sample.outcome == "ok" for sample in (*self.samples, *self.passes))
+
+    @property
     def outcome(self) -> str:
         """`ok` if a run was, else how the first one that was not ended."""
         bad = [sample for sample in self.samples if sample.outcome != "ok"]
@@ -135,12 +140,13 @@ def _identity(cell: Cell) -> str:
 
 def _settle_facts(cells: Sequence[Cell]) -> None:
     """Within a sweep another host or commit makes no other row: the axes do. And what all cells share that can tell,
-    those that died too early to tell it share too."""
+    those that died too early to tell it share too; one that lived and has no attention has none."""
     for cell in cells:
         cell.facts = {name: v for name, v in cell.facts.items() if name not in FACT or not FACT[name].is_environment}
     common = shared(cells, dict.fromkeys(name for cell in cells for name in cell.facts))
     for cell in cells:
-        cell.facts = {name: v for name, v in {**common, **cell.facts}.items() if v is not None}
+        known = cell.facts if cell.has_ended_well else {**common, **cell.facts}
+        cell.facts = {name: v for name, v in known.items() if v is not None}
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
@@ -171,6 +177,18 @@ def shared(cells: Sequence[Cell], names: Iterable[str]) -> dict[str, Value]:
         if len(values) == 1:
             found[name] = values.pop()
     return found
+
+
+def shared_by_all(cells: Sequence[Cell], names: Iterable[str]) -> dict[str, Value]:
+    """The same without those that a cell lacks which lived to tell them: what has none does not share it."""
+    missing = partly_known(cells)
+    return {name: value for name, value in shared(cells, names).items() if name not in missing}
+
+
+def partly_known(cells: Sequence[Cell]) -> set[str]:
+    """Facts that some cells have and others do not have, though they lived to tell them: a model without attention."""
+    known = {name for cell in cells for name, value in cell.facts.items() if value is not None}
+    return {name for name in known for cell in cells if cell.has_ended_well and cell.facts.get(name) is None}
 
 
 def in_order(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:

@@ -23,10 +23,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together; `label` is empty where there is only one series."""
+    """Points that belong together; `label` is empty where there is only one series.
+
+    `colour` is the place of its colour (see colours), None for one by the order of the series.
+    """
 
     label: str
     points: list[Point]
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from itertools import groupby
 
 from lmbench.report.cells import Cell, in_order, varying
 from lmbench.report.chart import Chart, Point, Series
+from lmbench.report.colours import MUTED, PHASE_COLOURS
 from lmbench.report.columns import numbers
 from lmbench.report.facts import FP32_MATMUL, TF32_MATMUL, captioned, heading, in_words, is_consequence, sort_key
 from lmbench.report.intervals import device_memory, make_point, whiskers
-from lmbench.report.kernel_charts import kernel_chart
+from lmbench.report.kernels.charts import kernel_chart
 from lmbench.report.relative import COLUMN, Pairing
 from lmbench.report.views.view import ChartSpec
 from lmbench.results.vocabulary import PHASES
@@ -117,7 +118,7 @@ def _phases(_spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart
         times = [_rest_ms(cell, shown) if phase == "rest" else _phase_ms(cell, phase) for cell in ok]
         tips = [f"{label}: {phase} {ms:.3g} ms" for label, ms in zip(labels, times, strict=True)]
         points = [Point(label, ms, tip=tip) for label, ms, tip in zip(labels, times, tips, strict=True)]
-        series.append(Series(phase, points))
+        series.append(Series(phase, points, PHASE_COLOURS.get(phase, MUTED)))
     caption = f"Mean of each phase, {ok[0].facts.get('mode')}; phases under 1 % of the step are in the rest."
     return Chart("phases", "", "step (ms)", series, caption=caption, categories=labels)
 

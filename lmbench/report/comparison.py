@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from lmbench.report.markdown import table_lines
-from lmbench.report.table import Entry, Heading, Table
+from lmbench.report.table import Entry, Heading, Table, fact
+from lmbench.report.text import shown
 from lmbench.report.units import MISSING, gib, milliseconds
 from lmbench.results.comparison import CellResult, Comparison, MetricResult
 from lmbench.results.comparison_metrics import SAMPLE
@@ -48,10 +49,10 @@ def print_table(table: Table, console: Console) -> None:
 
 def markdown(found: Comparison) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {text}" for label, text in head(found)]
+    lines = [f"- **{label}**: {shown(text)}" for label, text in head(found)]
     for table in tables(found):
         lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {text}" for label, text in remarks(found)]
+    closing = [f"- {label}: {shown(text)}" for label, text in remarks(found)]
     return "\n".join([*lines, "", *closing]) + "\n"
 
 
@@ -100,9 +101,7 @@ def _metric_table(cell: CellResult) -> Table:
     caption = (
         f"geometric means of {step.n_a} and {step.n_b} processes; findings of phases and memory after Holm's correction"
     )
-    return Table(
-        "Compared", caption, _headings("figure"), [[_fact(m.metric.title), *_figures(m)] for m in cell.metrics]
-    )
+    return Table("Compared", caption, _headings("figure"), [[fact(m.metric.title), *_figures(m)] for m in cell.metrics])
 
 
 def _cell_table(found: Comparison) -> Table:
@@ -111,7 +110,7 @@ def _cell_table(found: Comparison) -> Table:
         blank = [Entry(MISSING, "missing")] * 4
         figures = _figures(cell.metrics[0])[:4] if cell.metrics else blank
         counts = Entry(f"{len(cell.used_a)} / {len(cell.used_b)}")
-        rows.append([_fact(cell.name), counts, *figures, Entry(cell.verdict, "outcome")])
+        rows.append([fact(cell.name), counts, *figures, Entry(cell.verdict, "outcome")])
     headings = [Heading("cell", False), Heading("repeats"), *_headings("")[1:5], Heading("verdict", False)]
     corrected = f"; verdicts after Holm's correction over {found.family} cells" if found.family > 1 else ""
     caption = f"geometric means over processes{corrected}"
@@ -125,7 +124,7 @@ def _changed_table(found: Comparison) -> Table:
         for metric in cell.metrics[1:]:
             if metric.decision.word not in unchanged:
                 a, b, _, limits, _, finding = _figures(metric)
-                rows.append([_fact(cell.name), _fact(metric.metric.title), a, b, limits, finding])
+                rows.append([fact(cell.name), fact(metric.metric.title), a, b, limits, finding])
     numbers = [Heading(name) for name in ("A", "B", "95 % interval")]
     headings = [Heading("cell", False), Heading("figure", False), *numbers, Heading("finding", False)]
     caption = "only what changed, after Holm's correction over all cells; --json has all"
@@ -139,23 +138,19 @@ def _headings(first: str) -> list[Heading]:
 
 def _figures(found: MetricResult) -> list[Entry]:
     ratio = found.ratio
-    shown = milliseconds if found.metric.unit == "s" else gib
+    show = milliseconds if found.metric.unit == "s" else gib
     unit = " ms" if found.metric.unit == "s" else ""
     change = f"{ratio.ratio:.4f}" if ratio.ratio < 10 else f"{ratio.ratio:.4g}"
     limits = interval(ratio) if ratio.low is not None else MISSING
     share = MISSING if found.step_share is None else signed(found.step_share)
     return [
-        Entry(f"{shown(found.a)}{unit}"),
-        Entry(f"{shown(found.b)}{unit}"),
+        Entry(f"{show(found.a)}{unit}"),
+        Entry(f"{show(found.b)}{unit}"),
         Entry(change),
         Entry(limits, "number" if ratio.low is not None else "missing"),
         Entry(share),
         Entry(found.decision.word, "outcome"),
     ]
-
-
-def _fact(text: str) -> Entry:
-    return Entry(text, "fact")
 
 
 def _differing(cells: Sequence[CellResult]) -> list[str]:
@@ -205,7 +200,7 @@ def _left_out(side: str, left_out: Iterable[LeftOut]) -> list[Line]:
 def _print_line(line: Line, console: Console) -> None:
     label, text = line
     wrapped = wrap(
-        f"{label:<{_LABEL}} {text}",
+        f"{label:<{_LABEL}} {shown(text)}",
         console.width,
         subsequent_indent=" " * (_LABEL + 1),
         break_long_words=False,

@@ -10,11 +10,12 @@ from typing import Any
 
 from lmbench.report.cells import Cell
 from lmbench.report.facts import FACT
-from lmbench.report.kernel_columns import KERNEL_COLUMN
+from lmbench.report.kernels.columns import KERNEL_COLUMN
 from lmbench.report.references import Published
 from lmbench.report.relative import COLUMN
 from lmbench.report.row_notes import failed_guards, spread_text
 from lmbench.report.sections import Report, Section
+from lmbench.report.text import shown
 
 
 def cell_rows(report: Report) -> list[dict[str, Any]]:
@@ -32,8 +33,9 @@ def to_csv(report: Report) -> str:
     rows = cell_rows(report)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer.writerow({name: shown(name) for name in writer.fieldnames})
+    for row in rows:
+        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
     return stream.getvalue()
 
 

@@ -14,16 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lmbench.report.chart import Chart
-from lmbench.report.charts import MAX_SERIES
+from lmbench.report.colours import COUNT
 
 #: Inches at 72 points each: narrow, so that the text keeps its size on a phone.
 WIDTH, HEIGHT = 4.5, 3.1
 #: Characters of a row of the legend; each label has a mark and a gap besides.
 _LEGEND_WIDTH = 52
+#: Inches of such a row, and of what is left, right, below and above axes whose height is given: the axis has its
+#: numbers and its name below.
+_LEGEND_HEIGHT = 0.205
+_LEFT, _RIGHT, _BELOW, _ABOVE = 0.1, 0.16, 0.52, 0.08
 
 #: Place-holders for the page's CSS variables, which follow its light or dark scheme.
 TEXT, MUTED, _GRID = "#a20001", "#a20002", "#a20003"
-SERIES = [f"#a1000{index}" for index in range(1, MAX_SERIES + 1)]
+SERIES = [f"#a1{index:04d}" for index in range(1, COUNT + 1)]
 _VARIABLES = {
     TEXT: "var(--text)", MUTED: "var(--muted)", _GRID: "var(--grid)",
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, start=1)},
@@ -43,13 +47,23 @@ class Drawing:
     """One picture: `axes` to draw on; `svg` when all is drawn.
 
     Made and used within `matplotlib.rc_context(STYLE)`.
+
+    Args:
+        height: inches of the axes, where that is given; else they have what the picture leaves them.
     """
 
-    def __init__(self, chart: Chart, height: float = HEIGHT) -> None:
+    def __init__(self, chart: Chart, height: float | None = None) -> None:
         self.chart = chart
-        self.figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        if height is None:
+            self.figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            self.axes: Axes = self.figure.add_subplot()
+        else:
+            whole = _BELOW + height + _ABOVE + _LEGEND_HEIGHT * self._legend_shape()[1]
+            self.figure = Figure(figsize=(WIDTH, whole))
+            self.axes = self.figure.add_axes(
+                (_LEFT / WIDTH, _BELOW / whole, 1 - (_LEFT + _RIGHT) / WIDTH, height / whole)
+            )
         self.figure.patch.set_alpha(0)
-        self.axes: Axes = self.figure.add_subplot()
         self.axes.patch.set_alpha(0)
         self._tips: list[str] = []
 
@@ -60,11 +74,10 @@ class Drawing:
 
     def legend(self) -> None:
         """Labels of the series above the axes, row by row, as many in a row as fit."""
-        if len(self.chart.series) < 2:
+        columns, rows = self._legend_shape()
+        if not rows:
             return
         handles, labels = self.axes.get_legend_handles_labels()
-        columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + 5)))
-        rows = math.ceil(len(labels) / columns)
         # matplotlib fills columns first.
         order = [row * columns + column for column in range(columns) for row in range(rows)]
         taken = [place for place in order if place < len(labels)]
@@ -72,6 +85,14 @@ class Drawing:
             [handles[place] for place in taken], [labels[place] for place in taken], loc="lower left",
             bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2,
         )  # fmt: skip
+
+    def _legend_shape(self) -> tuple[int, int]:
+        """Columns and rows; no rows where there is nothing to tell apart."""
+        labels = [series.label for series in self.chart.series]
+        if len(labels) < 2:
+            return 0, 0
+        columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + 5)))
+        return columns, math.ceil(len(labels) / columns)
 
     def finish_y(self) -> None:
         """Scale and label of the value's axis, and the level that limits it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmbench.report.text import shown
 from lmbench.results.paths import leaves, lookup
 from lmbench.results.vocabulary import MODES, Record
 from lmbench.sizes import SIZES
@@ -215,7 +216,9 @@ def plain(value: Any) -> Value:
     """A value that can be compared, sorted and shown."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, str):
+        return shown(value)
+    if value is None or isinstance(value, int | float):
         return value
     return json.dumps(value, sort_keys=True, default=str)
 

@@ -15,13 +15,13 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from lmbench.report.chart import Chart, Point
+from lmbench.report.chart import Chart, Point, Series
 from lmbench.report.drawing import MUTED, SERIES, TEXT, Drawing, draw_style, thousands
 
-#: Inches of a labelled row, of a further line of its label, and of all that is no row.
-_ROW_HEIGHT, _LINE_HEIGHT, _ROWS_FRAME = 0.46, 0.16, 0.75
-#: Height of a lying bar and the gap to its label as shares of a row, and characters in one line of the label.
-_BAR_HEIGHT, _GAP, _LABEL_WIDTH = 0.4, 0.05, 48
+#: Inches of a lying bar, of a line of its label above it, between both, and between a bar and the next label.
+_BAR_HEIGHT, _LINE_HEIGHT, _GAP, _APART = 0.19, 0.185, 0.03, 0.07
+#: Characters in one line of a label.
+_LABEL_WIDTH = 48
 
 
 def draw(chart: Chart) -> str:
@@ -142,56 +142,69 @@ def _draw_steps(chart: Chart) -> Drawing:
 def _draw_rows(chart: Chart) -> Drawing:
     """A lying bar for each point with its label above it, which leaves a phone's width to the bar."""
     points = chart.series[0].points
-    drawing, bar_at = _row_drawing(chart, [str(point.x) for point in points])
+    drawing, places = _row_drawing(chart, [str(point.x) for point in points])
     axes = drawing.axes
-    for row, point in enumerate(points):
+    for place, point in zip(places, points, strict=True):
         if point.y is None:
-            text = axes.text(0, row + bar_at, f" {point.outcome}", va="center", fontsize=9.5, color=MUTED)
+            text = axes.text(0, place, f" {point.outcome}", va="center", fontsize=9.5, color=MUTED)
             text.set_gid(drawing.tip(point.tip))
             continue
-        (bar,) = axes.barh([row + bar_at], [point.y], _BAR_HEIGHT, color=SERIES[0])
+        (bar,) = axes.barh([place], [point.y], _BAR_HEIGHT, color=SERIES[0])
         bar.set_gid(drawing.tip(point.tip))
         if point.low is not None and point.high is not None:
             ends = [[max(0.0, point.y - point.low)], [max(0.0, point.high - point.y)]]
-            axes.errorbar([point.y], [row + bar_at], xerr=ends, fmt="none", ecolor=TEXT, elinewidth=1.1, capsize=2.5)
+            axes.errorbar([point.y], [place], xerr=ends, fmt="none", ecolor=TEXT, elinewidth=1.1, capsize=2.5)
     axes.set_xlim(0, chart.highest * 1.04 or 1)
     return drawing
 
 
 def _draw_phases(chart: Chart) -> Drawing:
-    drawing, bar_at = _row_drawing(chart, chart.categories)
-    lefts = [0.0] * len(chart.categories)
+    drawing, places = _row_drawing(chart, chart.categories)
+    lefts = [0.0] * len(places)
     for index, series in enumerate(chart.series):
-        colour = MUTED if series.label == "rest" else SERIES[index % len(SERIES)]
+        colour = _colour(series, index)
         for row, point in enumerate(series.points):
             label = series.label if row == 0 else None
-            place = [row + bar_at]
-            (bar,) = drawing.axes.barh(place, [point.y or 0.0], _BAR_HEIGHT, lefts[row], color=colour, label=label)
+            place, length = [places[row]], point.y or 0.0
+            (bar,) = drawing.axes.barh(place, [length], _BAR_HEIGHT, lefts[row], color=colour, label=label)
             bar.set_gid(drawing.tip(point.tip))
-            lefts[row] += point.y or 0.0
+            lefts[row] += length
+    drawing.axes.set_xlim(0, 1.04 * max(lefts, default=0.0) or 1)
     drawing.legend()
     return drawing
 
 
-def _row_drawing(chart: Chart, labels: Sequence[str]) -> tuple[Drawing, float]:
-    """A drawing of labelled rows, and where in its row a bar stands; a long label takes several lines."""
-    lines = [wrap(label, _LABEL_WIDTH) for label in labels]
-    height = _ROW_HEIGHT + _LINE_HEIGHT * (max(map(len, lines)) - 1)
-    drawing = Drawing(chart, _ROWS_FRAME + height * len(labels))
-    axes, bar_at = drawing.axes, 0.5 - _BAR_HEIGHT / 2 - 2 * _GAP
-    for row, label in enumerate(lines):
-        place = row + bar_at - _BAR_HEIGHT / 2 - _GAP
-        transform = axes.get_yaxis_transform()
-        text = axes.text(0.004, place, "\n".join(label), transform=transform, va="bottom", linespacing=1.05)
-        # The axes keep their width whatever a label takes.
-        text.set_in_layout(False)
-    axes.set_ylim(len(labels) - 0.45, -0.65)
+def _colour(series: Series, index: int) -> str:
+    if series.colour is None:
+        return SERIES[index % len(SERIES)]
+    return SERIES[series.colour - 1] if series.colour else MUTED
+
+
+def _row_drawing(chart: Chart, labels: Sequence[str]) -> tuple[Drawing, list[float]]:
+    """A drawing of labelled rows, and the middle of each row's bar; a long label takes several lines.
+
+    The vertical axis is in inches from the top, so that no label lies on the bar above it however many lines it has.
+    """
+    places, height = [], 0.0
+    texts = [wrap(label, _LABEL_WIDTH) for label in labels]
+    for lines in texts:
+        height += _APART + _LINE_HEIGHT * len(lines) + _GAP
+        places.append(height + _BAR_HEIGHT / 2)
+        height += _BAR_HEIGHT
+    height += _APART
+    drawing = Drawing(chart, height)
+    axes = drawing.axes
+    transform = axes.get_yaxis_transform()
+    for place, lines in zip(places, texts, strict=True):
+        bottom = place - _BAR_HEIGHT / 2 - _GAP
+        axes.text(0.004, bottom, "\n".join(lines), transform=transform, va="bottom", linespacing=1.05)
+    axes.set_ylim(height, 0)
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(chart.y_label)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(thousands())
-    return drawing, bar_at
+    return drawing, places
 
 
 _DRAWERS: dict[str, Callable[[Chart], Drawing]] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lmbench.report.sections import Failure, Report, Section
 from lmbench.report.table import Table
+from lmbench.report.text import shown
 
 
 def to_markdown(report: Report) -> str:
@@ -34,7 +35,7 @@ def _failure(failure: Failure) -> str:
     subject = f"{failure.cell}: " if failure.cell else ""
     reason = f": {failure.reason}" if failure.reason else ""
     runs = "run" if len(failure.run_ids) == 1 else "runs"
-    return f"{_escape(subject + failure.outcome + reason)} ({runs} {', '.join(failure.run_ids)})"
+    return f"{_escape(subject + failure.outcome + reason)} ({runs} {shown(', '.join(failure.run_ids))})"
 
 
 def table_lines(table: Table) -> list[str]:
@@ -65,6 +66,7 @@ def _line(texts: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) 
 
 def _escape(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
-    for character, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
-        text = text.replace(character, shown)
-    return " ".join(text.split())
+    text = shown(" ".join(text.split()))
+    for character, written in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*")):
+        text = text.replace(character, written)
+    return text

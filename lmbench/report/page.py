@@ -13,9 +13,10 @@ from lmbench.errors import UsageError
 from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.chart import Chart
 from lmbench.report.charts import build_charts
+from lmbench.report.kernels.page_timelines import Timelines, script, script_hash
 from lmbench.report.sample import Sample
 from lmbench.report.sections import Report, Section
-from lmbench.report.timelines import Timelines, script, script_hash
+from lmbench.report.text import shown_lines
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,21 @@ def to_html(report: Report) -> str:
     sections, timelines = [], Timelines()
     for index, section in enumerate(report.sections):
         pictures, left_out = draw_charts(section)
-        steps, no_room = timelines.of(section)
+        drawn = timelines.of(section)
         sections.append(
             {
                 "section": section,
                 "anchor": f"section-{index}",
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
                 "chart_notes": chart_notes(pictures, left_out),
-                "timelines": [(step, Markup(step.svg)) for step in steps],
-                "timelines_left_out": no_room,
+                "timelines": [(step, Markup(step.svg)) for step in drawn.pictures],
+                "timeline_notes": drawn.notes,
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
     title = ", ".join(section.title for section in report.sections)
     moving = script() if any(item["timelines"] for item in sections) else ""
-    return template.render(
+    page = template.render(
         title=title,
         style=style,
         sections=sections,
@@ -73,6 +74,7 @@ def to_html(report: Report) -> str:
         script=Markup(moving),
         script_source=f"; script-src '{script_hash(moving)}'" if moving else "",
     )
+    return shown_lines(page)
 
 
 def draw_charts(section: Section) -> tuple[list[Picture], int]:

@@ -11,7 +11,7 @@ from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Measure
 from lmbench.report.facts import EAGER, FP32_MATMUL, matmul_label
-from lmbench.report.kernel_columns import KERNEL_COLUMN
+from lmbench.report.kernels.columns import KERNEL_COLUMN
 
 
 @dataclass(frozen=True)

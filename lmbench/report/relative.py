@@ -12,7 +12,7 @@ from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import BASELINE, MEASURED, Column, Measure, numbers, phase_time
 from lmbench.report.facts import FACT, Value, captioned, is_consequence, plain
-from lmbench.report.kernel_columns import KERNELS
+from lmbench.report.kernels.columns import KERNELS
 from lmbench.report.sample import Sample
 from lmbench.results.paths import lookup
 from lmbench.results.welch import ratio_of

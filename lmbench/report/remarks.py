@@ -54,15 +54,23 @@ def cost_lines(cells: Iterable[Cell]) -> list[str]:
     return [f"where the time of a run went (median): {medians}"]
 
 
-def pass_lines(cells: Sequence[Cell]) -> list[str]:
-    """A line for the runs that are in no timing table, and how much slower than the timing run the profiled were."""
+def pass_lines(cells: Sequence[Cell], has_kernels: bool = False) -> list[str]:
+    """A line for the runs that are in no timing table, and how much slower than the timing run the profiled were.
+
+    Args:
+        has_kernels: whether the view shows the profiled runs' kernels; else the line says which one does.
+    """
     profiled = [s for cell in cells for s in cell.passes if s.record.get("is_profiled")]
     synchronized = [s for cell in cells for s in cell.passes if not s.record.get("is_profiled")]
     lines = []
     if synchronized:
         lines.append(f"{_runs(synchronized)} with clock sync (synchronized at every phase): in no timing table")
     if profiled:
-        lines.append(f"{_runs(profiled)} under a profiler: in no timing table{_slower(cells)}")
+        where = "" if has_kernels else "; `--view kernels` shows their kernels"
+        lines.append(f"{_runs(profiled)} under a profiler: in no timing table{_slower(cells)}{where}")
+        unread = [s for s in profiled if s.outcome == "ok" and not s.record.get("kernels")]
+        if has_kernels and unread:
+            lines.append(f"{_runs(unread)} without kernel figures in run.json: `lmbench kernels RUN` reads the trace")
     return lines
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lmbench.report.cells import Cell, mixed_outcomes
+from lmbench.report.cells import Cell, mixed_outcomes, partly_known
 from lmbench.report.columns import Column, Measure
 from lmbench.report.facts import FACT, Value, is_consequence
-from lmbench.report.kernel_columns import KERNEL_COLUMN, no_kernels
+from lmbench.report.kernels.columns import KERNEL_COLUMN, no_kernels
 from lmbench.report.relative import Pairing
 
 _UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
 
 
 def usual_consequences(cells: Iterable[Cell]) -> dict[str, Value]:
-    """Of each fact that follows from others (the optimizer's variant), the value that most cells have."""
+    """Of each fact that follows from others (the optimizer's variant), the value that most cells have; none of a fact
+    that some cells do not have."""
     cells = list(cells)
     found: dict[str, Value] = {}
-    for name in filter(is_consequence, FACT):
+    missing = partly_known(cells)
+    for name in (name for name in FACT if is_consequence(name) and name not in missing):
         counts = Counter(str(cell.facts[name]) for cell in cells if cell.facts.get(name) is not None)
         if counts:
             found[name] = min(counts, key=lambda value: (-counts[value], value))

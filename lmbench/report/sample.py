@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.report.facts import Value, other_axes, other_settings, planned, read_facts
+from lmbench.report.kernels.summary import sound_kernels
 from lmbench.results.encoding import decode
 from lmbench.results.load import Run
 from lmbench.results.paths import lookup, number
@@ -124,6 +125,8 @@ def _slim(run: Record) -> Record:
     environment = run.get("environment") or {}
     kept["environment"] = {key: environment.get(key) for key in ("versions", "gpu", "code")}
     kept["environment"]["host"] = {"hostname": lookup(run, "environment.host.hostname")}
+    if run.get("kernels") is not None:
+        kept["kernels"] = sound_kernels(run["kernels"])
     for phase, summary in (run.get("phases") or {}).items():
         kept["phases"][phase] = {name: summary.get(name) for name in _STATISTICS}
     return kept

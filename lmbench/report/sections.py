@@ -19,7 +19,7 @@ from lmbench.report.sample import Sample
 from lmbench.report.table import Table
 from lmbench.report.tabulate import Setting, build_comparison, build_table
 from lmbench.report.units import gib
-from lmbench.report.views import GENERIC, VIEWS, find_view
+from lmbench.report.views import GENERIC, KERNELS, VIEWS, find_view
 from lmbench.report.views.view import View
 from lmbench.results.vocabulary import OUTCOMES
 
@@ -94,7 +94,7 @@ def build_report(gathered: Gathered, options: Options | None = None) -> Report:
 
 
 def _section(group: Group, cells: list[Cell], options: Options, refused: list[UsageError]) -> Section:
-    view, notes = _view_of(group, options)
+    view, notes = _view_of(group, cells, options)
     if view is GENERIC and group.axes:
         rows = tuple(fact_of(axis) for axis in group.axes)
         view = replace(GENERIC, tables=tuple(replace(table, rows=rows) for table in GENERIC.tables))
@@ -117,7 +117,7 @@ def _section(group: Group, cells: list[Cell], options: Options, refused: list[Us
     if baseline is not None and timed and not any(baseline.is_met_by(cell) for cell in timed):
         notes.append(f"no run is the baseline {baseline.name}; what compares with it is left out")
     notes += [
-        *pass_lines(by_purpose),
+        *pass_lines(by_purpose, has_kernels=view.is_profiled),
         *_missing_lines(group),
         *host_bound_lines(timed),
         *warning_lines(cells),
@@ -137,14 +137,20 @@ def _section(group: Group, cells: list[Cell], options: Options, refused: list[Us
     )
 
 
-def _view_of(group: Group, options: Options) -> tuple[View, list[str]]:
+def _view_of(group: Group, cells: Sequence[Cell], options: Options) -> tuple[View, list[str]]:
     if options.view is not None:
         return find_view(options.view), []
     if group.view is None:
-        return GENERIC, []
+        return (KERNELS if _is_profiled(cells) else GENERIC), []
     if group.view not in VIEWS:
         return GENERIC, [f"the sweep's view {group.view!r} is unknown here; shown as any sweep"]
     return VIEWS[group.view], []
+
+
+def _is_profiled(cells: Sequence[Cell]) -> bool:
+    """Whether there are profiled runs, and no timing run whose figures another view could show."""
+    runs = [sample for cell in cells for sample in (*cell.samples, *cell.passes)]
+    return any(run.is_profiled for run in runs) and all(run.is_profiled or not run.is_timing for run in runs)
 
 
 def _tables(view: View, cells: Sequence[Cell], pairing: Pairing, references: References | None) -> list[Table]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmbench.report.text import shown
+
 Kind = Literal["fact", "number", "outcome", "missing"]
 
 
@@ -15,6 +17,9 @@ class Heading:
     text: str
     is_number: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", shown(self.text))
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -23,6 +28,9 @@ class Entry:
     text: str
     kind: Kind = "number"
     notes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", shown(self.text))
 
     @property
     def full_text(self) -> str:
@@ -44,3 +52,18 @@ class Table:
         if text not in self.notes:
             self.notes.append(text)
         return self.notes.index(text) + 1
+
+
+def words(*names: str) -> list[Heading]:
+    """Headings of columns of words."""
+    return [Heading(name, is_number=False) for name in names]
+
+
+def numbers(*names: str) -> list[Heading]:
+    """Headings of columns of numbers."""
+    return [Heading(name) for name in names]
+
+
+def fact(text: str) -> Entry:
+    """What a row is about, or another word in it."""
+    return Entry(text, "fact")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lmbench.report import units
-from lmbench.report.cells import Cell, in_order, shared
+from lmbench.report.cells import Cell, in_order, partly_known, shared_by_all
 from lmbench.report.columns import BASELINE, Column
 from lmbench.report.facts import FACT, captioned, heading, is_consequence
 from lmbench.report.references import Published, References
@@ -37,10 +37,12 @@ class Setting:
 def build_table(spec: TableSpec, setting: Setting) -> Table | None:
     """The table that a spec asks for; None if no cell has anything to show in it."""
     named = (*spec.rows, spec.across)
-    differing = [name for name in setting.differing if name not in named and not is_consequence(name)]
-    rows = [name for name in (*spec.rows, *differing) if name in setting.differing]
+    partly = _partly_known(setting.cells)
+    differing = [name for name in (*setting.differing, *partly) if name not in named]
+    differing = [name for name in dict.fromkeys(differing) if name in partly or not is_consequence(name)]
+    rows = [name for name in (*spec.rows, *differing) if name in setting.differing or name in partly]
     # A single row still says what it is.
-    rows = rows or [name for name in spec.rows if name in shared(setting.cells, spec.rows)]
+    rows = rows or [name for name in spec.rows if name in shared_by_all(setting.cells, spec.rows)]
     cells = in_order(setting.cells, (*spec.rows, *differing, *([spec.across] if spec.across else [])))
     if spec.only_filled:
         columns = [COLUMN[name] for name in spec.columns]
@@ -48,6 +50,13 @@ def build_table(spec: TableSpec, setting: Setting) -> Table | None:
         if not any(cell.ok for cell in cells):
             return None
     return _grid(spec, setting, cells, rows) if spec.across else _list(spec, setting, cells, rows)
+
+
+def _partly_known(cells: Sequence[Cell]) -> list[str]:
+    """Facts that captions tell and that some cells do not have: they have a column."""
+    found = partly_known(cells)
+    unusual = {name for name in _USUAL for cell in cells if cell.facts.get(name) not in (None, _USUAL[name])}
+    return [name for name in FACT if name in found and (name in _CAPTIONED or name in unusual)]
 
 
 def build_comparison(spec: TableSpec, setting: Setting) -> Table | None:
@@ -171,7 +180,7 @@ def _name(setting: Setting) -> str:
 
 
 def _caption(cells: Sequence[Cell], rows: Sequence[str], columns: Sequence[Column]) -> str:
-    told = shared(cells, [name for name in FACT if name in _CAPTIONED or name in _USUAL])
+    told = shared_by_all(cells, [name for name in FACT if name in _CAPTIONED or name in _USUAL])
     usual = usual_consequences(cells)
     told = {name: {**told, **usual}[name] for name in FACT if name in told or name in usual}
     # One row's own facts are in the row.

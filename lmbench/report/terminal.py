@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmbench.report.kernels.summary import sound_kernels
+from lmbench.report.text import shown
 from lmbench.report.units import count, gib, milliseconds, percent
 from lmbench.results.paths import lookup
 from lmbench.results.vocabulary import PHASES
@@ -58,7 +60,7 @@ def print_run(
     _print_lines([*figures(run), *guard_lines(run), *closing_lines(run), *(_line(*note) for note in notes)], console)
     for label, text in where(run, path):
         # Whole, however long: to be copied.
-        console.out(_line(label, text), highlight=False)
+        console.out(_line(label, shown(text)), highlight=False)
 
 
 def print_banner(run: Record, console: Console | None = None) -> None:
@@ -71,7 +73,9 @@ def _print_lines(lines: list[str], console: Console) -> None:
     """Labelled lines, wrapped under their own text, not under their label; a path in them stays whole."""
     indent = " " * _LABEL
     for line in lines:
-        wrapped = wrap(line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        wrapped = wrap(
+            shown(line), console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
         text = Text("\n".join(wrapped))
         text.stylize(_STYLES.get(line.split(" ", 1)[0], ""), 0, _LABEL)
         console.print(text, soft_wrap=True)
@@ -199,14 +203,15 @@ def figures(run: Record) -> list[str]:
 
 def kernel_lines(run: Record) -> list[str]:
     """What a profiled run's trace says in one line, or why it says nothing."""
-    kernels = run.get("kernels")
-    if not kernels:
+    if not run.get("kernels"):
         return []
+    kernels = sound_kernels(run["kernels"])
     if kernels.get("reason"):
         return [_line("kernels", f"none: {kernels['reason']}")]
-    matmul, other = lookup(run, "kernels.phases.step.matmul_fraction"), lookup(run, "kernels.phases.step.top_other")
+    matmul, other = (lookup(kernels, f"phases.step.{name}") for name in ("matmul_fraction", "top_other"))
     top = f"; top other kernel {other['name']}, {percent(other['share_fraction'])}" if other else ""
-    return [_line("kernels", f"{milliseconds(kernels['kernel_s'])} ms per step, {percent(matmul)} matmul{top}")]
+    total = milliseconds(kernels.get("kernel_s"))
+    return [_line("kernels", f"{total} ms per step, {percent(matmul)} matmul{top}")]
 
 
 def guard_lines(run: Record) -> list[str]:

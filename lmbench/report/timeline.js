@@ -9,11 +9,11 @@ for (const box of document.querySelectorAll(".timeline")) {
   const micro = time => (time / 10).toLocaleString("en", {maximumFractionDigits: 1}) + " us";
   const bar = (start, end, colour, label, busy, kernel) => ({start, end, colour, label, busy, kernel});
   const ofKernel = (k, colour, label, index) => bar(Math.max(k[0], 0), k[0] + Math.max(k[1], 1), colour, label, k[6] ? 1 : .4, index);
-  const runs = (place, names) => {
+  const runs = (place, names, gap) => {
     const found = []; let last = null;
     for (const k of K) {
       const key = k[place] + "," + k[6], own = ofKernel(k, names[k[place]][1], names[k[place]][0], -1), piece = found[found.length - 1];
-      if (key === last) piece.end = Math.max(piece.end, own.end); else found.push(own);
+      if (key === last && own.start - piece.end <= gap) piece.end = Math.max(piece.end, own.end); else found.push(own);
       last = key;
     }
     return found;
@@ -21,7 +21,7 @@ for (const box of document.querySelectorAll(".timeline")) {
   const rows = [
     data.host.filter(h => h[1] < most).map(h => bar(h[1], Math.min(h[2], most), data.colours[h[0]] || 0, h[0], 1, -1)),
     K.map((k, i) => bar(k[7], k[7] + Math.max(k[8], 1), data.kinds[k[3]][1], data.names[k[2]], 1, i)).filter(b => b.start >= 0).sort((a, b) => a.start - b.start),
-    runs(5, data.phases), runs(4, data.parts),
+    runs(5, data.phases, most), runs(4, data.parts, data.gap),
     K.map((k, i) => ofKernel(k, data.kinds[k[3]][1], data.names[k[2]], i)),
   ];
   // What is narrower than a pixel is joined with its neighbours; the longest of them gives colour and label.

@@ -15,7 +15,8 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    return MISSING if fraction is None else f"{fraction * 100:.1f} %"
+    text = MISSING if fraction is None else f"{fraction * 100:.1f} %"
+    return text.removeprefix("-") if text == "-0.0 %" else text
 
 
 def gib(size_bytes: float | None) -> str:
@@ -64,9 +65,26 @@ def whole(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def instances(value: float) -> str:
+    """A mean number of things: whole numbers as such, others with one decimal, as steps need not be alike."""
+    return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
+
+
+def microseconds(seconds: float | None) -> str:
+    """Microseconds with one decimal under 1000."""
+    if seconds is None:
+        return MISSING
+    value = seconds * 1e6
+    return f"{value:,.{1 if abs(value) < 1000 else 0}f}"
+
+
 def times(ratio: float | None) -> str:
     """A ratio as `1.27x`."""
     return MISSING if ratio is None else f"{ratio:.2f}x"
+
+
+def signed_percent(fraction: float | None) -> str:
+    return MISSING if fraction is None else f"{fraction * 100:+.1f} %"
 
 
 def signed(value: float | None) -> str:

@@ -65,8 +65,12 @@ def mixture(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(a: Record, b: Record) -> list[Difference]:
-    """What is compared: settings, code, versions, the sweep's environment; then what follows from them."""
-    return list(dict.fromkeys([*_chosen_differences(a, b), *_fact_differences(a, b, CONSEQUENCES)]))
+    """What is compared: settings, code, versions, the sweep's environment; then facts of the model that no setting of
+    it explains, such as those of another class."""
+    chosen = _chosen_differences(a, b)
+    if any(_is_named(difference.name, ("model", "data.context_length")) for difference in chosen):
+        return chosen
+    return list(dict.fromkeys([*chosen, *_fact_differences(a, b, CONSEQUENCES)]))
 
 
 def _chosen_differences(a: Record, b: Record) -> list[Difference]:

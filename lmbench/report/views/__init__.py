@@ -22,6 +22,8 @@ from lmbench.report.views.view import View
 
 #: For a sweep that names no view, and for runs that belong to none.
 GENERIC = sweep.VIEW
+#: For profiled runs that belong to none.
+KERNELS = kernels.VIEW
 
 VIEWS: Mapping[str, View] = {
     module.VIEW.name: module.VIEW

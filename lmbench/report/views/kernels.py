@@ -1,6 +1,6 @@
 """Kernels: which kinds of kernel and which parts of the model each phase spends its device time in."""
 
-from lmbench.report.kernel_columns import FUSED, share_name
+from lmbench.report.kernels.columns import FUSED, share_name
 from lmbench.report.views.view import ChartSpec, TableSpec, View
 from lmbench.trace.kinds import KINDS
 from lmbench.trace.parts import PARTS

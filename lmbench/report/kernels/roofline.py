@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmbench.hardware import find_gpu, peak_flops
-from lmbench.report.ceilings import Ceiling
+from lmbench.report.kernels.ceiling_record import Ceiling
 from lmbench.results.paths import lookup, number
 from lmbench.results.vocabulary import Record
 from lmbench.trace.findings import Findings

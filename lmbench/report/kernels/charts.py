@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from lmbench.report.cells import Cell
 from lmbench.report.chart import Chart, Point, Series
+from lmbench.report.colours import KIND_COLOURS, MUTED, part_colour
 from lmbench.report.columns import numbers
-from lmbench.report.kernel_columns import FUSED, times_by
+from lmbench.report.kernels.columns import FUSED, times_by
 from lmbench.report.units import milliseconds
 from lmbench.trace.attention import ATTENTION_PARTS
 from lmbench.trace.kinds import KINDS
 from lmbench.trace.parts import PARTS
 
 _ORDER = {"parts": (*PARTS, FUSED), "kinds": KINDS, "attention": ATTENTION_PARTS}
-#: As many series have a colour of their own; all others are the rest.
+#: More series than this nobody tells apart; all others are the rest.
 _SHOWN = 7
 REST = "rest"
 
@@ -31,7 +32,7 @@ def kernel_chart(kind: str, phase: str, cells: Sequence[Cell], labels: Sequence[
     known = [index for index, own in enumerate(times) if own]
     if not known:
         return None
-    # The same colours in the charts of all phases: by what is longest in the step, in the model's order.
+    # The same names in the charts of all phases: what is longest in the step, in the model's order.
     names = _longest(kind, [_times(kind, "step", cells[index]) or times[index] for index in known])
     totals = {index: sum(times[index].values()) for index in known}
     rows = {index: f"{labels[index]}, {totals[index] * 1e3:,.3g}\N{NO-BREAK SPACE}ms" for index in known}
@@ -44,11 +45,15 @@ def kernel_chart(kind: str, phase: str, cells: Sequence[Cell], labels: Sequence[
             tip = f"{labels[index]}: {name} {milliseconds(seconds)} ms, {share:.1f} %"
             points.append(Point(rows[index], share, tip=tip))
         if any(point.y for point in points):
-            series.append(Series(name, points))
+            series.append(Series(name, points, _colour(kind, name)))
     caption = f"Share of the kernel time of {_whole(kind, phase)}, with that time per step."
     if series and series[-1].label == REST:
         caption += f" Rest: {', '.join(_others(times, names))}."
     return Chart("phases", "", "share (%)", series, caption=caption, categories=list(rows.values()))
+
+
+def _colour(kind: str, name: str) -> int:
+    return KIND_COLOURS.get(name, MUTED) if kind == "kinds" else part_colour(name)
 
 
 def _whole(kind: str, phase: str) -> str:

@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lmbench.report.table import Entry, Heading, Table
-from lmbench.report.units import MISSING, milliseconds, percent, whole
+from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 from lmbench.trace.attention import ATTENTION_PARTS
 from lmbench.trace.findings import Findings
 from lmbench.trace.phases import OUTSIDE
 from lmbench.trace.shares import KernelRow, PhaseShares
 
-# Phases with less of the step's kernel time have no column of their own.
+# Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
 _COLUMN_FRACTION = 0.005
+_MAX_COLUMNS = 3
 
 
 def phase_table(found: Findings) -> Table:
     """One row a phase, and their sum: it is the captured time."""
     rows = [_phase_row(found, share) for share in found.phases]
     if len(found.phases) > 1:
-        instances = sum(share.instances for share in found.phases)
-        total = [milliseconds(found.captured_s / found.steps), percent(1.0), whole(instances / found.steps)]
-        rows.append([_fact("all"), *map(Entry, total), Entry(_matmul_of_all(found)), _fact(""), Entry("")])
-    headings = [
-        _text("phase"),
-        *_numbers("ms", "share", "kernels", "matmul"),
-        _text("top kernel but matmul"),
-        Heading(""),
-    ]
+        count = sum(share.instances for share in found.phases)
+        total = [milliseconds(found.captured_s / found.steps), percent(1.0), whole(count / found.steps)]
+        rows.append([fact("all"), *map(Entry, total), Entry(_matmul_of_all(found)), fact(""), Entry("")])
+    headings = [*words("phase"), *numbers("ms", "share", "kernels", "matmul")]
+    headings += [*words("top kernel but matmul"), *numbers("")]
     unit = "per step" if found.has_step_count else "in the whole trace (its number of steps is unknown)"
     return Table("Kernel time by phase", f"sum of kernels, ms and number {unit}", headings, rows)
 
@@ -42,8 +39,8 @@ def _phase_row(found: Findings, share: PhaseShares) -> list[Entry]:
         whole(share.instances / found.steps),
         percent(share.matmul_fraction),
     )
-    top = (_fact(other.short_name), Entry(percent(other.share_fraction))) if other else (_fact(""), Entry(""))
-    return [_fact(share.phase), *map(Entry, figures), *top]
+    top = (fact(other.short_name), Entry(percent(other.share_fraction))) if other else (fact(""), Entry(""))
+    return [fact(share.phase), *map(Entry, figures), *top]
 
 
 def _matmul_of_all(found: Findings) -> str:
@@ -57,27 +54,32 @@ def share_table(
 ) -> Table:
     """A row for each kind or part; for each long phase its ms and share; last the whole step."""
     enough = _COLUMN_FRACTION * found.captured_s
-    columns = [share for share in found.phases if share.kernel_s >= enough or share.phase == OUTSIDE]
+    long = [share for share in found.phases if share.kernel_s >= enough or share.phase == OUTSIDE]
+    # What is outside is in no other column.
+    longest = sorted(long, key=lambda share: (share.phase != OUTSIDE, -share.kernel_s))[:_MAX_COLUMNS]
+    columns = [share for share in long if share in longest]
     if len(columns) != 1:
         columns.append(found.step)
     names = sorted({name for share in columns for name in sums(share)}, key=order)
     rows = [
-        [_fact(name), *(_time_and_share(sums(share).get(name), share, found) for share in columns)] for name in names
+        [fact(name), *(_time_and_share(sums(share).get(name), share, found) for share in columns)] for name in names
     ]
-    headings = [_text(axis), *_numbers(*(share.phase for share in columns))]
+    headings = [*words(axis), *numbers(*(share.phase for share in columns))]
     caption = "ms per step and share of the phase" if found.has_step_count else "ms and share of the phase"
+    if shorter := [share.phase for share in long if share not in longest]:
+        caption += f"; {' and '.join(shorter)} within step only"
     return Table(f"Kernel time by {axis}", caption, headings, rows)
 
 
 def _time_and_share(seconds: float | None, share: PhaseShares, found: Findings) -> Entry:
     if seconds is None or not share.kernel_s:
         return Entry(MISSING)
-    return Entry(f"{milliseconds(seconds / found.steps)} {100 * seconds / share.kernel_s:5.1f}%")
+    return Entry(f"{milliseconds(seconds / found.steps)} {percent(seconds / share.kernel_s):>7}")
 
 
 def kernel_tables(found: Findings, top: int) -> list[Table]:
     """The longest kernels of every phase that takes some time, and what is outside; the rest of each in one row."""
-    headings = [_text("kernel"), _text("kind"), _text("part"), *_numbers("ms", "share", "n", "us")]
+    headings = [*words("kernel", "kind", "part"), *numbers("ms", "share", "n", "us")]
     made = []
     for share in found.phases:
         if share.kernel_s < _COLUMN_FRACTION * found.captured_s and share.phase != OUTSIDE:
@@ -87,10 +89,10 @@ def kernel_tables(found: Findings, top: int) -> list[Table]:
             total = sum(row.total_s for row in rest)
             count = sum(row.instances for row in rest)
             fraction = total / share.kernel_s if share.kernel_s else 0.0
-            figures = (milliseconds(total / found.steps), percent(fraction), _count(count / found.steps))
-            mean = f"{total / count * 1e6:,.1f}"
+            figures = (milliseconds(total / found.steps), percent(fraction), instances(count / found.steps))
+            mean = microseconds(total / count)
             label = f"{len(rest)} more kernel{'s' if len(rest) > 1 else ''}"
-            rows.append([_fact(label), _fact(""), _fact(""), *map(Entry, (*figures, mean))])
+            rows.append([fact(label), fact(""), fact(""), *map(Entry, (*figures, mean))])
         caption = "ms and number n per step" if found.has_step_count else "ms and number n in the whole trace"
         caption += ", us each; the part with most of its time (+ number of other parts)"
         made.append(Table(f"Top kernels of {share.phase}", caption, headings, rows))
@@ -102,10 +104,10 @@ def _kernel_row(row: KernelRow, steps: int) -> list[Entry]:
     figures = (
         milliseconds(row.total_s / steps),
         percent(row.share_fraction),
-        _count(row.instances / steps),
-        f"{row.mean_s * 1e6:,.1f}",
+        instances(row.instances / steps),
+        microseconds(row.mean_s),
     )
-    return [_fact(row.short_name), _fact(row.kind), _fact(part), *map(Entry, figures)]
+    return [fact(row.short_name), fact(row.kind), fact(part), *map(Entry, figures)]
 
 
 def clock_table(found: Findings) -> Table:
@@ -117,8 +119,8 @@ def clock_table(found: Findings) -> Table:
             one.device_span_s, clock.window_s, clock.busy_s, clock.queued_gap_s, clock.host_wait_s,
             one.host_span_s if one.host_span_s is not None else clock.host_s, one.min_lag_s,
         )  # fmt: skip
-        rows.append([_fact(one.phase), *(Entry(milliseconds(value)) for value in times)])
-    headings = [_text("phase"), *_numbers("events", "window", "busy", "gaps", "waits", "host", "lag")]
+        rows.append([fact(one.phase), *(Entry(milliseconds(value)) for value in times)])
+    headings = [*words("phase"), *numbers("events", "window", "busy", "gaps", "waits", "host", "lag")]
     return Table("Clocks", _clock_caption(found), headings, rows)
 
 
@@ -138,22 +140,19 @@ def launch_table(found: Findings) -> Table:
         clock = one.clock
         if not clock.kernels:
             continue
-        per_launch = clock.host_s_per_launch
-        figures = (
-            _count(clock.launches),
-            _count(clock.kernels),
-            MISSING if clock.median_kernel_s is None else f"{clock.median_kernel_s * 1e6:,.1f}",
-            MISSING if per_launch is None else f"{per_launch * 1e6:,.1f}",
-            percent(clock.wait_fraction),
+        times = (
+            clock.median_kernel_s,
+            clock.queued_gap_s / clock.queued_gaps if clock.queued_gaps else None,
+            clock.host_s_per_launch,
         )
-        words = (one.verdict or MISSING, one.lag_verdict or MISSING)
-        rows.append([_fact(one.phase), *map(Entry, figures), *map(_fact, words)])
-    headings = [_text("phase"), *_numbers("launches", "kernels", "median", "host us", "waiting")]
-    headings += [_text("trace"), _text("lag")]
+        figures = (instances(clock.launches), instances(clock.kernels), *map(microseconds, times))
+        verdicts = (one.verdict or MISSING, one.lag_verdict or MISSING)
+        rows.append([fact(one.phase), *map(Entry, (*figures, percent(clock.wait_fraction))), *map(fact, verdicts)])
+    headings = [*words("phase"), *numbers("calls", "kernels", "median", "gap", "host", "waits"), *words("trace", "lag")]
     caption = (
-        "per step; median: of kernels' durations in us; host us: host time per launch, waiting for a full queue "
-        "included; waiting: share of the window in which the device waits for the host; "
-        "trace, lag: verdicts of the trace and of the unprofiled steps' lag"
+        "per step; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
+        "kernels, host: host time per launch, waiting for a full queue included; waits: share of the window in which "
+        "the device waits for the host; trace, lag: verdicts of the trace and of the unprofiled steps' lag"
     )
     return Table("Launches", caption, headings, rows)
 
@@ -165,8 +164,8 @@ def attention_table(found: Findings) -> Table:
         figures = [milliseconds(times.parts_s[part]) for part in ATTENTION_PARTS]
         ratio = MISSING if times.flop_ratio is None else f"{times.flop_ratio:.4f}"
         ratios = (f"{times.time_ratio:.2f}", ratio)
-        rows.append([_fact(times.phase), *map(Entry, (*figures, milliseconds(times.matmul_s), *ratios))])
-    headings = [_text("phase"), *_numbers(*ATTENTION_PARTS, "matmul", "time ratio", "FLOP ratio")]
+        rows.append([fact(times.phase), *map(Entry, (*figures, milliseconds(times.matmul_s), *ratios))])
+    headings = [*words("phase"), *numbers(*ATTENTION_PARTS, "matmul", "time ratio", "FLOP ratio")]
     caption = (
         "ms per step; matmul: the matrix products in scores and values; ratios are softmax to matmul; FLOPs per score: "
         "softmax 5 forward and 4 backward, products 4 head_dim and 8 head_dim"
@@ -176,16 +175,16 @@ def attention_table(found: Findings) -> Table:
 
 def operator_tables(found: Findings, top: int) -> list[Table]:
     """The longest operators of every phase."""
-    headings = [_text("operator"), *_numbers("ms", "share", "calls", "mean us")]
+    headings = [*words("operator"), *numbers("ms", "share", "calls", "mean us")]
     made = []
     for phase, of_phase in found.operators.items():
         rows = [
             [
-                _fact(row.name),
+                fact(row.name),
                 Entry(milliseconds(row.self_s / found.steps)),
                 Entry(percent(row.share_fraction)),
-                Entry(_count(row.calls / found.steps)),
-                Entry(f"{row.mean_s * 1e6:,.1f}"),
+                Entry(instances(row.calls / found.steps)),
+                Entry(microseconds(row.mean_s)),
             ]
             for row in of_phase[:top]
         ]
@@ -194,28 +193,3 @@ def operator_tables(found: Findings, top: int) -> list[Table]:
             Table(f"Top operators of {phase}", f"time on the host without operators inside, {unit}", headings, rows)
         )
     return made
-
-
-def _text(name: str) -> Heading:
-    return Heading(name, is_number=False)
-
-
-def _numbers(*names: str) -> list[Heading]:
-    return [Heading(name) for name in names]
-
-
-def _fact(text: str) -> Entry:
-    return Entry(text, "fact")
-
-
-def _count(value: float) -> str:
-    """Whole numbers as such, others with one decimal: a trace's steps need not be alike."""
-    return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
-
-
-def shortened(text: str, width: int) -> str:
-    """The text's beginning and end: generated names differ in their last digits."""
-    if len(text) <= width:
-        return text
-    tail = width // 3
-    return f"{text[: width - tail - 2]}..{text[-tail:]}"

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lmbench.report.kernels import Line, print_lines, print_table, run_line
+from lmbench.report.kernels.findings import not_passed, run_line
+from lmbench.report.kernels.screen import Line, lines_as_markdown, print_lines, print_table
 from lmbench.report.markdown import table_lines
-from lmbench.report.table import Entry, Heading, Table
-from lmbench.report.units import MISSING, milliseconds, percent, whole
-from lmbench.results.guard import Guard
+from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.units import MISSING, instances, milliseconds, percent, signed_percent, whole
 from lmbench.trace.difference import SAME, Change, Difference, PhaseDifference
-from lmbench.trace.findings import Findings
 from lmbench.trace.phases import OUTSIDE
 
 # Phases with less of the difference have no column of their own.
@@ -31,10 +30,10 @@ def print_difference(found: Difference, top: int, console: Console, phase: str |
 
 def difference_markdown(found: Difference, top: int, phase: str | None = None) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {text}" for label, text in head(found)]
+    lines = lines_as_markdown(head(found))
     for table in tables(found, top, phase):
         lines += ["", *table_lines(table)]
-    return "\n".join([*lines, "", *(f"- {label}: {text}" for label, text in remarks(found))]) + "\n"
+    return "\n".join([*lines, "", *lines_as_markdown(remarks(found))]) + "\n"
 
 
 def head(found: Difference) -> list[Line]:
@@ -99,7 +98,7 @@ def _table(
     title: str, axis: str, changes: Sequence[Change], total: Change, columns: Sequence[str], found: Difference
 ) -> Table:
     rows = [_row(change, columns) for change in (*changes, _all(total))]
-    headings = [Heading(axis, False), *_numbers("A", "B", "B - A", "share", *columns), Heading("", False)]
+    headings = [*words(axis), *numbers("A", "B", "B - A", "share", *columns), *words("")]
     return Table(title, _caption(found, columns), headings, rows)
 
 
@@ -111,12 +110,12 @@ def _caption(found: Difference, columns: Sequence[str]) -> str:
 def _row(change: Change, columns: Sequence[str]) -> list[Entry]:
     by_phase = (change.by_phase_s.get(phase) for phase in columns)
     shown = (MISSING if value is None else signed_ms(value) for value in by_phase)
-    return [_fact(change.name), *_figures(change), *map(Entry, shown), _word(change)]
+    return [fact(change.name), *_figures(change), *map(Entry, shown), _word(change)]
 
 
 def _figures(change: Change) -> list[Entry]:
     a, b = (milliseconds(s) if count else MISSING for s, count in _sides(change))
-    return [Entry(a), Entry(b), Entry(signed_ms(change.difference_s)), Entry(_share(change.share_fraction))]
+    return [Entry(a), Entry(b), Entry(signed_ms(change.difference_s)), Entry(percent(change.share_fraction))]
 
 
 def _sides(change: Change) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -133,7 +132,7 @@ def _kernel_table(one: PhaseDifference, found: Difference, top: int, where: str)
     changes = one.kernels[:top]
     if rest := one.kernels[top:]:
         changes = [*changes, _rest(rest, one.total)]
-    headings = [Heading("kernel", False), *_numbers("A", "n", "B", "n", "B - A", "share")]
+    headings = [*words("kernel"), *numbers("A", "n", "B", "n", "B - A", "share")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
     rows = [_kernel_row(change) for change in (*changes, _all(one.total))]
     return Table(f"By kernel {where}", caption, headings, rows)
@@ -151,7 +150,7 @@ def _rest(changes: Sequence[Change], total: Change) -> Change:
 def _kernel_row(change: Change) -> list[Entry]:
     a, b, difference, share = _figures(change)
     counts = (_count(change.a_count), _count(change.b_count))
-    return [_fact(change.name), a, Entry(counts[0]), b, Entry(counts[1]), difference, share]
+    return [fact(change.name), a, Entry(counts[0]), b, Entry(counts[1]), difference, share]
 
 
 def _phase_table(found: Difference) -> Table:
@@ -162,8 +161,8 @@ def _phase_table(found: Difference) -> Table:
         share = change.difference_s / total.difference_s if total.difference_s else None
         counts = (_count(change.a_count), _count(change.b_count))
         a, b, difference, _ = _figures(change)
-        rows.append([_fact(change.name), a, b, difference, Entry(_share(share)), *map(Entry, counts), _word(change)])
-    headings = [Heading("phase", False), *_numbers("A", "B", "B - A", "share", "n A", "n B"), Heading("", False)]
+        rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _word(change)])
+    headings = [*words("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *words("")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
     if any(one.phase == OUTSIDE for one in found.phases):
         caption += "; all: without outside"
@@ -175,8 +174,8 @@ def _clock_table(found: Difference) -> Table:
     for one in found.clocks:
         changes = (one.window_s, one.busy_s, one.queued_gap_s, one.host_wait_s)
         windows = (milliseconds(one.a_window_s), milliseconds(one.b_window_s))
-        rows.append([_fact(one.phase), *map(Entry, windows), *(Entry(signed_ms(value)) for value in changes)])
-    headings = [Heading("phase", False), *_numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits")]
+        rows.append([fact(one.phase), *map(Entry, windows), *(Entry(signed_ms(value)) for value in changes)])
+    headings = [*words("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits")]
     caption = (
         f"the phase's window on the device in ms {_unit(found)}, and what its difference consists of: kernels, gaps "
         "between queued ones, waiting for the host (slowed by the profiler)"
@@ -201,12 +200,8 @@ def remarks(found: Difference) -> list[Line]:
         )
         lines.append(("host", text))
     for side, trace in (("A", found.a), ("B", found.b)):
-        lines += [(guard.status.upper(), f"{side}: {guard.message}") for guard in _bad(trace)]
+        lines += [(guard.status.upper(), f"{side}: {guard.message}") for guard in not_passed(trace.guards)]
     return lines or [("guards", "all of both traces fine")]
-
-
-def _bad(trace: Findings) -> list[Guard]:
-    return [guard for guard in trace.guards if guard.status in ("warn", "fail")]
 
 
 def signed_ms(seconds: float) -> str:
@@ -217,26 +212,9 @@ def signed_ms(seconds: float) -> str:
     return f"{'+' if seconds > 0 else '-'}{text}"
 
 
-def signed_percent(fraction: float) -> str:
-    return f"{100 * fraction:+.1f} %"
-
-
-def _share(fraction: float | None) -> str:
-    text = MISSING if fraction is None else f"{100 * fraction:.1f}%"
-    return "0.0%" if text == "-0.0%" else text
-
-
-def _numbers(*names: str) -> list[Heading]:
-    return [Heading(name) for name in names]
-
-
-def _fact(text: str) -> Entry:
-    return Entry(text, "fact")
+def _count(value: float) -> str:
+    return instances(value) if value else MISSING
 
 
 def _word(change: Change) -> Entry:
-    return _fact("" if change.name == "all" or change.change == SAME else change.change)
-
-
-def _count(value: float) -> str:
-    return whole(value) if value else MISSING
+    return fact("" if change.name == "all" or change.change == SAME else change.change)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from lmbench.report.colours import KIND_COLOURS, MUTED, PHASE_COLOURS, part_colour, variable
+from lmbench.report.kernels.columns import FUSED
+from lmbench.report.text import shown
 from lmbench.results.vocabulary import Record
 
 #: More kernels than this are joined with their neighbours: a page stays under a few MB.
@@ -17,19 +20,12 @@ MAX_KERNELS = 6000
 _STATIC_PIECES = 400
 #: The data counts time in tenths of a microsecond.
 _NS = 100
+#: Kernels of one part are one bar if no more than this lies between them: what lay in the queue follows within 1 to
+#: 2 us (see lmbench.trace.clocks); a longer gap is an idle device, and drawn as one.
+_QUEUED_GAP = 50
 
 ROWS = ("host: phases", "host: launches", "device: phases", "device: parts of the model", "device: kernels by kind")
 ROW_HEIGHT, BAR_TOP, BAR_HEIGHT = 38, 15, 20
-#: Places among the page's colours; 0 is the muted one.
-_PHASES = {"forward": 1, "backward": 2, "optimizer": 3, "clip": 4, "zero_grad": 5, "data": 6, "transfer": 8}
-_KINDS = {
-    "gemm": 1, "elementwise": 2, "optimizer": 3, "softmax": 4, "norm": 5, "attention": 6, "reduction": 7, "index": 8,
-    "comm": 8,
-}  # fmt: skip
-_PARTS = {
-    "ffn": 1, "scores": 2, "attention": 2, "values": 3, "head": 3, "softmax": 4, "optimizer": 3, "norm": 5, "qkv": 6,
-    "embedding": 6, "mask": 7, "loss": 7, "rope": 8, "output": 8,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,42 +41,64 @@ class Piece:
 
 @dataclass(frozen=True)
 class StepPicture:
-    """One step: what it is of, the data as JSON, the static picture, and the kinds of kernels with their colours, the
-    longest first."""
+    """One step: what it is of, the data as JSON, the static picture, and for each kind of row what its colours mean,
+    the longest first."""
 
     title: str
     data: str
     svg: str
     note: str
-    legend: list[tuple[str, str]]
+    legends: list[tuple[str, list[tuple[str, str]]]]
 
 
 def step_picture(title: str, timeline: Record) -> StepPicture:
-    """Raises KeyError, TypeError, ValueError or IndexError for what is no timeline."""
-    data, joined = _data(timeline)
+    """Raises ValueError for what is no timeline."""
+    data, joined = timeline_data(timeline)
     more = f" Kernels next to each other are joined where they are many ({joined:,} of them)." if joined else ""
     own = sum(timeline["kernels"]["is_own"])
     note = (
         f"{own:,} kernels, from the host's beginning of the step to the end of the last of them, under the profiler, "
-        f"which slows the host. Paler: gaps too short to draw, or work of the step before.{more}"
+        "which slows the host. A phase goes on while it waits, parts and kernels do not. Paler: gaps too short to "
+        f"draw, or work of the step before.{more}"
     )
-    return StepPicture(title, json.dumps(data, separators=(",", ":")), _static(title, data), note, _legend(data))
+    return StepPicture(title, json.dumps(data, separators=(",", ":")), _static(title, data), note, _legends(data))
 
 
-def _legend(data: dict[str, Any]) -> list[tuple[str, str]]:
-    times: dict[int, int] = defaultdict(int)
+def _legends(data: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    phases: dict[str, int] = defaultdict(int)
+    for phase, start, end in data["host"]:
+        phases[phase] += end - start
+    parts: dict[str, int] = defaultdict(int)
+    kinds: dict[str, int] = defaultdict(int)
     for kernel in data["kernels"]:
-        times[kernel[3]] += kernel[1]
-    longest = sorted(times, key=lambda kind: -times[kind])
-    return [(data["kinds"][kind][0], _fill(data["kinds"][kind][1])) for kind in longest]
+        phases[data["phases"][kernel[5]][0]] += kernel[1]
+        part = data["parts"][kernel[4]][0]
+        parts[FUSED if "+" in part else part] += kernel[1]
+        kinds[data["kinds"][kernel[3]][0]] += kernel[1]
+    return [
+        ("phases", _explained(phases, lambda name: PHASE_COLOURS.get(name, MUTED))),
+        ("parts", _explained(parts, part_colour)),
+        ("kinds", _explained(kinds, lambda name: KIND_COLOURS.get(name, MUTED))),
+    ]
 
 
-def _fill(colour: int) -> str:
-    return f"var(--series-{colour})" if colour else "var(--muted)"
+def _explained(times: dict[str, int], colour: Callable[[str], int]) -> list[tuple[str, str]]:
+    return [(name, variable(colour(name))) for name in sorted(times, key=lambda name: -times[name])]
+
+
+def timeline_data(timeline: Record) -> tuple[dict[str, Any], int]:
+    """Columns of whole numbers; `kernels` are [start, length, name, kind, part, phase, own, launch, its length, n].
+    Then how many kernels are joined with others.
+
+    Raises ValueError for what is no timeline.
+    """
+    try:
+        return _data(timeline)
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError("it is no timeline of one step") from error
 
 
 def _data(timeline: Record) -> tuple[dict[str, Any], int]:
-    """Columns of whole numbers; `kernels` are [start, length, name, kind, part, phase, own, launch, its length, n]."""
     columns = timeline["kernels"]
     names = ("start_ns", "duration_ns", "name", "kind", "part", "phase", "is_own", "launch_ns", "launch_duration_ns")
     kernels = [list(row) for row in zip(*(columns[name] for name in names), strict=True)]
@@ -88,21 +106,33 @@ def _data(timeline: Record) -> tuple[dict[str, Any], int]:
         for place in (0, 1, 7, 8):
             kernel[place] = -1 if kernel[place] is None else round(kernel[place] / _NS)
         kernel.append(1)
-    shown = _joined(kernels)
+    end = round(timeline["end_ns"] / _NS)
+    _check(timeline, kernels, end)
+    kept = _joined(kernels)
     return {
-        "end": round(timeline["end_ns"] / _NS),
-        "host": [[str(p), max(0, round(a / _NS)), round(b / _NS)] for p, a, b in timeline["host_phases"]],
-        "names": [str(name) for name in timeline["names"]],
-        "kinds": [[str(name), _KINDS.get(name, 0)] for name in timeline["kinds"]],
-        "parts": [[str(name), _part_colour(name)] for name in timeline["parts"]],
-        "phases": [[str(name), _PHASES.get(name, 0)] for name in timeline["phases"]],
-        "colours": _PHASES,
-        "kernels": shown,
-    }, len(kernels) - len(shown)
+        "end": end,
+        "gap": _QUEUED_GAP,
+        "host": [[shown(str(p)), max(0, round(a / _NS)), round(b / _NS)] for p, a, b in timeline["host_phases"]],
+        "names": [shown(str(name)) for name in timeline["names"]],
+        "kinds": [[shown(str(name)), KIND_COLOURS.get(name, MUTED)] for name in timeline["kinds"]],
+        "parts": [[shown(str(name)), part_colour(str(name))] for name in timeline["parts"]],
+        "phases": [[shown(str(name)), PHASE_COLOURS.get(name, MUTED)] for name in timeline["phases"]],
+        "colours": dict(PHASE_COLOURS),
+        "kernels": kept,
+    }, len(kernels) - len(kept)
 
 
-def _part_colour(part: str) -> int:
-    return max((_PARTS.get(one, 0) for one in part.split("+")), default=0)
+def _check(timeline: Record, kernels: list[list[int]], end: int) -> None:
+    if end <= 0:
+        raise ValueError("its step has no length")
+    if not kernels:
+        raise ValueError("it has no kernels")
+    for place, name in ((2, "names"), (3, "kinds"), (4, "parts"), (5, "phases")):
+        count = len(timeline[name])
+        if not all(type(kernel[place]) is int and 0 <= kernel[place] < count for kernel in kernels):
+            raise ValueError(f"a kernel has none of its {name}")
+    if any(kernel[1] < 0 for kernel in kernels):
+        raise ValueError("a kernel ends before it starts")
 
 
 def _joined(kernels: list[list[int]]) -> list[list[int]]:
@@ -148,8 +178,8 @@ def _rows(data: dict[str, Any]) -> list[list[Piece]]:
     return [
         [piece for piece in host if piece.start < data["end"]],
         launches,
-        _runs(data, 5, "phases"),
-        _runs(data, 4, "parts"),
+        _runs(data, 5, "phases", data["end"]),
+        _runs(data, 4, "parts", _QUEUED_GAP),
         [_piece(k, data["kinds"][k[3]][1], data["names"][k[2]]) for k in kernels],
     ]
 
@@ -159,14 +189,14 @@ def _piece(kernel: Sequence[int], colour: int, label: str) -> Piece:
     return Piece(start, kernel[0] + max(kernel[1], 1), colour, label, 1.0 if kernel[6] else 0.4)
 
 
-def _runs(data: dict[str, Any], place: int, names: str) -> list[Piece]:
-    """Kernels one after the other that share a phase, or a part, as one piece."""
+def _runs(data: dict[str, Any], place: int, names: str, gap: int) -> list[Piece]:
+    """Kernels one after the other that share a phase, or a part, as one piece, up to that gap between them."""
     found: list[Piece] = []
     keys: list[tuple[int, int]] = []
     for kernel in data["kernels"]:
         label, colour = data[names][kernel[place]]
         piece, key = _piece(kernel, colour, label), (kernel[place], kernel[6])
-        if keys and keys[-1] == key:
+        if keys and keys[-1] == key and piece.start - found[-1].end <= gap:
             found[-1] = Piece(found[-1].start, max(found[-1].end, piece.end), colour, label, piece.busy)
         else:
             found.append(piece)
@@ -208,7 +238,7 @@ def _bar(piece: Piece, top: int, end: int) -> str:
     pale = "" if piece.busy > 0.99 else f' opacity="{max(piece.busy, 0.15):.2f}"'
     text = escape(f"{piece.label}, {(piece.end - piece.start) / 10:,.1f} us")
     place = f'x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{BAR_HEIGHT}"'
-    bar = f'<rect {place} fill="{_fill(piece.colour)}"{pale}><title>{text}</title></rect>'
+    bar = f'<rect {place} fill="{variable(piece.colour)}"{pale}><title>{text}</title></rect>'
     if width < 9:
         return bar
     # A picture in the picture cuts off what does not fit.

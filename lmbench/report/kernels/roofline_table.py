@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmbench.report.roofline import FLOPS_PER_S, Attained, Roofline
-from lmbench.report.table import Entry, Heading, Table
+from lmbench.report.kernels.roofline import FLOPS_PER_S, Attained, Roofline
+from lmbench.report.table import Entry, Table, fact, numbers, words
 from lmbench.report.units import MISSING, milliseconds, percent
 
 _TERA, _GIGA = 1e12, 1e9
@@ -11,8 +11,7 @@ _TERA, _GIGA = 1e12, 1e9
 
 def roofline_table(found: Roofline) -> Table:
     """A row for each kind of work; shares are of the datasheet's rate and of what was measured on this device."""
-    headings = [Heading("work", False)]
-    headings += [Heading(name) for name in ("ms", "per step", "attained", "sheet", "burst", "sustained")]
+    headings = [*words("work"), *numbers("ms", "per step", "attained", "sheet", "burst", "sustained")]
     caption = (
         "ms of its kernels per step; least work that it needs; attained: that work by the time, and its share of "
         "the datasheet's rate and of what `lmbench ceiling` measured, burst and sustained"
@@ -26,7 +25,7 @@ def _row(row: Attained) -> list[Entry]:
     rate = MISSING if row.per_s is None else f"{row.per_s / _TERA:.3g} {tera}"
     peaks = (row.datasheet_per_s, row.burst_per_s, row.sustained_per_s)
     shares = (percent(row.per_s / peak if row.per_s is not None and peak else None) for peak in peaks)
-    return [Entry(row.name, "fact"), *map(Entry, (milliseconds(row.seconds), work, rate, *shares))]
+    return [fact(row.name), *map(Entry, (milliseconds(row.seconds), work, rate, *shares))]
 
 
 def _work(row: Attained) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from textwrap import wrap
+from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
 
-from lmbench.report.kernels_tables import (
+from lmbench.report.kernels.roofline import Roofline
+from lmbench.report.kernels.roofline_table import roofline_lines, roofline_table
+from lmbench.report.kernels.screen import Line, lines_as_markdown, print_lines, print_table
+from lmbench.report.kernels.tables import (
     attention_table,
     clock_table,
     kernel_tables,
@@ -17,24 +21,19 @@ from lmbench.report.kernels_tables import (
     operator_tables,
     phase_table,
     share_table,
-    shortened,
 )
 from lmbench.report.markdown import table_lines
-from lmbench.report.roofline import Roofline
-from lmbench.report.roofline_table import roofline_lines, roofline_table
 from lmbench.report.table import Table
+from lmbench.report.text import shown
 from lmbench.report.units import milliseconds, percent
+from lmbench.results.guard import Guard
 from lmbench.results.paths import lookup
+from lmbench.trace.completeness import Completeness
 from lmbench.trace.findings import Findings, kernel_record
 from lmbench.trace.kinds import KINDS
 from lmbench.trace.parts import part_order
 
-_LABEL = 12
-_GAP = "  "
-_LEAST_WIDTH = 12
-Line = tuple[str, str]
-
-NOT_KERNELS = "no kernels in this trace: below are operators on the host, with the time of each without those inside it"
+_OPERATORS = "below are operators on the host, with the time of each without those inside it"
 
 
 def print_findings(found: Findings, top: int, console: Console, roof: Roofline | None = None) -> None:
@@ -43,16 +42,19 @@ def print_findings(found: Findings, top: int, console: Console, roof: Roofline |
     for table in tables(found, top, roof):
         print_table(table, console)
     console.out("")
-    print_lines([*(roofline_lines(roof) if roof else []), *remarks(found)], console)
+    print_lines(_closing(found, roof), console)
 
 
 def to_markdown(found: Findings, top: int, roof: Roofline | None = None) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {text}" for label, text in head(found)]
+    lines = lines_as_markdown(head(found))
     for table in tables(found, top, roof):
         lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {text}" for label, text in [*(roofline_lines(roof) if roof else []), *remarks(found)]]
-    return "\n".join([*lines, "", *closing]).rstrip() + "\n"
+    return "\n".join([*lines, "", *lines_as_markdown(_closing(found, roof))]).rstrip() + "\n"
+
+
+def _closing(found: Findings, roof: Roofline | None) -> list[Line]:
+    return [*(roofline_lines(roof) if roof else []), *remarks(found)]
 
 
 def to_csv(found: Findings) -> str:
@@ -60,16 +62,20 @@ def to_csv(found: Findings) -> str:
     stream = io.StringIO()
     if found.has_kernels:
         names = ["phase", "name", "short_name", "kind", "parts_s", "total_s", "share_fraction", "instances", "mean_s"]
-        rows = [kernel_record(row) for phase in found.phases for row in phase.rows]
-        for row in rows:
-            row["parts_s"] = "; ".join(f"{part} {seconds:.9g}" for part, seconds in row["parts_s"].items())
+        rows = [_kernel_fields(kernel_record(row)) for phase in found.phases for row in phase.rows]
     else:
         names = ["phase", "name", "self_s", "share_fraction", "calls", "mean_s"]
-        rows = [vars(row) for of_phase in found.operators.values() for row in of_phase]
+        rows = [dict(vars(row)) for of_phase in found.operators.values() for row in of_phase]
     writer = csv.DictWriter(stream, fieldnames=names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
     return stream.getvalue()
+
+
+def _kernel_fields(record: dict[str, Any]) -> dict[str, Any]:
+    parts = "; ".join(f"{part} {seconds:.9g}" for part, seconds in record["parts_s"].items())
+    return {**record, "parts_s": parts}
 
 
 def tables(found: Findings, top: int, roof: Roofline | None = None) -> list[Table]:
@@ -94,11 +100,27 @@ def head(found: Findings) -> list[Line]:
     if found.run:
         lines.append(("run", run_line(found)))
     if not found.has_kernels:
-        return [*lines, *_source(found), ("note", NOT_KERNELS)]
+        return [*lines, *_source(found), ("note", f"no kernels in this trace: {found.why_no_kernels}; {_OPERATORS}")]
     steps = f"{found.steps} step{'s' if found.steps > 1 else ''}" if found.has_step_count else "steps unknown"
     count = found.completeness
-    captured = f"{milliseconds(found.captured_s)} ms in {count.kernels:,} kernels, {steps}"
-    return [*lines, ("captured", captured), ("matmul", _matmul(found)), *_source(found)]
+    captured = f"{milliseconds(found.captured_s)} ms in {_counted(count.kernels, 'kernel')}, {steps}"
+    return [*lines, ("captured", captured), _completeness(count), ("matmul", _matmul(found)), *_source(found)]
+
+
+def _completeness(count: Completeness) -> Line:
+    """Whether launches and kernels belong together, in one line."""
+    alone = count.kernels_without_launch
+    told = [_counted(count.kernels, "kernel"), f"{alone:,} without launch" if alone else "each with its launch"]
+    if count.launches_without_kernel:
+        told.append(f"{_counted(count.launches_without_kernel, 'launch', 'launches')} without kernel")
+    early = f"{count.kernels_before_launch:,} up to {count.worst_early_s * 1e6:,.1f} us before it"
+    told.append(early if count.kernels_before_launch else "none before it")
+    is_whole = not (alone or count.launches_without_kernel or count.kernels_before_launch)
+    return "complete" if is_whole else "incomplete", ", ".join(told)
+
+
+def _counted(number: int, word: str, several: str | None = None) -> str:
+    return f"{number:,} {word if number == 1 else several or f'{word}s'}"
 
 
 def run_line(found: Findings) -> str:
@@ -144,8 +166,7 @@ def remarks(found: Findings) -> list[Line]:
         elif one.lag_verdict:
             lag = f"the lag of the unprofiled steps says {one.lag_verdict} (smallest {milliseconds(one.min_lag_s)} ms)"
             lines.append(("", f"{lag}; {one.agreement}"))
-    bad = [guard for guard in found.guards if guard.status in ("warn", "fail")]
-    for guard in bad:
+    for guard in not_passed(found.guards):
         lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
     if found.guards:
         tally = Counter(guard.status for guard in found.guards)
@@ -153,33 +174,6 @@ def remarks(found: Findings) -> list[Line]:
     return lines
 
 
-def print_table(table: Table, console: Console) -> None:
-    """Title and caption, wrapped to the screen, then the table; its widest words are shortened until it fits."""
-    console.out("")
-    for line in wrap(f"{table.title}: {table.caption}", console.width):
-        console.out(line, highlight=False)
-    rows = [[heading.text for heading in table.headings], *([entry.full_text for entry in row] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    words = [index for index, heading in enumerate(table.headings) if not heading.is_number]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > console.width:
-        widest = max(words, key=widths.__getitem__)
-        if widths[widest] <= _LEAST_WIDTH:
-            break
-        widths[widest] -= 1
-    for number, row in enumerate(rows):
-        pieces = [
-            text.rjust(width) if heading.is_number else shortened(text, width).ljust(width)
-            for text, width, heading in zip(row, widths, table.headings, strict=True)
-        ]
-        console.out(_GAP.join(pieces).rstrip(), highlight=False)
-        if number == 0:
-            console.out("─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), highlight=False)
-
-
-def print_lines(lines: list[Line], console: Console) -> None:
-    """Labelled lines, wrapped beside their labels; a path stays whole, to be copied."""
-    for label, text in lines:
-        wide = label in ("trace", "A", "B")
-        wrapped = [text] if wide else wrap(text, console.width - _LABEL, break_long_words=False, break_on_hyphens=False)
-        for index, piece in enumerate(wrapped):
-            console.out(f"{label if index == 0 else '':<{_LABEL}}{piece}", highlight=False)
+def not_passed(guards: Iterable[Guard]) -> list[Guard]:
+    """Those that somebody should read."""
+    return [guard for guard in guards if guard.status in ("warn", "fail")]

@@ -85,7 +85,7 @@ def _top_other(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
     for sample in cell.ok:
         top = lookup(sample.record, "kernels.phases.step.top_other")
         if isinstance(top, dict):
-            return Named(top["share_fraction"], name=str(top["name"]))
+            return Named(top["share_fraction"], name=top["name"])
     return None
 
 
