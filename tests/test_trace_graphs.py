@@ -38,6 +38,14 @@ def test_a_graph_with_other_kernels_tells_nothing() -> None:
     assert parts_of_call([], [NORM, NORM], ["mm"]) == (["", ""], [""])
 
 
+def test_kernels_that_the_graph_does_not_list_have_no_part_and_hide_no_other() -> None:
+    graphs = read_graphs([FORWARD, {"kernels": [["triton_poi_fused_other_0", ["net.head"]]]}], {})
+    launched = [NORM, "triton_per_fused_unlisted_7", NORM, "triton_poi_fused_other_0"]
+    triton, others = parts_of_call(graphs, launched, ["mm", "mm", "_scaled_dot_product_flash_attention"])
+    assert triton == ["norm", "", "norm+residual", ""]
+    assert others == ["qkv", "ffn", "attention"]
+
+
 def test_library_calls_that_do_not_fit_tell_nothing_and_leave_the_rest() -> None:
     assert parts_of_call(read_graphs([FORWARD], {}), [NORM, NORM], ["mm"]) == (["norm", "norm+residual"], [""])
 

@@ -56,6 +56,12 @@ def test_kernels_of_one_attention_call_stand_in_a_row() -> None:
     assert parts(graphs, NORM, FLASH, COMBINE, GEMM) == ["norm", "attention", "attention", "ffn"]
 
 
+def test_a_triton_kernel_that_the_graph_does_not_list_has_no_part() -> None:
+    unlisted = "triton_per_fused_unlisted_7"
+    assert parts(TWO_MODULES, NORM, GEMM, unlisted, GEMM, SILU, GEMM) == ["norm", "output", "", "ffn", "ffn", "ffn"]
+    assert parts(TWO_MODULES, NORM, GEMM, GEMM, SILU, GEMM, unlisted)[4:] == ["ffn", ""]
+
+
 def test_calls_of_any_number_of_kernels_tell_nothing_beside_others() -> None:
     graphs = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), ("extern_kernels.mm", "ffn.up"))
     assert parts(graphs, NORM, GEMM, GEMM) == ["norm", "", ""]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+#: Width of a kernel's name within a sentence.
+KERNEL_WIDTH = 40
 _BREAKS = re.compile("[\t-\r]+")
 #: Control characters, marks that turn the direction of writing or end a line, and halves of a surrogate pair, which
 #: no encoding can write.
@@ -21,3 +23,11 @@ def shown(text: str) -> str:
 def shown_lines(text: str) -> str:
     """The same of text in several lines."""
     return "\n".join(map(shown, text.split("\n")))
+
+
+def shortened(text: str, width: int) -> str:
+    """The text's beginning and end: generated names differ in their last digits."""
+    if len(text) <= width:
+        return text
+    tail = width // 3
+    return f"{text[: width - tail - 2]}..{text[-tail:]}"

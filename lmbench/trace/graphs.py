@@ -26,18 +26,14 @@ class CompiledGraph:
         return [launch for launch in self.launches if launch[0].startswith(TRITON)]
 
     @cached_property
-    def library(self) -> dict[str, list[str]]:
-        """By operator, the parts of its calls."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for name, part in self.launches:
-            if not name.startswith(TRITON):
-                found[name].append(part)
-        return dict(found)
+    def library(self) -> list[tuple[str, str]]:
+        """The calls of library operators."""
+        return [launch for launch in self.launches if not launch[0].startswith(TRITON)]
 
     def has_library_calls(self, names: Sequence[str]) -> bool:
         """Whether these are the graph's library calls; operators that it does not list (copies) do not count."""
-        counts = Counter(name for name in names if name in self.library)
-        return counts == Counter({name: len(parts) for name, parts in self.library.items()})
+        listed = Counter(name for name, _ in self.library)
+        return Counter(name for name in names if name in listed) == listed
 
 
 def read_graphs(stored: Any, classes: Mapping[str, str]) -> list[CompiledGraph]:
@@ -72,9 +68,18 @@ def _bare(name: str) -> str:
 
 
 def graphs_of(graphs: Sequence[CompiledGraph], triton: Sequence[str]) -> list[CompiledGraph]:
-    """Those with these Triton kernels, in this order."""
-    names = list(triton)
-    return [graph for graph in graphs if [name for name, _ in graph.triton] == names]
+    """Those that these Triton kernels can be a call of: what a graph lists was launched in its order.
+
+    Inductor does not list every kernel (torch 2.11 none that reduces along two axes at once), so of several graphs
+    those count that list the most of what was launched.
+    """
+    found: dict[int, list[CompiledGraph]] = defaultdict(list)
+    for graph in graphs:
+        listed = [name for name, _ in graph.triton]
+        known = set(listed)
+        if [name for name in triton if name in known] == listed:
+            found[len(listed)].append(graph)
+    return found[max(found)] if found else []
 
 
 def parts_of_call(
@@ -82,16 +87,22 @@ def parts_of_call(
 ) -> tuple[list[str], list[str]]:
     """Parts of one call of a compiled graph: of its Triton kernels and of its library operators, each in launch order.
 
-    The graph is the one with these Triton kernels in this order; empty for all where there is none or where those that
-    fit tell different parts. Library calls count only where they fit too.
+    Empty for all where no graph fits or where those that fit tell different parts, and for kernels that it does not
+    list. Library calls count only where they fit too.
     """
     candidates = graphs_of(graphs, triton)
     exact = [graph for graph in candidates if graph.has_library_calls(library)]
-    no_library = [""] * len(library)
     if exact and all(graph == exact[0] for graph in exact):
-        waiting = {name: iter(of_name) for name, of_name in exact[0].library.items()}
-        parts = [next(waiting[name], "") if name in waiting else "" for name in library]
-        return [part for _, part in exact[0].triton], parts
+        return _in_order(exact[0].triton, triton), _in_order(exact[0].library, library)
     if candidates and triton and all(graph.triton == candidates[0].triton for graph in candidates):
-        return [part for _, part in candidates[0].triton], no_library
-    return [""] * len(triton), no_library
+        return _in_order(candidates[0].triton, triton), [""] * len(library)
+    return [""] * len(triton), [""] * len(library)
+
+
+def _in_order(launches: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str]:
+    """The part of each name's k-th launch for the k-th time that it stands here."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for name, part in launches:
+        by_name[name].append(part)
+    waiting = {name: iter(parts) for name, parts in by_name.items()}
+    return [next(waiting[name], "") if name in waiting else "" for name in names]

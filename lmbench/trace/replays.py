@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 
 from lmbench.trace.graphs import TRITON, CompiledGraph, graphs_of
@@ -21,33 +22,33 @@ _SPLIT_SUM = re.compile(r"split_?k_?reduce", re.IGNORECASE)
 def parts_of_replay(graphs: Sequence[CompiledGraph], names: Sequence[str], kinds: Sequence[str]) -> list[str]:
     """Parts of everything that one replay ran, in its order; empty where they cannot be told.
 
-    The graph is the one with the same Triton kernels in the same order; nothing is told where there is none, or where
-    those that fit tell different parts.
+    Nothing is told where no graph fits its Triton kernels, or where those that fit tell different parts.
     """
     parts = [""] * len(names)
-    gaps, anchors = _places(names)
-    order = [names[index] for index in anchors]
-    fitting = graphs_of(graphs, order)
-    if not order or not fitting or any(graph != fitting[0] for graph in fitting):
+    fitting = graphs_of(graphs, [name for name in names if name.startswith(TRITON)])
+    if not fitting or not fitting[0].triton or any(graph != fitting[0] for graph in fitting):
         return parts
     launches = fitting[0].launches
-    listed_gaps, listed_anchors = _places([name for name, _ in launches])
-    for index, listed in zip(anchors, listed_anchors, strict=True):
-        parts[index] = launches[listed][1]
+    listed = {name for name, _ in fitting[0].triton}
+    gaps, anchors = _places(names, listed)
+    listed_gaps, listed_anchors = _places([name for name, _ in launches], listed)
+    for index, place in zip(anchors, listed_anchors, strict=True):
+        parts[index] = launches[place][1]
     for gap, listed_gap in zip(gaps, listed_gaps, strict=True):
-        calls = [launches[listed] for listed in listed_gap]
+        calls = [launches[place] for place in listed_gap]
         between = _parts_between(calls, [names[index] for index in gap], [kinds[index] for index in gap])
         for index, part in zip(gap, between, strict=True):
-            parts[index] = part
+            # A Triton kernel that the graph does not list is no library call's.
+            parts[index] = "" if names[index].startswith(TRITON) else part
     return parts
 
 
-def _places(names: Sequence[str]) -> tuple[list[list[int]], list[int]]:
-    """Indices of what stands before each Triton kernel and behind the last, and of the Triton kernels."""
+def _places(names: Sequence[str], anchor_names: AbstractSet[str]) -> tuple[list[list[int]], list[int]]:
+    """Indices of what stands before each anchor and behind the last, and of the anchors."""
     gaps: list[list[int]] = [[]]
     anchors = []
     for index, name in enumerate(names):
-        if name.startswith(TRITON):
+        if name in anchor_names:
             anchors.append(index)
             gaps.append([])
         else:

@@ -24,7 +24,7 @@ from lmbench.report.kernels.tables import (
 )
 from lmbench.report.markdown import table_lines
 from lmbench.report.table import Table
-from lmbench.report.text import shown
+from lmbench.report.text import KERNEL_WIDTH, shortened, shown
 from lmbench.report.units import milliseconds, percent
 from lmbench.results.guard import Guard
 from lmbench.results.paths import lookup
@@ -139,7 +139,11 @@ def run_line(found: Findings) -> str:
 def _matmul(found: Findings) -> str:
     shares = [f"{percent(share)} of {name}" for name, share in found.matmul_fractions.items()]
     other = found.step.top_other
-    top = f"; top other kernel {other.short_name}, {percent(other.share_fraction)}" if other else ""
+    top = (
+        f"; top other kernel {shortened(other.short_name, KERNEL_WIDTH)}, {percent(other.share_fraction)}"
+        if other
+        else ""
+    )
     return ", ".join(shares) + top
 
 

@@ -8,7 +8,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from lmbench.report.table import Table
-from lmbench.report.text import shown
+from lmbench.report.text import shortened, shown
 
 _LABEL = 12
 _GAP = "  "
@@ -65,11 +65,3 @@ def print_table(table: Table, console: Console) -> None:
         console.out(_GAP.join(pieces).rstrip(), highlight=False)
         if number == 0:
             console.out("─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), highlight=False)
-
-
-def shortened(text: str, width: int) -> str:
-    """The text's beginning and end: generated names differ in their last digits."""
-    if len(text) <= width:
-        return text
-    tail = width // 3
-    return f"{text[: width - tail - 2]}..{text[-tail:]}"
