@@ -85,6 +85,8 @@ def test_both_verdicts_agree_or_the_difference_is_explained(
     found = examine(run_folder(tmp_path, simulated([[plan], [plan]]), probe=lag(lag_says, least_s)))
     assert words in forward(found).agreement
     assert forward(found).lag_verdict == lag_says
+    # Advice is for the run as it is without the profiler.
+    assert ("launches of" in forward(found).advice) == (plan is MANY_SLOW and lag_says != "queued")
 
 
 @pytest.mark.parametrize(

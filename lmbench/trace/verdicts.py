@@ -62,7 +62,7 @@ def _judge(
         clock=clock,
         verdict=verdict,
         reason=_reason(clock) if verdict else "",
-        advice=advise(verdict, clock, share, run) if verdict and share else "",
+        advice=_advice(verdict, lag.get("verdict"), clock, share, run) if verdict and share else "",
         device_span_s=_mean(steps, f"{clock.phase}_s"),
         host_span_s=_mean(steps, f"{clock.phase}_host_s"),
         lag_verdict=lag.get("verdict"),
@@ -82,6 +82,13 @@ def _verdict(clock: PhaseClock) -> str | None:
 
 def _reason(clock: PhaseClock) -> str:
     return f"the device waits for the host in {100 * (clock.wait_fraction or 0.0):.1f} % of the phase"
+
+
+def _advice(verdict: str, lag_verdict: object, clock: PhaseClock, share: PhaseShares, run: Record) -> str:
+    """Advice for the run as it is without the profiler, which slows the host and not the device."""
+    if lag_verdict == "queued" and verdict != "queued":
+        return f"without the profiler it is queued, and {advise('queued', clock, share, run)}"
+    return advise(verdict, clock, share, run)
 
 
 def _agreement(verdict: str | None, clock: PhaseClock, lag: Record) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure, numbers, over_runs
+from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.results.paths import lookup
 from lmbench.trace.attention import ATTENTION_PARTS
 from lmbench.trace.kinds import KINDS
@@ -85,7 +86,7 @@ def _top_other(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
     for sample in cell.ok:
         top = lookup(sample.record, "kernels.phases.step.top_other")
         if isinstance(top, dict):
-            return Named(top["share_fraction"], name=top["name"])
+            return Named(top["share_fraction"], name=shortened(top["name"], KERNEL_WIDTH))
     return None
 
 
