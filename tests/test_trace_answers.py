@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmbench.trace.analysis import load_trace
+from lmbench.trace.findings import examine
 
 DATA = Path(__file__).parent / "trace_data"
 
@@ -26,6 +27,19 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name: str) -> N
     table = load_trace(DATA / name / "trace.json.gz").kernels
     found = Counter(zip(table.phases, table.kinds, table.parts, table.names, strict=True))
     assert found == expected
+
+
+def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass() -> None:
+    """One step of DistributedDataParallel on two H200s, 12 layers of 2048 squared: 7 buckets of gradients."""
+    found = examine(DATA / "two_gpus" / "trace.json.gz")
+    backward = next(share for share in found.phases if share.phase == "backward")
+    reduces = [row for row in backward.rows if row.kind == "comm"]
+    assert [(row.short_name, row.instances, row.parts_s) for row in reduces] == [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7, {"comm": reduces[0].total_s})
+    ]
+    (clock,) = (clock for clock in found.clocks.phases if clock.phase == "backward")
+    # Other kernels run meanwhile: the device is busy for less than the sum of both.
+    assert reduces[0].total_s < clock.busy_s < 0.9 * backward.kernel_s
 
 
 def test_the_answers_are_those_of_the_models_source() -> None:
