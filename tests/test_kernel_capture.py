@@ -18,6 +18,8 @@ from strangers import Data, Regression
 
 import lmbench
 from lmbench.cli import main
+from lmbench.measure.graph_origins import GraphOrigins
+from lmbench.model.layers import RMSNorm
 from lmbench.results.load import find_runs, load_run
 from lmbench.trace.analysis import load_trace
 from lmbench.trace.operator_times import operator_times
@@ -157,6 +159,31 @@ def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_pat
     assert len(loaded.steps) >= 3 + 3
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.json", "steps.jsonl"]
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton needs a CUDA device")
+def test_every_triton_kernel_of_a_compiled_graph_is_listed():
+    from torch._inductor import metrics
+
+    norm = RMSNorm(1280).cuda()
+    x = torch.randn(4, 1024, 1280, device="cuda", requires_grad=True)
+    origins = GraphOrigins()
+    origins.listen()
+    mixed = metrics.codegen_mix_order_reduction
+    try:
+        work = torch.compile(norm)
+        work(x).sum().backward()
+    finally:
+        origins.close()
+    assert metrics.codegen_mix_order_reduction > mixed, "no mixed-order reduction was made: take another size"
+    with torch.profiler.profile() as recording:
+        work(x).sum().backward()
+        torch.cuda.synchronize()
+    launched = {event.name for event in recording.events() if event.name.startswith("triton_")}
+    listed = {name for graph in origins.graphs for name, _ in graph["kernels"]}
+    assert launched
+    assert launched <= listed
 
 
 def test_a_pass_of_the_users_over_compiled_graphs_goes_on(tmp_path):

@@ -89,6 +89,19 @@ def test_kernels_in_a_call_of_a_compiled_graph_have_its_parts(tmp_path: Path) ->
     assert compiled(tmp_path, [graph]) == ["norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
 
 
+def test_a_sum_directly_in_a_call_has_the_part_of_the_kernel_before_it(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.metadata["compiled_graphs"] = [{"kernels": [[NORM, ["net.blocks.0.attention_norm"]]]}]
+    trace.phase("backward", 0, 200)
+    trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
+    trace.launch(1, 10, 2)
+    trace.op("aten::sum", 20, 15)
+    trace.launch(2, 25, 2)
+    trace.kernel(1, NORM, 500, 5)
+    trace.kernel(2, "void at::native::reduce_kernel<512, 1>(int)", 510, 5)
+    assert load_trace(trace.write(tmp_path / "t.json")).kernels.parts == ["norm", "norm"]
+
+
 def test_without_the_list_they_are_unclassified_and_a_guard_warns(tmp_path: Path) -> None:
     assert compiled(tmp_path, []) == ["unclassified"] * 6
     guards = {guard.name: guard for guard in examine(tmp_path / "t.json").guards}

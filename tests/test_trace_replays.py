@@ -56,6 +56,12 @@ def test_kernels_of_one_attention_call_stand_in_a_row() -> None:
     assert parts(graphs, NORM, FLASH, COMBINE, GEMM) == ["norm", "attention", "attention", "ffn"]
 
 
+def test_a_sum_behind_a_triton_kernel_has_its_part() -> None:
+    added = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
+    assert parts(TWO_MODULES, NORM, added, added, GEMM, GEMM, SILU, GEMM)[:4] == ["norm", "norm", "norm", "output"]
+    assert parts(TWO_MODULES, NORM, GEMM, GEMM, SILU, GEMM, added)[4:] == ["ffn", "ffn"]
+
+
 def test_a_triton_kernel_that_the_graph_does_not_list_has_no_part() -> None:
     unlisted = "triton_per_fused_unlisted_7"
     assert parts(TWO_MODULES, NORM, GEMM, unlisted, GEMM, SILU, GEMM) == ["norm", "output", "", "ffn", "ffn", "ffn"]

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from lmbench.measure.unlisted_kernels import UnlistedKernels
+
 GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
 #: Operations that make no work of their own: what they are fused into does not belong to their module.
 WEIGHTLESS = frozenset({
@@ -37,6 +39,7 @@ class GraphOrigins(logging.Handler):
         self._weightless: set[str] = set()
         self._log = logging.getLogger("torch.__trace")
         self._before: tuple[Any, ...] | None = None
+        self._unlisted = UnlistedKernels()
 
     def listen(self) -> None:
         from torch._inductor import config
@@ -54,6 +57,7 @@ class GraphOrigins(logging.Handler):
 
         config.post_grad_custom_post_pass = begin
         config.fx_graph_cache = False
+        self._unlisted.listen()
         self._log.addHandler(self)
 
     def close(self) -> None:
@@ -64,6 +68,7 @@ class GraphOrigins(logging.Handler):
             config.trace.provenance_tracking_level, config.fx_graph_cache = level, cache
             config.post_grad_custom_post_pass = custom_pass
             self._before = None
+            self._unlisted.close()
             self._log.removeHandler(self)
         super().close()
 

@@ -57,6 +57,10 @@ def _by_name(graphs: Sequence[CompiledGraph], host: HostEvents, names: list[str]
     parts = [part_of_operator.get(operator, "") for operator in operators]
     for index, part in zip(triton, by_kernel, strict=True):
         parts[index] = part
+    for index, operator in enumerate(operators):
+        # Inductor makes its own kernels of sums; this one adds up what the mixed-order reduction before it left.
+        if index and operator != NONE and host.names[operator] == "aten::sum" and not parts[index]:
+            parts[index] = parts[index - 1]
     return parts
 
 

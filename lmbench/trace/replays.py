@@ -34,8 +34,11 @@ def parts_of_replay(graphs: Sequence[CompiledGraph], names: Sequence[str], kinds
     listed_gaps, listed_anchors = _places([name for name, _ in launches], listed)
     for index, place in zip(anchors, listed_anchors, strict=True):
         parts[index] = launches[place][1]
-    for gap, listed_gap in zip(gaps, listed_gaps, strict=True):
+    for before, gap, listed_gap in zip([None, *anchors], gaps, listed_gaps, strict=True):
         calls = [launches[place] for place in listed_gap]
+        while before is not None and gap and kinds[gap[0]] == "reduction" and not names[gap[0]].startswith(TRITON):
+            # Inductor makes its own kernels of sums; this one adds up what the mixed-order reduction before it left.
+            parts[gap.pop(0)] = parts[before]
         between = _parts_between(calls, [names[index] for index in gap], [kinds[index] for index in gap])
         for index, part in zip(gap, between, strict=True):
             # A Triton kernel that the graph does not list is no library call's.
