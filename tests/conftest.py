@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,11 @@ from torch import nn
 
 # With more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times slower.
 torch.set_num_threads(1)
+
+# A shell's background job ignores Ctrl-C and `nohup` hang-ups; what the tests start would inherit that.
+for _signum, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _default)
 
 QUIET = {
     "accelerator": "cpu",

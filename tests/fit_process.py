@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -39,8 +38,6 @@ def _child(words: list[str], folder: str, before: Callable[[], None] | None) -> 
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o644), descriptor)
     torch.set_num_threads(1)
-    # Tests that run under `nohup` ignore it, and their processes would, too.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if before is not None:
         before()
     sys.argv = ["lmbench", *words]
