@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from strangers import Data, Regression
 
 import lmbench
@@ -23,6 +22,8 @@ from lmbench.model.layers import RMSNorm
 from lmbench.results.load import find_runs, load_run
 from lmbench.trace.analysis import load_trace
 from lmbench.trace.operator_times import operator_times
+
+from conftest import quiet_trainer
 
 TINY = ("fit", "--config", "smoke", "--quiet", "--trainer.logger", "false")
 
@@ -121,10 +122,7 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
 
 
 def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
-    trainer = Trainer(
-        accelerator="cpu", max_steps=6, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=3),
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=6, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=3))
     trainer.fit(Regression(), Data())
     trace = load_trace(tmp_path / "trace.json.gz")
     assert trace.source.metadata["steps"] == trace.timeline.steps == 1
@@ -140,10 +138,8 @@ def test_checkpoints_and_validations_between_recorded_steps_are_outside(tmp_path
         "--trainer.callbacks.every_n_train_steps=1",
     )  # fmt: skip
     assert load_trace(folder).timeline.steps == 3
-    trainer = Trainer(
-        accelerator="cpu", max_steps=12, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(), val_check_interval=1,
-    )  # fmt: skip
+    profiler = lmbench.KernelProfiler()
+    trainer = quiet_trainer(max_steps=12, default_root_dir=tmp_path, profiler=profiler, val_check_interval=1)
     trainer.fit(Regression(), Data())
     trace = load_trace(tmp_path / "trace.json.gz")
     assert trace.timeline.steps == 3
@@ -203,10 +199,7 @@ def test_two_profiled_runs_follow_each_other_in_one_process(tmp_path):
 
 
 def test_it_profiles_a_strangers_trainer(tmp_path):
-    trainer = Trainer(
-        accelerator="cpu", max_steps=12, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=2),
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=12, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=2))
     trainer.fit(Regression(), Data())
     trace = trace_of(tmp_path)
     assert [step["name"] for step in ranges(trace, "step")] == ["lmbench.step:5", "lmbench.step:6"]

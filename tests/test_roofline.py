@@ -135,7 +135,7 @@ def test_the_peak_is_that_of_the_type_that_products_run_in(
 
 def test_a_bare_trace_or_one_of_a_cpu_has_no_roofline() -> None:
     assert roofline(replace(examine(EAGER), run={})) is None
-    assert roofline(replace(with_run(EAGER), has_kernels=False)) is None
+    assert roofline(replace(with_run(EAGER), why_no_kernels="a trace of a CPU")) is None
 
 
 def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path: Path) -> None:

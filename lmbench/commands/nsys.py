@@ -24,7 +24,7 @@ def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
     window opens (Nsight Systems user guide, CLI profile options).
     """
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
-    profiler = ["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "nsys"]
+    profiler = ["--trainer.profiler", "kernels", "--trainer.profiler.tool", "nsys"]
     # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
     run = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *words[1:]]
     return [nsys, "profile", *capture, "--output", output, *run]

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmbench.report.kernels.summary import sound_kernels
-from lmbench.report.text import KERNEL_WIDTH, shortened, shown
+from lmbench.report.kernels.summary import sound_kernels, top_other_words
+from lmbench.report.text import shown
 from lmbench.report.units import count, gib, milliseconds, percent
 from lmbench.results.paths import lookup
 from lmbench.results.vocabulary import PHASES
@@ -209,8 +209,7 @@ def kernel_lines(run: Record) -> list[str]:
     if kernels.get("reason"):
         return [_line("kernels", f"none: {kernels['reason']}")]
     matmul, other = (lookup(kernels, f"phases.step.{name}") for name in ("matmul_fraction", "top_other"))
-    name = shortened(other["name"], KERNEL_WIDTH) if other else ""
-    top = f"; top other kernel {name}, {percent(other['share_fraction'])}" if other else ""
+    top = top_other_words(other["name"], other["share_fraction"]) if other else ""
     total = milliseconds(kernels.get("kernel_s"))
     return [_line("kernels", f"{total} ms per step, {percent(matmul)} matmul{top}")]
 

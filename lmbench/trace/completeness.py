@@ -11,7 +11,7 @@ from lmbench.trace.analysis import Trace
 from lmbench.trace.events import NONE, Integers
 from lmbench.trace.kinds import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE
-from lmbench.trace.shares import PhaseShares, captured_s
+from lmbench.trace.shares import PhaseShares, captured_s, unclassified_s
 from lmbench.trace.verdicts import PhaseVerdict
 
 UNCLASSIFIED_LIMIT = 0.05
@@ -64,18 +64,20 @@ def _shared(correlation: Integers, used: Integers) -> int:
     return int((np.isin(without, correlation[used]) & (without != NONE)).sum())
 
 
-def trace_guards(trace: Trace, shares: list[PhaseShares], verdicts: list[PhaseVerdict]) -> list[Guard]:
+def trace_guards(
+    trace: Trace, found: Completeness, shares: list[PhaseShares], verdicts: list[PhaseVerdict]
+) -> list[Guard]:
     """All guards of a trace with kernels."""
     total = captured_s(trace.kernels)
-    found = completeness(trace)
+    no_kind_s, no_part_s = unclassified_s(shares)
     return [
         _every_kernel_has_a_launch(found, total),
         _every_launch_has_a_kernel(found),
         _order(found),
         _sum(shares, total),
         _outside(trace, shares, total),
-        _classified("kind", sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in shares), total),
-        _classified("part", sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in shares), total),
+        _classified("kind", no_kind_s, total),
+        _classified("part", no_part_s, total),
         _spans(verdicts),
         *_damage(trace),
     ]

@@ -26,7 +26,6 @@ class Findings:
 
     path: Path
     run: Record
-    has_kernels: bool
     why_no_kernels: str
     phase_source: str
     steps: int
@@ -42,6 +41,10 @@ class Findings:
     operators: dict[str, list[OperatorRow]]
     guards: list[Guard]
 
+    @property
+    def has_kernels(self) -> bool:
+        return not self.why_no_kernels
+
 
 def examine(path: str | Path) -> Findings:
     """Read and compute everything. Raises UsageError for what is no trace."""
@@ -56,17 +59,16 @@ def findings_of(trace: Trace) -> Findings:
     step = whole_step(shares)
     clocks = phase_clocks(trace.kernels, trace.events.launches, trace.timeline)
     verdicts = judge_phases(clocks, shares, run, steps)
-    has_kernels = trace.events.has_kernels
+    has_kernels, count = trace.events.has_kernels, completeness(trace)
     return Findings(
         path=trace.source.path,
         run=run,
-        has_kernels=has_kernels,
         why_no_kernels=why_no_kernels(trace),
         phase_source=trace.timeline.source,
         steps=trace.timeline.steps,
         has_step_count=trace.timeline.has_step_count,
         captured_s=captured_s(trace.kernels),
-        completeness=completeness(trace),
+        completeness=count,
         phases=shares,
         step=step,
         matmul_fractions=matmul_fractions(shares, step, trace.mode) if has_kernels else {},
@@ -74,7 +76,7 @@ def findings_of(trace: Trace) -> Findings:
         verdicts=verdicts,
         attention=attention_times(trace.kernels, trace.timeline.steps, run),
         operators={} if has_kernels else operator_times(trace),
-        guards=trace_guards(trace, shares, verdicts) if has_kernels else device_guards(trace),
+        guards=trace_guards(trace, count, shares, verdicts) if has_kernels else device_guards(trace),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmbench.trace.kernels import KernelTable
-from lmbench.trace.kinds import MATMUL
+from lmbench.trace.kinds import MATMUL, UNCLASSIFIED
 from lmbench.trace.names import short_name
 from lmbench.trace.phases import OUTSIDE, PHASE_ORDER
 
@@ -80,6 +80,15 @@ def whole_step(phases: Iterable[PhaseShares]) -> PhaseShares:
         _added(phase.kinds_s for phase in members),
         _added(phase.parts_s for phase in members),
         sorted(_merged(rows, total), key=lambda row: -row.total_s),
+    )
+
+
+def unclassified_s(phases: Iterable[PhaseShares]) -> tuple[float, float]:
+    """Kernel time whose kind, and whose part, is unknown."""
+    members = list(phases)
+    return (
+        sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in members),
+        sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in members),
     )
 
 

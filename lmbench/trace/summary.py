@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from lmbench.results.vocabulary import PHASES, Record
 from lmbench.trace.findings import Findings
-from lmbench.trace.kinds import UNCLASSIFIED
 from lmbench.trace.phases import OUTSIDE
-from lmbench.trace.shares import KernelRow, PhaseShares
+from lmbench.trace.shares import KernelRow, PhaseShares, unclassified_s
 from lmbench.trace.verdicts import PhaseVerdict
 
 #: Kernels kept of each phase, the longest first.
@@ -21,8 +20,7 @@ def summarize(found: Findings) -> Record:
     if not found.has_kernels:
         return without_kernels(found.why_no_kernels, found.steps)
     total, steps = found.captured_s, found.steps
-    no_kind = sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in found.phases)
-    no_part = sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in found.phases)
+    no_kind, no_part = unclassified_s(found.phases)
     count = found.completeness
     return {
         "reason": None,

@@ -13,6 +13,7 @@ from rich.console import Console
 from lmbench.report.kernels.roofline import Roofline
 from lmbench.report.kernels.roofline_table import roofline_lines, roofline_table
 from lmbench.report.kernels.screen import Line, lines_as_markdown, print_lines, print_table
+from lmbench.report.kernels.summary import top_other_words
 from lmbench.report.kernels.tables import (
     attention_table,
     clock_table,
@@ -24,7 +25,7 @@ from lmbench.report.kernels.tables import (
 )
 from lmbench.report.markdown import table_lines
 from lmbench.report.table import Table
-from lmbench.report.text import KERNEL_WIDTH, shortened, shown
+from lmbench.report.text import shown
 from lmbench.report.units import milliseconds, percent
 from lmbench.results.guard import Guard
 from lmbench.results.paths import lookup
@@ -139,12 +140,7 @@ def run_line(found: Findings) -> str:
 def _matmul(found: Findings) -> str:
     shares = [f"{percent(share)} of {name}" for name, share in found.matmul_fractions.items()]
     other = found.step.top_other
-    top = (
-        f"; top other kernel {shortened(other.short_name, KERNEL_WIDTH)}, {percent(other.share_fraction)}"
-        if other
-        else ""
-    )
-    return ", ".join(shares) + top
+    return ", ".join(shares) + (top_other_words(other.short_name, other.share_fraction) if other else "")
 
 
 def _source(found: Findings) -> list[Line]:

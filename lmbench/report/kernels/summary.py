@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lmbench.report.text import shown
+from lmbench.report.text import KERNEL_WIDTH, shortened, shown
+from lmbench.report.units import percent
 from lmbench.results.vocabulary import Record
 
 #: Parts of a phase's record that are sums by name.
@@ -26,6 +27,11 @@ def sound_kernels(kernels: Any) -> Record:
     for name, times in _record(record.get("attention")).items():
         found["attention"][shown(name)] = _numbers(_record(times))
     return found
+
+
+def top_other_words(name: str, share_fraction: float) -> str:
+    """The longest kernel that is no matrix product, to follow their share in a line of text."""
+    return f"; top other kernel {shortened(name, KERNEL_WIDTH)}, {percent(share_fraction)}"
 
 
 def _phase(record: Record) -> Record:
