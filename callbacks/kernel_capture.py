@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.kernels.recording.graph_origins import GraphOrigins
+from lmbench.kernels.recording.kineto import Recording
+from lmbench.kernels.recording.ranges import ModuleRanges, StepRanges
+from lmbench.kernels.trace.recorded import TRACE_FILE
 from lmbench.measure.clock import synchronize
-from lmbench.measure.graph_origins import GraphOrigins
-from lmbench.measure.kineto import Recording
-from lmbench.measure.ranges import ModuleRanges, StepRanges
 from lmbench.measure.schedule import ProbeKind, Stage
-from lmbench.trace.recorded import TRACE_FILE
 
 
 class KernelCapture(Observer):

@@ -21,7 +21,7 @@ from lmbench.measure.probe_marks import ProbeMarks
 from lmbench.measure.scalars import ScalarRing
 from lmbench.measure.schedule import ProbeKind, Stage
 from lmbench.measure.timeline import StepSpans, Timeline, step_record
-from lmbench.results.vocabulary import EXCLUDED, STAGES
+from lmbench.records.vocabulary import EXCLUDED, STAGES
 
 # What a SIGKILL may lose at most (design section 6).
 FLUSH_STEPS = 50

@@ -26,11 +26,11 @@ from lmbench.measure.losses import loss_facts
 from lmbench.measure.milestones import milestones, reach
 from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
-from lmbench.results.assemble import complete_run
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.paths import lookup
-from lmbench.results.step_log import StepLog
-from lmbench.results.store import RunFolder
+from lmbench.records.assemble import complete_run
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.paths import lookup
+from lmbench.records.step_log import StepLog
+from lmbench.records.store import RunFolder
 
 
 class RunRecorder(Observer):

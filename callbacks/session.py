@@ -16,7 +16,7 @@ from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import BorderProfiler, PhaseTrack
 from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
-from lmbench.results.vocabulary import EXCLUDED
+from lmbench.records.vocabulary import EXCLUDED
 
 
 class MeasurementSession(LeanCallback):

@@ -11,7 +11,7 @@ import sys
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
 
-_MEASURING = "lmbench.bench.run"
+_MEASURING = "lmbench.fit.run"
 
 # name: (module, what it does). Every module has `run(args: list[str]) -> int`.
 COMMANDS = {

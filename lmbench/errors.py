@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 
@@ -25,3 +27,14 @@ class UsageError(Exception):
 
     Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback.
     """
+
+
+def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:
+    """`; did you mean sdpa?`, to follow a line about a misspelt name; nothing where none of the known is near.
+
+    `form` is how the known name is shown, such as `--{}`.
+    """
+    known = list(known)
+    folded = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), folded, 1)
+    return f"; did you mean {form.format(folded[near[0]])}?" if near else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmbench.results.store import RunFolder
+from lmbench.records.store import RunFolder
 
 H200 = {
     "name": "NVIDIA H200", "uuid": "GPU-1", "sku": "692-2G520", "is_mig": False, "power_limit_w": 700.0,

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lmbench.results.load import Run, load_run
+from lmbench.records.load import Run, load_run
 
 SMOKE = str(Path(__file__).parents[1] / "configs" / "smoke.yaml")
 
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
 
 def context() -> multiprocessing.context.ForkServerContext:
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["lmbench.bench.run", __name__])
+    server.set_forkserver_preload(["lmbench.fit.run", __name__])
     return server
 
 

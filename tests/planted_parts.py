@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lmbench.kernels.trace.findings import examine
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import ModelShape
-from lmbench.trace.findings import examine
 
 
 @dataclass

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.vocabulary import PHASES
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.vocabulary import PHASES
 from lmbench.sizes import SIZES, ModelShape
 
 BASE: dict[str, Any] = json.loads((Path(__file__).parent / "report_data" / "h200_run.json").read_text())
@@ -134,7 +134,7 @@ def set_outcome(run: dict[str, Any], outcome: str, phase: str | None, message: s
         "error": {"kind": kinds.get(outcome, "RuntimeError"), "message": message, "phase": phase},
     }
     run["error"] |= error
-    run |= {"phases": {}, "guards": [], "probe": None}
+    run |= {"phases": {}, "guards": [], "probe": {}}
     run["throughput"] = {"tokens_per_s": None, "mfu_fraction": None}
     run["loss"] = {"first": None}
 

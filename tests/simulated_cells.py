@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.runner.engine import Launch
-from lmbench.runner.estimate import Estimate
-from lmbench.runner.execute import Execution
-from lmbench.runner.folder import SweepFolder
-from lmbench.runner.plan import make_plan
-from lmbench.runner.progress import Progress
-from lmbench.runner.sweep_file import sweep_from
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.sweep.engine import Launch
+from lmbench.sweep.estimate import Estimate
+from lmbench.sweep.execute import Execution
+from lmbench.sweep.folder import SweepFolder
+from lmbench.sweep.plan import make_plan
+from lmbench.sweep.progress import Progress
+from lmbench.sweep.sweep_file import sweep_from
 
 #: No process has it: beyond the kernel's highest.
 NOBODY = 2**22 + 1

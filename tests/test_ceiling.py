@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
-from lmbench.measure import ceiling
-from lmbench.report.kernels.ceiling_table import ceiling_table, datasheet_rate
+from lmbench.kernels import ceiling
+from lmbench.kernels.shown.ceiling_table import ceiling_table, datasheet_rate
 
 CPU = torch.device("cpu")
 

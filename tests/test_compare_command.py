@@ -12,9 +12,9 @@ from fit_process import start_fit
 
 from lmbench.cli import main
 from lmbench.commands.compare import parse_gate
+from lmbench.compare.noise import measure_noise, noise_key, store_noise
 from lmbench.errors import UsageError
-from lmbench.results.noise import measure_noise, noise_key, store_noise
-from lmbench.results.store import RunFolder
+from lmbench.records.store import RunFolder
 
 TIMES = (0.0500, 0.0501, 0.0499)
 

@@ -9,10 +9,10 @@ import time
 import pytest
 from comparison_runs import make_run, make_runs, make_sweep
 
+from lmbench.compare.comparison import compare
+from lmbench.compare.metrics import step_sample_s
+from lmbench.compare.side import read_side
 from lmbench.errors import UsageError
-from lmbench.results.comparison import compare
-from lmbench.results.comparison_metrics import step_sample_s
-from lmbench.results.comparison_side import read_side
 
 TIMES = (0.0500, 0.0501, 0.0499)
 SLOWER = (0.0520, 0.0521, 0.0519)

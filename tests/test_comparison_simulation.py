@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import pytest
 
-from lmbench.results.holm import holm
-from lmbench.results.verdict import decide
-from lmbench.results.welch import detectable_fraction, ratio_of
+from lmbench.compare.holm import holm
+from lmbench.compare.verdict import decide
+from lmbench.records.welch import detectable_fraction, ratio_of
 
 TRIALS = 4000
 TOLERANCE = 0.01

@@ -8,10 +8,10 @@ import random
 import pytest
 from scipy import stats
 
-from lmbench.results.holm import holm
-from lmbench.results.noise import measure_noise
-from lmbench.results.verdict import decide
-from lmbench.results.welch import detectable_fraction, geometric_mean, ratio_of, repeats_for
+from lmbench.compare.holm import holm
+from lmbench.compare.noise import measure_noise
+from lmbench.compare.verdict import decide
+from lmbench.records.welch import detectable_fraction, geometric_mean, ratio_of, repeats_for
 
 
 def draws(seed, n, std, mean=0.05):

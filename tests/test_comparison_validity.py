@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from comparison_runs import H200, make_run, make_runs
 
-from lmbench.results.comparability_table import CHECKS
-from lmbench.results.comparison import compare
-from lmbench.results.fields import FIELD
+from lmbench.compare.comparability_table import CHECKS
+from lmbench.compare.comparison import compare
+from lmbench.records.fields import FIELD
 
 A_TIMES = (0.0500, 0.0501, 0.0499)
 B_TIMES = (0.0520, 0.0521, 0.0519)

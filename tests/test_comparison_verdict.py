@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lmbench.compare.verdict import EXIT_CODES, SIZE_WORDS, decide, interval, overall, percent, signed
 from lmbench.errors import ExitCode
-from lmbench.results.verdict import EXIT_CODES, SIZE_WORDS, decide, interval, overall, percent, signed
-from lmbench.results.welch import Ratio, ratio_of
+from lmbench.records.welch import Ratio, ratio_of
 
 
 def found(low, ratio, high, p=0.001, n_a=5, n_b=5):

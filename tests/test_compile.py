@@ -54,7 +54,7 @@ def test_a_run_without_compiling_says_so(tmp_path):
 
 
 def test_a_bare_flag_means_the_defaults(tmp_path):
-    from lmbench.bench.trainer import BenchTrainer
+    from lmbench.fit.trainer import BenchTrainer
 
     trainer = BenchTrainer(accelerator="cpu", compile=True, logger=False)
     assert trainer.callbacks[0].options == CompileOptions()

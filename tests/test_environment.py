@@ -23,7 +23,7 @@ from lmbench.measure.environment import (
     torch_flags,
     versions,
 )
-from lmbench.results.fields import absent, unregistered
+from lmbench.records.fields import absent, unregistered
 
 CPU = torch.device("cpu")
 

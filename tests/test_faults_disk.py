@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from fit_process import start_fit
 
-from lmbench.results.store import RESERVE_FILE
+from lmbench.records.store import RESERVE_FILE
 
 pytestmark = pytest.mark.slow
 

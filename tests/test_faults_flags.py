@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmbench.cli import main
-from lmbench.results.load import load_run
+from lmbench.records.load import load_run
 
 QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
 SMOKE = ["--config", "smoke", "--trainer.logger", "false", "--measure.min_window_s", "0", *QUICK]

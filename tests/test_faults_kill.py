@@ -11,7 +11,7 @@ import pytest
 from fit_process import start_fit
 
 from lmbench.callbacks.phase_timer import FLUSH_S, FLUSH_STEPS
-from lmbench.results.store import RUN_FILE
+from lmbench.records.store import RUN_FILE
 
 WARMUP, STEPS = 3, 150
 SMALL = ("--model.num_layers", "1", "--model.d_model", "64", "--data.context_length", "16")

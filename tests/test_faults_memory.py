@@ -8,7 +8,7 @@ import pytest
 from fit_process import plant, start_fit
 from planted_faults import leave_address_space, return_freed_memory
 
-from lmbench.bench.cli import BenchCLI
+from lmbench.fit.cli import BenchCLI
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from fit_process import plant
 
-from lmbench.bench import run as run_module
 from lmbench.callbacks import MemoryRecorder
 from lmbench.cli import main
-from lmbench.results import assemble
-from lmbench.results.load import load_run
+from lmbench.fit import run as run_module
+from lmbench.records import assemble
+from lmbench.records.load import load_run
 
 QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
 RUN = ["fit", "--config", "smoke", "--trainer.logger", "false", "--measure.min_window_s", "0", *QUICK]

@@ -14,7 +14,7 @@ import pytest
 from fit_process import SMOKE, plant, start_fit
 
 from lmbench.interruption import Terminated, held, listening, received
-from lmbench.results.store import RUN_FILE
+from lmbench.records.store import RUN_FILE
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 WORDS = ("--model.num_layers", "1", "--measure.steps", "20", "--measure.probe_steps", "3")

@@ -18,7 +18,7 @@ from fit_process import SMOKE, start_fit
 import lmbench
 from lmbench.callbacks import run_recorder
 from lmbench.cli import main
-from lmbench.results.load import load_run
+from lmbench.records.load import load_run
 
 QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
 RUN = ["--config", SMOKE, "--trainer.logger", "false", "--measure.min_window_s", "0", *QUICK]

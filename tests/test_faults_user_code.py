@@ -6,7 +6,7 @@ import pytest
 from fit_process import plant, start_fit
 
 from lmbench.cli import main
-from lmbench.results.load import load_run
+from lmbench.records.load import load_run
 
 SMOKE = ["fit", "--config", "smoke", "--trainer.logger", "false"]
 QUICK = ["--measure.steps", "20", "--measure.min_window_s", "0", "--measure.probe_steps", "3"]

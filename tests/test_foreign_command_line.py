@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from lmbench.cli import main
-from lmbench.results.fields import unregistered
-from lmbench.results.load import load_run
-from lmbench.results.vocabulary import PHASES
+from lmbench.records.fields import unregistered
+from lmbench.records.load import load_run
+from lmbench.records.vocabulary import PHASES
 
 QUICK = [
     *(

@@ -13,9 +13,9 @@ from torch import nn
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, TrainingCheck
 from lmbench.measure.schedule import Schedule
+from lmbench.records.load import load_run
+from lmbench.records.vocabulary import PHASES
 from lmbench.report.terminal import figures
-from lmbench.results.load import load_run
-from lmbench.results.vocabulary import PHASES
 
 from conftest import Sleeper, SlowBatches, quiet_trainer
 

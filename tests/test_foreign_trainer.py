@@ -25,8 +25,8 @@ from lmbench.callbacks import (
     TrainingCheck,
 )
 from lmbench.measure.schedule import Schedule
-from lmbench.results.fields import unregistered
-from lmbench.results.load import load_run
+from lmbench.records.fields import unregistered
+from lmbench.records.load import load_run
 
 from conftest import quiet_trainer
 

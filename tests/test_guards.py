@@ -8,10 +8,10 @@ import math
 
 import pytest
 
-from lmbench.results.fields import unregistered
-from lmbench.results.guard import Guard, worst_status
-from lmbench.results.guards import CHECKS, evaluate_guards
-from lmbench.results.summary import summarize_steps
+from lmbench.records.fields import unregistered
+from lmbench.records.guards.checks import CHECKS, evaluate_guards
+from lmbench.records.guards.guard import Guard, worst_status
+from lmbench.records.summary import summarize_steps
 
 STEP_S = 0.1
 

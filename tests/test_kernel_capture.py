@@ -17,11 +17,11 @@ from strangers import Data, Regression
 
 import lmbench
 from lmbench.cli import main
-from lmbench.measure.graph_origins import GraphOrigins
+from lmbench.kernels.recording.graph_origins import GraphOrigins
+from lmbench.kernels.trace.analysis import load_trace
+from lmbench.kernels.trace.operator_times import operator_times
 from lmbench.model.layers import RMSNorm
-from lmbench.results.load import find_runs, load_run
-from lmbench.trace.analysis import load_trace
-from lmbench.trace.operator_times import operator_times
+from lmbench.records.load import find_runs, load_run
 
 from conftest import quiet_trainer
 

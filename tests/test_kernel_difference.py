@@ -14,9 +14,9 @@ from trace_events import AUTOGRAD, HandWritten
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.report.kernels.difference import difference_markdown
-from lmbench.trace.difference import Difference, difference, difference_record
-from lmbench.trace.findings import examine
+from lmbench.kernels.shown.difference import difference_markdown
+from lmbench.kernels.trace.difference import Difference, difference, difference_record
+from lmbench.kernels.trace.findings import examine
 
 DATA = Path(__file__).parent / "trace_data"
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from trace_events import HandWritten
 
-from lmbench.bench.kernel_summary import add_kernels, examine_run
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
-from lmbench.results.fields import FIELD, unregistered
-from lmbench.results.load import find_runs, load_run
-from lmbench.results.paths import leaves
-from lmbench.results.store import RunFolder
-from lmbench.trace.analysis import load_trace
-from lmbench.trace.findings import as_record, examine
-from lmbench.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
-from lmbench.trace.summary import summarize
+from lmbench.kernels.run_summary import add_kernels, examine_run
+from lmbench.kernels.trace.analysis import load_trace
+from lmbench.kernels.trace.findings import as_record, examine
+from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
+from lmbench.kernels.trace.summary import summarize
+from lmbench.records.fields import FIELD, unregistered
+from lmbench.records.load import find_runs, load_run
+from lmbench.records.paths import leaves
+from lmbench.records.store import RunFolder
 
 DATA = Path(__file__).parent / "trace_data"
 FOLDERS = ("small_fp32_inference", "small_bf16_compiled")

@@ -10,9 +10,9 @@ from torch import nn
 from torchmetrics.text import Perplexity
 
 from lmbench.errors import UsageError
+from lmbench.kernels.trace.parts import part_of
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape
-from lmbench.trace.parts import part_of
 
 SHAPE = ModelShape(d_model=32, d_ff=48, num_layers=2, num_heads=2, vocab_size=300)
 PARTS = {"embedding", "norm", "qkv", "rope", "output", "ffn", "residual", "head", "loss"}

@@ -9,9 +9,9 @@ import pytest
 from comparison_runs import make_run, make_runs, make_sweep
 
 from lmbench.cli import main
-from lmbench.results.load import find_runs, load_run
-from lmbench.results.noise import NoiseFloors, noise_key
-from lmbench.results.noise_survey import survey
+from lmbench.compare.noise import NoiseFloors, noise_key
+from lmbench.compare.noise_survey import survey
+from lmbench.records.load import find_runs, load_run
 
 GENERATOR = random.Random(4)
 TIMES = [0.05 * GENERATOR.lognormvariate(0, 0.003) for _ in range(8)]

@@ -12,14 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from lmbench.bench.arms import ArmFailed, execute, harness_record, measure_arm
-from lmbench.bench.bare_loop import LoopSettings
-from lmbench.bench.control import ARMS as CONTROL_ARMS
-from lmbench.bench.hook_clock import HookClock, clocking_costs
 from lmbench.commands.overhead import check_same_work, run
 from lmbench.errors import ExitCode, UsageError
-from lmbench.report.overhead import answer_table, arm_table
-from lmbench.results.overhead_statistics import ARMS, Interval, bottleneck, interval, summarize_arms
+from lmbench.overhead.arms import ArmFailed, execute, harness_record, measure_arm
+from lmbench.overhead.bare_loop import LoopSettings
+from lmbench.overhead.control import ARMS as CONTROL_ARMS
+from lmbench.overhead.hook_clock import HookClock, clocking_costs
+from lmbench.overhead.statistics import ARMS, Interval, bottleneck, interval, summarize_arms
+from lmbench.overhead.table import answer_table, arm_table
 
 TINY = [
     *("fit", "--trainer.accelerator", "cpu", "--model.size", "tiny", "--model.d_model", "16"),

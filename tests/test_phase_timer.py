@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lmbench.callbacks import MeasurementSession, Observer, PhaseTimer
 from lmbench.errors import UsageError
 from lmbench.measure.schedule import Schedule
-from lmbench.results.vocabulary import PHASES
+from lmbench.records.vocabulary import PHASES
 
 from conftest import Sleeper, SlowBatches, quiet_trainer
 

@@ -13,14 +13,14 @@ import pytest
 from browser import CHROMIUM, operate
 from report_results import add_kernels, make_record, write_run, write_sweep
 
-from lmbench.bench.kernel_summary import examine_run
 from lmbench.cli import main
+from lmbench.kernels.run_summary import examine_run
+from lmbench.kernels.shown.ceiling_table import ceiling_table
+from lmbench.kernels.shown.summary import sound_kernels
+from lmbench.kernels.trace.kinds import KINDS
+from lmbench.kernels.trace.parts import PARTS
 from lmbench.report.colours import KIND_COLOURS, PART_COLOURS, PHASE_COLOURS, part_colour
-from lmbench.report.kernels.ceiling_table import ceiling_table
-from lmbench.report.kernels.summary import sound_kernels
 from lmbench.report.units import percent
-from lmbench.trace.kinds import KINDS
-from lmbench.trace.parts import PARTS
 
 DATA = Path(__file__).parent / "trace_data"
 NAIVE = {"model.size": "small", "model.attention": "naive", "trainer.precision": "32-true"}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, look, operate
 
-from lmbench.bench.kernel_summary import examine_run
 from lmbench.cli import main
-from lmbench.report.kernels.page_timelines import MAX_TIMELINES, script, script_hash
-from lmbench.report.kernels.step_picture import MAX_KERNELS, ROWS, step_picture
-from lmbench.results.vocabulary import Record
-from lmbench.trace.step_timeline import TIMELINE_FILE, read_timeline
+from lmbench.kernels.run_summary import examine_run
+from lmbench.kernels.shown.page_timelines import MAX_TIMELINES, script, script_hash
+from lmbench.kernels.shown.step_picture import MAX_KERNELS, ROWS, step_picture
+from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline
+from lmbench.records.vocabulary import Record
 
 DATA = Path(__file__).parent / "trace_data"
 H200 = json.loads((Path(__file__).parent / "report_data" / "h200_run.json").read_text())

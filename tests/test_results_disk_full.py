@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.load import load_run
-from lmbench.results.store import RunFolder
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.load import load_run
+from lmbench.records.store import RunFolder
 
 
 @pytest.fixture

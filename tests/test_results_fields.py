@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from lmbench.results.field import PLACEHOLDERS
-from lmbench.results.fields import FIELD, FIELDS, absent, unregistered
-from lmbench.results.fields_table import field_table
-from lmbench.results.summary import summarize_steps
-from lmbench.results.vocabulary import PHASES
+from lmbench.records.fields import FIELD, FIELDS, absent, unregistered
+from lmbench.records.fields_table import field_table
+from lmbench.records.old_field import PLACEHOLDERS
+from lmbench.records.summary import summarize_steps
+from lmbench.records.vocabulary import PHASES
 
 SUFFIXES = {
     "s": ("_s",),
@@ -126,8 +126,8 @@ def test_the_table_has_every_field_once_in_rows_of_four_cells():
 
 def test_results_need_neither_torch_nor_lightning_nor_numpy():
     code = (
-        "import sys, pkgutil, importlib, json, lmbench.results as r\n"
-        "[importlib.import_module(f'lmbench.results.{m.name}') for m in pkgutil.iter_modules(r.__path__)]\n"
+        "import sys, pkgutil, importlib, json, lmbench.records as r\n"
+        "[importlib.import_module(f'lmbench.records.{m.name}') for m in pkgutil.iter_modules(r.__path__)]\n"
         "print(json.dumps([n for n in ('torch', 'lightning', 'numpy', 'scipy') if n in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from lmbench.results.load import load_run
+from lmbench.records.load import load_run
 
 BATCH = 25
 
@@ -18,8 +18,8 @@ BATCH = 25
 CHILD = f"""
 import os, sys
 from lmbench.measure.host import process_identity
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.store import RunFolder
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.store import RunFolder
 folder = RunFolder.create(sys.argv[1], run_id=sys.argv[2])
 run = {{"schema_version": SCHEMA_VERSION, "outcome": "running", **process_identity()}}
 folder.write_run(run)

@@ -12,10 +12,10 @@ import pytest
 
 from lmbench.errors import UsageError
 from lmbench.measure.host import process_identity
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.load import find_runs, load_run
-from lmbench.results.process import boot_id, is_running, process_start_s
-from lmbench.results.store import RunFolder
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.load import find_runs, load_run
+from lmbench.records.process import boot_id, is_running, process_start_s
+from lmbench.records.store import RunFolder
 
 
 @pytest.fixture

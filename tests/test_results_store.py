@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from lmbench.errors import UsageError
-from lmbench.results import store
-from lmbench.results.encoding import decode, encode
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.load import load_run
-from lmbench.results.store import RunFolder
+from lmbench.records import store
+from lmbench.records.encoding import decode, encode
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.load import load_run
+from lmbench.records.store import RunFolder
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own_whatever_the_seed(tmp_path):
@@ -192,7 +192,7 @@ def test_foreign_values_of_a_config_are_stored_readably():
 def test_a_file_size_limit_keeps_whole_lines_and_says_so(tmp_path):
     code = (
         "import resource, sys, errno\n"
-        "from lmbench.results.store import RunFolder\n"
+        "from lmbench.records.store import RunFolder\n"
         "folder = RunFolder.create(sys.argv[1], run_id='limited')\n"
         "folder.write_run({'schema_version': 1, 'outcome': 'ok'})\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"

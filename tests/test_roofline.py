@@ -12,9 +12,9 @@ import pytest
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.report.kernels.ceiling_record import find_ceiling
-from lmbench.report.kernels.roofline import Roofline, roofline
-from lmbench.trace.findings import Findings, examine
+from lmbench.kernels.shown.ceiling_record import find_ceiling
+from lmbench.kernels.shown.roofline import Roofline, roofline
+from lmbench.kernels.trace.findings import Findings, examine
 
 DATA = Path(__file__).parent / "trace_data"
 EAGER, COMPILED = DATA / "small_fp32_inference", DATA / "small_bf16_compiled"

@@ -10,10 +10,10 @@ import pytest
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.results.load import find_runs, load_run
-from lmbench.runner.environments import check, resolve
-from lmbench.runner.plan import make_plan
-from lmbench.runner.sweep_file import EnvironmentSpec, sweep_from
+from lmbench.records.load import find_runs, load_run
+from lmbench.sweep.environments import check, resolve
+from lmbench.sweep.plan import make_plan
+from lmbench.sweep.sweep_file import EnvironmentSpec, sweep_from
 
 MODULE = """
 from lmbench.model.language_model import LanguageModel

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from lmbench.measure.milestones import clock_s
-from lmbench.results.process import process_start_s
-from lmbench.runner import supervise
-from lmbench.runner.engine import ExecEngine, Launch
-from lmbench.runner.environments import Environment
-from lmbench.runner.oom_evidence import KillCount, evidence, kill_counts
-from lmbench.runner.supervise import Stopped, run_to_end
+from lmbench.records.process import process_start_s
+from lmbench.sweep import supervise
+from lmbench.sweep.engine import ExecEngine, Launch
+from lmbench.sweep.environments import Environment
+from lmbench.sweep.oom_evidence import KillCount, evidence, kill_counts
+from lmbench.sweep.supervise import Stopped, run_to_end
 
 
 def launch(tmp_path, script):
@@ -97,8 +97,8 @@ def test_an_interruption_is_passed_on_and_then_raised(tmp_path):
 def test_it_does_not_outlive_a_sweep_that_is_killed(tmp_path):
     launch(tmp_path, f"sleep 60 & echo $! > {tmp_path}/inner; echo $$ > {tmp_path}/outer; wait")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom lmbench.runner.engine import ExecEngine, Launch\n"
-        "from lmbench.runner.environments import Environment\nfrom lmbench.runner.supervise import run_to_end\n"
+        "import sys\nfrom pathlib import Path\nfrom lmbench.sweep.engine import ExecEngine, Launch\n"
+        "from lmbench.sweep.environments import Environment\nfrom lmbench.sweep.supervise import run_to_end\n"
         "environment = Environment(sys.argv[1], {}, {})\n"
         "run_to_end(ExecEngine(), Launch([], Path(sys.argv[2]), environment, {}), 60, lambda _: None)\n"
     )
@@ -134,8 +134,8 @@ def test_a_real_memory_kill_is_seen(tmp_path):
     try:
         (group / "memory.limit_in_bytes").write_text(str(64 * 2**20))
         code = (
-            "import os, sys\nfrom pathlib import Path\nfrom lmbench.runner.engine import ExecEngine, Launch\n"
-            "from lmbench.runner.environments import Environment\nfrom lmbench.runner.supervise import run_to_end\n"
+            "import os, sys\nfrom pathlib import Path\nfrom lmbench.sweep.engine import ExecEngine, Launch\n"
+            "from lmbench.sweep.environments import Environment\nfrom lmbench.sweep.supervise import run_to_end\n"
             "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
             "launch = Launch([], Path(sys.argv[3]), Environment(sys.argv[2], {}, {}), {})\n"
             "end = run_to_end(ExecEngine(), launch, 60, lambda _: None)\n"

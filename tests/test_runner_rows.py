@@ -15,13 +15,13 @@ import pytest
 from simulated_cells import OUTCOMES, SimulatedEngine, records, sweep
 
 from lmbench.errors import ExitCode, UsageError
-from lmbench.results.fields import unregistered
-from lmbench.results.load import load_run
-from lmbench.results.vocabulary import OUTCOMES as RUN_OUTCOMES
-from lmbench.runner.execute import SweepHalted
-from lmbench.runner.folder import SweepFolder, read_sweep_folder
-from lmbench.runner.plan import make_plan
-from lmbench.runner.sweep_file import sweep_from
+from lmbench.records.fields import unregistered
+from lmbench.records.load import load_run
+from lmbench.records.vocabulary import OUTCOMES as RUN_OUTCOMES
+from lmbench.sweep.execute import SweepHalted
+from lmbench.sweep.folder import SweepFolder, read_sweep_folder
+from lmbench.sweep.plan import make_plan
+from lmbench.sweep.sweep_file import sweep_from
 
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
@@ -179,8 +179,8 @@ def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
     first.open(plan)
     code = (
         "import sys\nfrom pathlib import Path\nfrom lmbench.errors import UsageError\n"
-        "from lmbench.runner.folder import SweepFolder\nfrom lmbench.runner.plan import make_plan\n"
-        "from lmbench.runner.sweep_file import sweep_from\n"
+        "from lmbench.sweep.folder import SweepFolder\nfrom lmbench.sweep.plan import make_plan\n"
+        "from lmbench.sweep.sweep_file import sweep_from\n"
         f"try: SweepFolder(Path(sys.argv[1])).open(make_plan('sim', sweep_from({GRID!r})))\n"
         "except UsageError as error: print(error)\n"
     )
@@ -195,7 +195,7 @@ def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
 
 def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monkeypatch):
     engine = SimulatedEngine(lambda name: "ok")
-    from lmbench.runner import execute
+    from lmbench.sweep import execute
 
     written = []
     real = execute.RunFolder.write_run
@@ -246,8 +246,8 @@ def test_a_record_of_another_schema_is_kept_beside_the_row(tmp_path, monkeypatch
 
 
 def test_the_kernels_memory_kill_is_out_of_memory_where_a_counter_says_so(tmp_path, monkeypatch):
-    from lmbench.runner import supervise
-    from lmbench.runner.oom_evidence import KillCount
+    from lmbench.sweep import supervise
+    from lmbench.sweep.oom_evidence import KillCount
 
     counts = iter(range(100))
     monkeypatch.setattr(supervise, "kill_counts", lambda: [KillCount("memory.events", next(counts))])

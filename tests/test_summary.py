@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lmbench.results.statistics import median_interval, trend
-from lmbench.results.summary import select_window, summarize, summarize_steps
+from lmbench.records.statistics import median_interval, trend
+from lmbench.records.summary import select_window, summarize, summarize_steps
 
 SIZES = [1, 2, 3, 5, 6, 19, 20, 37, 99, 100, 101, 250, 1000]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from wandb_loopback import PLANTED_KEY, Offline, Server, closed_port_url
 
-from lmbench.board.content import config_of, summary_of
-from lmbench.board.sweep_mirror import read_cells
 from lmbench.cli import main
-from lmbench.results.load import find_runs, load_run
+from lmbench.records.load import find_runs, load_run
+from lmbench.wandb.content import config_of, summary_of
+from lmbench.wandb.sweep_mirror import read_cells
 
 # One cell that ends well, one that wants 2^58 bytes.
 FILE = """

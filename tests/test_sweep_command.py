@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lmbench.cli import main
-from lmbench.results.load import find_runs, load_run
+from lmbench.records.load import find_runs, load_run
 
 FILE = """
 base: {config: smoke, measure.steps: 3}

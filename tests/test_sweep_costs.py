@@ -9,15 +9,15 @@ import pytest
 from lmbench.cli import main
 from lmbench.measure.compiling import empty_cache
 from lmbench.measure.milestones import MILESTONES, begin, clock_s, milestones, reach
-from lmbench.results.fields import FIELD
-from lmbench.results.load import find_runs, load_run
-from lmbench.results.process import process_start_s
-from lmbench.runner.cost import cost_of
-from lmbench.runner.engine import ExecEngine
-from lmbench.runner.estimate import Estimate, duration
-from lmbench.runner.plan import make_plan
-from lmbench.runner.supervise import End
-from lmbench.runner.sweep_file import sweep_from
+from lmbench.records.fields import FIELD
+from lmbench.records.load import find_runs, load_run
+from lmbench.records.process import process_start_s
+from lmbench.sweep.cost import cost_of
+from lmbench.sweep.engine import ExecEngine
+from lmbench.sweep.estimate import Estimate, duration
+from lmbench.sweep.plan import make_plan
+from lmbench.sweep.supervise import End
+from lmbench.sweep.sweep_file import sweep_from
 
 
 def run_of(**more):

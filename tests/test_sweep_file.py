@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from lmbench.errors import UsageError
-from lmbench.runner.grid import expand
-from lmbench.runner.plan import find_sweep, make_plan, shipped
-from lmbench.runner.sweep_file import read_sweep_file, sweep_from
+from lmbench.sweep.grid import expand
+from lmbench.sweep.plan import find_sweep, make_plan, shipped
+from lmbench.sweep.sweep_file import read_sweep_file, sweep_from
 
 
 def cells(text):

@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from lmbench.runner.engine import ForkserverEngine
-from lmbench.runner.estimate import Estimate
-from lmbench.runner.plan import make_plan
-from lmbench.runner.progress import Progress
-from lmbench.runner.sweep_file import sweep_from
+from lmbench.sweep.engine import ForkserverEngine
+from lmbench.sweep.estimate import Estimate
+from lmbench.sweep.plan import make_plan
+from lmbench.sweep.progress import Progress
+from lmbench.sweep.sweep_file import sweep_from
 
 GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
 

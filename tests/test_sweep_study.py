@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lmbench.cli import main
-from lmbench.results.fields import unregistered
-from lmbench.results.load import find_runs, load_run
+from lmbench.records.fields import unregistered
+from lmbench.records.load import find_runs, load_run
 
 BASE = """
 base:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from trace_events import AUTOGRAD, HandWritten, record_steps
 
-from lmbench.measure.ranges import ModuleRanges
+from lmbench.kernels.recording.ranges import ModuleRanges
+from lmbench.kernels.trace.analysis import Trace, load_trace
+from lmbench.kernels.trace.events import NONE
+from lmbench.kernels.trace.operators import ENGINE
+from lmbench.kernels.trace.parts import part_of
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES
-from lmbench.trace.analysis import Trace, load_trace
-from lmbench.trace.events import NONE
-from lmbench.trace.operators import ENGINE
-from lmbench.trace.parts import part_of
 
 FORWARD_PARTS = {
     "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from trace_events import HandWritten
 
-from lmbench.trace.analysis import load_trace
-from lmbench.trace.findings import examine
-from lmbench.trace.graphs import parts_of_call, read_graphs
+from lmbench.kernels.trace.analysis import load_trace
+from lmbench.kernels.trace.findings import examine
+from lmbench.kernels.trace.graphs import parts_of_call, read_graphs
 
 DATA = Path(__file__).parent / "trace_data"
 NORM, MM = "triton_per_fused_mean_0", "extern_kernels.mm"

@@ -11,11 +11,11 @@ from planted_parts import Call, calls_in_the_model, kernel_time_alone
 from torch import Tensor, nn
 
 from lmbench.cli import main
+from lmbench.kernels.trace.findings import Findings, examine
 from lmbench.model.attention import ScaleAndMask
 from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm
 from lmbench.model.rope import RotaryEmbedding
 from lmbench.sizes import SIZES
-from lmbench.trace.findings import Findings, examine
 
 BATCH, SEQ = 4, 512
 SHAPE = SIZES["small"]

@@ -13,10 +13,10 @@ import pytest
 from trace_events import HandWritten
 
 from lmbench.errors import UsageError
-from lmbench.trace import source
-from lmbench.trace.events import read_events
-from lmbench.trace.findings import examine
-from lmbench.trace.source import read_source
+from lmbench.kernels.trace import source
+from lmbench.kernels.trace.events import read_events
+from lmbench.kernels.trace.findings import examine
+from lmbench.kernels.trace.source import read_source
 
 
 def small() -> HandWritten:

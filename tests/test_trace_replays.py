@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmbench.trace.graphs import CompiledGraph, read_graphs
-from lmbench.trace.kinds import kind_of
-from lmbench.trace.replays import parts_of_replay
+from lmbench.kernels.trace.graphs import CompiledGraph, read_graphs
+from lmbench.kernels.trace.kinds import kind_of
+from lmbench.kernels.trace.replays import parts_of_replay
 
 NORM, SILU = "triton_per_fused_mean_0", "triton_poi_fused_silu_1"
 GEMM, SUM = "nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", "void cublasLt::splitKreduce_kernel<32, 16, int>(int)"

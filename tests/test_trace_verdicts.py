@@ -11,10 +11,10 @@ import pytest
 from test_trace_clocks import Plan, simulated
 from trace_events import HandWritten
 
-from lmbench.trace.analysis import load_trace
-from lmbench.trace.attention import attention_times, flop_ratio
-from lmbench.trace.findings import Findings, examine
-from lmbench.trace.verdicts import PhaseVerdict
+from lmbench.kernels.trace.analysis import load_trace
+from lmbench.kernels.trace.attention import attention_times, flop_ratio
+from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.kernels.trace.verdicts import PhaseVerdict
 
 DATA = Path(__file__).parent / "trace_data"
 MANY_SLOW = Plan("forward", 40, 36.0, 10.0)

@@ -9,7 +9,7 @@ from lmbench.callbacks import MeasurementSession, TrainingCheck
 from lmbench.cli import main
 from lmbench.measure.schedule import Schedule
 from lmbench.measure.training import MovementSample
-from lmbench.results.load import find_runs, load_run
+from lmbench.records.load import find_runs, load_run
 
 from conftest import SlowBatches, quiet_trainer
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from lmbench.bench.run import _Measurement
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import OPTIONS
+from lmbench.fit.run import _Measurement
 
 NONSENSE = [
     *([name, "--bogus"] for name in COMMANDS if name != "overhead"),

@@ -8,11 +8,11 @@ import math
 import torch
 from wandb_results import step, write_result
 
-from lmbench.board.content import config_of, history_rows, summary_of, tables_of
-from lmbench.board.held_run import LOGGED_FILE, HeldRun
-from lmbench.results.fields import FIELD
-from lmbench.results.load import load_run
-from lmbench.results.paths import leaves, lookup
+from lmbench.records.fields import FIELD
+from lmbench.records.load import load_run
+from lmbench.records.paths import leaves, lookup
+from lmbench.wandb.content import config_of, history_rows, summary_of, tables_of
+from lmbench.wandb.held_run import LOGGED_FILE, HeldRun
 
 
 def test_a_row_has_every_measured_value_of_its_step_and_no_other(tmp_path):

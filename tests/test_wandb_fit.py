@@ -15,10 +15,10 @@ import pytest
 import yaml
 from wandb_loopback import PLANTED_KEY, Offline, Server, SilentServer, closed_port_url
 
-from lmbench.board.place import Place
 from lmbench.cli import main
-from lmbench.results.fields import unregistered
-from lmbench.results.load import load_run
+from lmbench.records.fields import unregistered
+from lmbench.records.load import load_run
+from lmbench.wandb.place import Place
 
 QUICK = [
     "--config", str(Path(__file__).parents[1] / "configs" / "smoke.yaml"), "--model.num_layers", "1",
@@ -243,7 +243,7 @@ def run_fit(python, tmp_path, *words, env=None):
 def test_without_wandb_installed_the_default_configuration_measures(tmp_path, without_wandb):
     python = [str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")]
     absent = subprocess.run(
-        [*python, "-c", "import lmbench.bench.run, wandb"],
+        [*python, "-c", "import lmbench.fit.run, wandb"],
         env=without_wandb,
         cwd=tmp_path,
         capture_output=True,

@@ -15,13 +15,13 @@ import pytest
 from wandb_loopback import PLANTED_KEY, Offline
 from wandb_results import step, write_result
 
-from lmbench.board import mirror
-from lmbench.board.content import config_of, summary_of
-from lmbench.board.place import Place
-from lmbench.board.problem import BoardProblem, IncompleteFile
-from lmbench.board.transaction_log import history_count
-from lmbench.results.load import load_run
-from lmbench.results.store import RunFolder
+from lmbench.records.load import load_run
+from lmbench.records.store import RunFolder
+from lmbench.wandb import mirror
+from lmbench.wandb.content import config_of, summary_of
+from lmbench.wandb.place import Place
+from lmbench.wandb.problem import BoardProblem, IncompleteFile
+from lmbench.wandb.transaction_log import history_count
 
 pytestmark = pytest.mark.slow
 

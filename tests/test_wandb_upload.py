@@ -13,9 +13,9 @@ import pytest
 from wandb_loopback import PLANTED_KEY, Server, SilentServer, closed_port_url
 from wandb_results import write_result
 
-from lmbench.board.place import Place
 from lmbench.cli import main
-from lmbench.results.load import load_run
+from lmbench.records.load import load_run
+from lmbench.wandb.place import Place
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,7 @@ def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
 def test_its_help_needs_neither_torch_nor_wandb():
     code = (
         "import sys; from lmbench.cli import main; code = main(['upload', '-h']);"
-        "import lmbench.board.upload, lmbench.board.mirror, lmbench.results.load;"
+        "import lmbench.wandb.upload, lmbench.wandb.mirror, lmbench.records.load;"
         "print([name for name in ('torch', 'lightning', 'wandb') if name in sys.modules], code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

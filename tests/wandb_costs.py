@@ -21,10 +21,10 @@ from typing import Any
 from scipy.stats import t as students_t
 from wandb_loopback import PLANTED_KEY, SilentServer, closed_port_url
 
-from lmbench.board.mirror import ensure_mirror
-from lmbench.results.load import load_run
-from lmbench.results.store import RunFolder
-from lmbench.results.vocabulary import BORDERS, PHASES
+from lmbench.records.load import load_run
+from lmbench.records.store import RunFolder
+from lmbench.records.vocabulary import BORDERS, PHASES
+from lmbench.wandb.mirror import ensure_mirror
 
 SMOKE = ["-m", "lmbench", "fit", "--config", "smoke", "--model.num_layers", "1", "--data.context_length", "16"]
 WINDOW = ["--measure.steps", "400", "--measure.min_window_s", "0", "--measure.probe_steps", "0", "--quiet"]

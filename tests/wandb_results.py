@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmbench.results.assemble import complete_run
-from lmbench.results.fields import SCHEMA_VERSION
-from lmbench.results.store import RunFolder
+from lmbench.records.assemble import complete_run
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.store import RunFolder
 
 
 def step(index: int, **changed: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
         "schema_version": SCHEMA_VERSION, "run_id": folder.run_id, "outcome": "ok", "error": None, "exit_code": 0,
         "config": {"trainer": {"precision": None, "max_steps": -1}, "model": {"size": "tiny", "betas": [0.9, 0.95]}},
         "mode": "train_step", "precision": "32-true", "matmul_precision": "highest", "device_type": "cpu",
-        "pid": 1, "environment": {"versions": {"torch": "2.13.0"}, "gpu": None},
+        "pid": 1, "environment": {"versions": {"torch": "2.13.0"}, "gpu": {}},
         "window": {"warmup_steps": 2, "micro_batches": 1, "steps": steps - 2, "tokens": 64 * (steps - 2)},
         "probe": {"verdicts": {"forward": {"verdict": "queued"}}},
     }  # fmt: skip

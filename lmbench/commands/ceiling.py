@@ -11,7 +11,7 @@ from typing import Any
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.results.whole_file import write_whole
+from lmbench.records.whole_file import write_whole
 
 DESCRIPTION = """\
 Measures what matrix products and copies attain on this device, in bursts of 40 ms and
@@ -34,7 +34,7 @@ def run(args: list[str]) -> int:
         raise UsageError(f"--sustained-s is {options.sustained_s:g}; it must be above 0 and at most {LONGEST_S:g}")
     import torch
 
-    from lmbench.measure.ceiling import measure_ceiling
+    from lmbench.kernels.ceiling import measure_ceiling
     from lmbench.measure.environment import capture_environment
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,7 +49,7 @@ def run(args: list[str]) -> int:
     if options.json:
         print(json.dumps(record, indent=1))
     else:
-        from lmbench.report.kernels.ceiling_table import print_ceiling
+        from lmbench.kernels.shown.ceiling_table import print_ceiling
 
         print_ceiling(record, path)
     return ExitCode.OK

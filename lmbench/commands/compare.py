@@ -7,12 +7,12 @@ import json
 import re
 
 from lmbench.commands.parser import CommandParser, command
+from lmbench.compare.comparison import compare
+from lmbench.compare.record import as_record
+from lmbench.compare.shown import markdown, print_comparison
+from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError
-from lmbench.report.comparison import markdown, print_comparison
 from lmbench.report.terminal import make_console
-from lmbench.results.comparison import compare
-from lmbench.results.comparison_record import as_record
-from lmbench.results.verdict import DEFAULT_TOLERANCE_FRACTION
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder
@@ -56,9 +56,9 @@ def run(args: list[str]) -> int:
 
 
 def _compare_kernels(options: argparse.Namespace) -> int:
-    from lmbench.report.kernels.difference import difference_markdown, print_difference
-    from lmbench.trace.difference import difference, difference_record
-    from lmbench.trace.findings import examine
+    from lmbench.kernels.shown.difference import difference_markdown, print_difference
+    from lmbench.kernels.trace.difference import difference, difference_record
+    from lmbench.kernels.trace.findings import examine
 
     found = difference(examine(options.a), examine(options.b))
     phases = ["step", *(phase.phase for phase in found.phases)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from lmbench.bench.words import shipped_configs
 from lmbench.errors import ExitCode
+from lmbench.fit.words import shipped_configs
 from lmbench.sizes import SIZES
 
 _MEASURES = {

@@ -49,18 +49,18 @@ def _positive(text: str) -> int:
 
 def _show(options: argparse.Namespace) -> None:
     # Help does not wait for these.
-    from lmbench.report.kernels.ceiling_record import find_ceiling
-    from lmbench.report.kernels.roofline import roofline, roofline_record
-    from lmbench.trace.findings import as_record, examine
+    from lmbench.kernels.shown.ceiling_record import find_ceiling
+    from lmbench.kernels.shown.roofline import roofline, roofline_record
+    from lmbench.kernels.trace.findings import as_record, examine
 
     found = examine(options.source)
     roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))
     if options.json:
-        from lmbench.results.encoding import encode
+        from lmbench.records.encoding import encode
 
         print(encode({**as_record(found), "roofline": roofline_record(roof)}, indent=1))
         return
-    from lmbench.report.kernels.findings import print_findings, to_csv, to_markdown
+    from lmbench.kernels.shown.findings import print_findings, to_csv, to_markdown
     from lmbench.report.terminal import make_console
 
     if options.format == "csv":

@@ -8,13 +8,13 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lmbench.bench.arms import ArmFailed, run_fit
 from lmbench.commands.parser import CommandParser, command
+from lmbench.compare.noise import MIN_NOISE_REPEATS, NOISE_SCHEMA_VERSION, store_noise
+from lmbench.compare.noise_survey import Survey, survey
+from lmbench.compare.noise_table import print_noise
 from lmbench.errors import ExitCode, UsageError
-from lmbench.report.noise import print_noise
+from lmbench.overhead.arms import ArmFailed, run_fit
 from lmbench.report.terminal import make_console
-from lmbench.results.noise import MIN_NOISE_REPEATS, NOISE_SCHEMA_VERSION, store_noise
-from lmbench.results.noise_survey import Survey, survey
 
 DESCRIPTION = f"""\
 Measures how far a configuration is from itself when nothing was changed, and stores

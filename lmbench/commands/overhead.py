@@ -11,15 +11,15 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lmbench.bench.arms import ArmFailed, measure_arm, run_fit
-from lmbench.bench.words import expand_configs
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.fit.words import expand_configs
 from lmbench.interruption import received
-from lmbench.report.overhead import print_overhead
+from lmbench.overhead.arms import ArmFailed, measure_arm, run_fit
+from lmbench.overhead.statistics import ARMS, bottleneck, difference, hook_cost, summarize_arms
+from lmbench.overhead.table import print_overhead
+from lmbench.records.vocabulary import Record
 from lmbench.report.terminal import make_console
-from lmbench.results.overhead_statistics import ARMS, bottleneck, difference, hook_cost, summarize_arms
-from lmbench.results.vocabulary import Record
 
 DESCRIPTION = """\
 Measures the same model, data and optimizer, in fresh processes and rotating

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lmbench.commands.parser import command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.terminal import print_run
-from lmbench.results.load import Run, find_runs, load_run
-from lmbench.results.vocabulary import DAMAGED, KILLED, RUNNING
 
 HELP = """\
 usage: lmbench show RESULTS...

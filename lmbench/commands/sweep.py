@@ -8,21 +8,21 @@ import shlex
 import sys
 from pathlib import Path
 
-from lmbench.board.problem import BoardProblem
-from lmbench.board.sweep import write_sweep
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.records.store import SWEEP_FILE
 from lmbench.report.views import find_view
-from lmbench.results.store import SWEEP_FILE
-from lmbench.runner.check import check_cells
-from lmbench.runner.engine import make_engine
-from lmbench.runner.estimate import Estimate
-from lmbench.runner.execute import Execution, SweepHalted
-from lmbench.runner.folder import SweepFolder, read_sweep_folder
-from lmbench.runner.plan import Plan, find_sweep, make_plan
-from lmbench.runner.progress import Progress, cost, extent
-from lmbench.runner.sweep_file import ENGINES, Options, SweepFile, read_sweep_file
+from lmbench.sweep.check import check_cells
+from lmbench.sweep.engine import make_engine
+from lmbench.sweep.estimate import Estimate
+from lmbench.sweep.execute import Execution, SweepHalted
+from lmbench.sweep.folder import SweepFolder, read_sweep_folder
+from lmbench.sweep.plan import Plan, find_sweep, make_plan
+from lmbench.sweep.progress import Progress, cost, extent
+from lmbench.sweep.sweep_file import ENGINES, Options, SweepFile, read_sweep_file
+from lmbench.wandb.problem import BoardProblem
+from lmbench.wandb.sweep import write_sweep
 
 DESCRIPTION = """\
 Measures every cell of a grid, each repeat in a fresh process of `lmbench fit` (or

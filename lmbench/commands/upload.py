@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmbench.board.problem import BoardProblem
-from lmbench.board.upload import DEFAULT_TIMEOUT_S, upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.results.load import find_runs, is_run_folder, load_run
-from lmbench.results.store import CELLS_FILE, RUNS_FOLDER
-from lmbench.results.vocabulary import DAMAGED, RUNNING
+from lmbench.records.load import find_runs, is_run_folder, load_run
+from lmbench.records.store import CELLS_FILE, RUNS_FOLDER
+from lmbench.records.vocabulary import DAMAGED, RUNNING
+from lmbench.wandb.problem import BoardProblem
+from lmbench.wandb.upload import DEFAULT_TIMEOUT_S, upload
 
 DESCRIPTION = """\
 Uploads every result at or below the given folders to W&B, each exactly once: steps,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmbench.results.process import boot_id, process_start_s
+from lmbench.records.process import boot_id, process_start_s
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from lmbench.results.process import process_start_s
+from lmbench.records.process import process_start_s
 
 #: In the order in which they are reached; the registry tells what each means.
 MILESTONES = (

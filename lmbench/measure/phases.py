@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
-from lmbench.results.vocabulary import EXCLUDED, PHASES
+from lmbench.records.vocabulary import EXCLUDED, PHASES
 
 # What to do when an action starts, and when it stops.
 Handlers = tuple[Callable[[], None], Callable[[], None]]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lmbench.measure.clock import Clock
-from lmbench.results.vocabulary import EXCLUDED, PHASES
+from lmbench.records.vocabulary import EXCLUDED, PHASES
 
 
 class Mark(NamedTuple):

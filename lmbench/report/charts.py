@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from lmbench.kernels.shown.charts import kernel_chart
+from lmbench.records.vocabulary import PHASES
 from lmbench.report.cells import Cell, in_order, varying
 from lmbench.report.chart import Chart, Point, Series
 from lmbench.report.colours import MUTED, PHASE_COLOURS
 from lmbench.report.columns import numbers
 from lmbench.report.facts import FP32_MATMUL, TF32_MATMUL, captioned, heading, in_words, is_consequence, sort_key
 from lmbench.report.intervals import device_memory, make_point, whiskers
-from lmbench.report.kernels.charts import kernel_chart
 from lmbench.report.relative import COLUMN, Pairing
 from lmbench.report.views.view import ChartSpec
-from lmbench.results.vocabulary import PHASES
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6

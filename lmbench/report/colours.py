@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lmbench.report.kernels.columns import FUSED
+from lmbench.kernels.shown.columns import FUSED
 
 #: Colours of the page.
 COUNT = 19

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from lmbench.records.paths import lookup
+from lmbench.records.statistics import sample_std
+from lmbench.records.vocabulary import BACKWARD_MODES, PHASES
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.sample import Sample
-from lmbench.results.paths import lookup
-from lmbench.results.statistics import sample_std
-from lmbench.results.vocabulary import BACKWARD_MODES, PHASES
 
 #: Stands in a heading for the baseline's name.
 BASELINE = "{baseline}"

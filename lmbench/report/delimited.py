@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from lmbench.kernels.shown.columns import KERNEL_COLUMN
 from lmbench.report.cells import Cell
 from lmbench.report.facts import FACT
-from lmbench.report.kernels.columns import KERNEL_COLUMN
 from lmbench.report.references import Published
 from lmbench.report.relative import COLUMN
 from lmbench.report.row_notes import failed_guards, spread_text

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmbench.records.paths import leaves, lookup
+from lmbench.records.vocabulary import MODES, Record
 from lmbench.report.text import shown
-from lmbench.results.paths import leaves, lookup
-from lmbench.results.vocabulary import MODES, Record
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.

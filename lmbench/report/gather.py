@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.errors import UsageError
+from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.sample import Sample, make_sample
-from lmbench.results.load import Run, find_runs, load_run
-from lmbench.results.store import RUNS_FOLDER, SWEEP_FILE
-from lmbench.results.vocabulary import DAMAGED
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
 _REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from lmbench.records.statistics import sample_std
 from lmbench.report.cells import Cell
 from lmbench.report.chart import Point
 from lmbench.report.columns import Measure, numbers
 from lmbench.report.relative import COLUMN, Pairing
-from lmbench.results.statistics import sample_std
 
 _MILLI, _GIB, _PERCENT = 1e3, 2.0**-30, 100.0
 #: Processes from which on an interval of their mean says something.

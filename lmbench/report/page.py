@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.kernels.shown.page_timelines import Timelines, script, script_hash
 from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.chart import Chart
 from lmbench.report.charts import build_charts
-from lmbench.report.kernels.page_timelines import Timelines, script, script_hash
 from lmbench.report.sample import Sample
 from lmbench.report.sections import Report, Section
 from lmbench.report.text import shown_lines

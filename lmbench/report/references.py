@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lmbench.kernels.shown.columns import KERNEL_COLUMN
 from lmbench.reference.kernel_shares import KernelShare, load_kernel_shares
 from lmbench.reference.step_times import StepTime, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Measure
 from lmbench.report.facts import EAGER, FP32_MATMUL, matmul_label
-from lmbench.report.kernels.columns import KERNEL_COLUMN
 
 
 @dataclass(frozen=True)

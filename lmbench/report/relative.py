@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmbench.errors import UsageError
+from lmbench.kernels.shown.columns import KERNELS
+from lmbench.records.paths import lookup
+from lmbench.records.welch import ratio_of
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import BASELINE, MEASURED, Column, Measure, numbers, phase_time
 from lmbench.report.facts import FACT, Value, captioned, is_consequence, plain
-from lmbench.report.kernels.columns import KERNELS
 from lmbench.report.sample import Sample
-from lmbench.results.paths import lookup
-from lmbench.results.welch import ratio_of
 
 #: Facts that change how much one step does.
 _STEP_SIZE = ("batch", "context", "micro_batches")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from lmbench.records.paths import lookup
+from lmbench.records.vocabulary import Record
 from lmbench.report.cells import Cell
 from lmbench.report.columns import host_bound, phase_time
 from lmbench.report.sample import Sample
-from lmbench.results.paths import lookup
-from lmbench.results.vocabulary import Record
 
 #: A row whose host-bound share is above this tells of the host.
 _MOSTLY = 0.5

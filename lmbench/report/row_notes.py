@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from lmbench.kernels.shown.columns import KERNEL_COLUMN, no_kernels
 from lmbench.report.cells import Cell, mixed_outcomes, partly_known
 from lmbench.report.columns import Column, Measure
 from lmbench.report.facts import FACT, Value, is_consequence
-from lmbench.report.kernels.columns import KERNEL_COLUMN, no_kernels
 from lmbench.report.relative import Pairing
 
 _UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"

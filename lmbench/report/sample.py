@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmbench.kernels.shown.summary import sound_kernels
+from lmbench.records.encoding import decode
+from lmbench.records.load import Run
+from lmbench.records.paths import lookup, number
+from lmbench.records.store import STEPS_FILE
+from lmbench.records.vocabulary import Record
 from lmbench.report.facts import Value, other_axes, other_settings, planned, read_facts
-from lmbench.report.kernels.summary import sound_kernels
-from lmbench.results.encoding import decode
-from lmbench.results.load import Run
-from lmbench.results.paths import lookup, number
-from lmbench.results.store import STEPS_FILE
-from lmbench.results.vocabulary import Record
 
 #: Parts of run.json that no table shows; left out, so that thousands of runs fit into memory.
 _BULK = ("argv", "repairs", "device_state")

@@ -9,6 +9,7 @@ from itertools import groupby
 from textwrap import shorten
 
 from lmbench.errors import UsageError
+from lmbench.records.vocabulary import OUTCOMES
 from lmbench.report.cells import Cell, in_order, make_cells, of_profiled, outcome_label, outcome_word, varying
 from lmbench.report.facts import fact_of, in_words, is_consequence
 from lmbench.report.gather import Gathered, Group
@@ -21,7 +22,6 @@ from lmbench.report.tabulate import Setting, build_comparison, build_table
 from lmbench.report.units import gib
 from lmbench.report.views import GENERIC, KERNELS, VIEWS, find_view
 from lmbench.report.views.view import View
-from lmbench.results.vocabulary import OUTCOMES
 
 #: Longest message of a failed run in a report; run.json has all of it.
 _MESSAGE_WIDTH = 160

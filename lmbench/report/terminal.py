@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lmbench.report.kernels.summary import sound_kernels, top_other_words
+from lmbench.kernels.shown.summary import sound_kernels, top_other_words
+from lmbench.records.paths import lookup
+from lmbench.records.vocabulary import PHASES
 from lmbench.report.text import shown
 from lmbench.report.units import count, gib, milliseconds, percent
-from lmbench.results.paths import lookup
-from lmbench.results.vocabulary import PHASES
 
 Record = dict[str, Any]
 _LABEL = 13

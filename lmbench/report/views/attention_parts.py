@@ -1,7 +1,7 @@
 """Attention parts: what scores, mask, softmax and values take where attention is written out."""
 
+from lmbench.kernels.trace.attention import ATTENTION_PARTS
 from lmbench.report.views.view import ChartSpec, TableSpec, View
-from lmbench.trace.attention import ATTENTION_PARTS
 
 _ROWS = ("size", "context", "mode", "precision", "compile")
 

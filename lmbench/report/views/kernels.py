@@ -1,9 +1,9 @@
 """Kernels: which kinds of kernel and which parts of the model each phase spends its device time in."""
 
-from lmbench.report.kernels.columns import FUSED, share_name
+from lmbench.kernels.shown.columns import FUSED, share_name
+from lmbench.kernels.trace.kinds import KINDS
+from lmbench.kernels.trace.parts import PARTS
 from lmbench.report.views.view import ChartSpec, TableSpec, View
-from lmbench.trace.kinds import KINDS
-from lmbench.trace.parts import PARTS
 
 _ROWS = ("size", "context", "mode", "precision", "compile")
 _NAMES = {"kind": KINDS, "part": (*PARTS, FUSED)}

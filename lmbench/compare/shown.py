@@ -1,0 +1,183 @@
+"""A comparison as people read it: lines and tables, on the screen and as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from lmbench.compare.comparison import CellResult, Comparison, MetricResult
+from lmbench.compare.metrics import SAMPLE
+from lmbench.compare.side import LeftOut
+from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval, signed
+from lmbench.report.markdown import table_lines
+from lmbench.report.screen import print_line, print_table
+from lmbench.report.table import Entry, Heading, Table, fact
+from lmbench.report.text import shown
+from lmbench.report.units import MISSING, gib, milliseconds
+
+#: More cells than this in one line are counted instead of named.
+_NAMED = 4
+_LEFT_OUT_SHOWN = 8
+Line = tuple[str, str]
+
+
+def print_comparison(found: Comparison, console: Console) -> None:
+    """Print the verdict, the tables and what a reader should know."""
+    for line in head(found):
+        print_line(*line, console)
+    for table in tables(found):
+        print_table(table, console)
+    for line in remarks(found):
+        print_line(*line, console)
+
+
+def markdown(found: Comparison) -> str:
+    """The same as Markdown, ready to paste; ends in a line feed."""
+    lines = [f"- **{label}**: {shown(text)}" for label, text in head(found)]
+    for table in tables(found):
+        lines += ["", *table_lines(table)]
+    closing = [f"- {label}: {shown(text)}" for label, text in remarks(found)]
+    return "\n".join([*lines, "", *closing]) + "\n"
+
+
+def head(found: Comparison) -> list[Line]:
+    """What was compared, and the verdict with its reasons."""
+    lines = [("A", found.a.given), ("B", found.b.given)]
+    lines += [("differs", text) for text in _differing(found.cells)]
+    if len(found.cells) == 1:
+        cell = found.cells[0]
+        lines.append(("verdict", f"{cell.verdict.upper()}: {cell.reasons[0]}"))
+        return lines + [("", reason) for reason in cell.reasons[1:]]
+    counted = Counter(cell.verdict for cell in found.cells)
+    tally = ", ".join(f"{counted[word]} {word}" for word in GRAVEST_FIRST if counted[word])
+    lines.append(("verdict", f"{found.verdict.upper()}: of {len(found.cells)} cells {tally or 'none can be judged'}"))
+    return lines
+
+
+def tables(found: Comparison) -> list[Table]:
+    """Step time first; then phases and memory, of many cells only what changed."""
+    if len(found.cells) == 1:
+        return [_metric_table(found.cells[0])] if found.cells[0].metrics else []
+    changed = _changed_table(found)
+    return [_cell_table(found), *([changed] if changed.rows else [])] if found.cells else []
+
+
+def remarks(found: Comparison) -> list[Line]:
+    """Reasons of many cells, notes, runs that do not count, and what a sample is."""
+    lines: list[Line] = []
+    if len(found.cells) > 1:
+        judged = [cell for cell in found.cells if cell.verdict != SAME]
+        lines += [("reason", text) for text in _by_text({cell.name: cell.reasons for cell in judged}, len(found.cells))]
+    lines += [("note", text) for text in _by_text({cell.name: cell.notes for cell in found.cells}, len(found.cells))]
+    lines += [("note", problem) for problem in found.problems]
+    lines += _without_floor(found.cells)
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        lines += [(f"only {side}", name) for name in names]
+    lines += [("neither", f"{name}: {reason}".removeprefix(": ")) for name, reason in found.neither]
+    left_out_a = [*found.a.left_out, *(run for cell in found.cells for run in cell.left_out_a)]
+    left_out_b = [*found.b.left_out, *(run for cell in found.cells for run in cell.left_out_b)]
+    lines += [*_left_out("A", left_out_a), *_left_out("B", left_out_b)]
+    return [*lines, ("sample", SAMPLE)]
+
+
+def _metric_table(cell: CellResult) -> Table:
+    step = cell.metrics[0].ratio
+    caption = (
+        f"geometric means of {step.n_a} and {step.n_b} processes; findings of phases and memory after Holm's correction"
+    )
+    return Table("Compared", caption, _headings("figure"), [[fact(m.metric.title), *_figures(m)] for m in cell.metrics])
+
+
+def _cell_table(found: Comparison) -> Table:
+    rows = []
+    for cell in found.cells:
+        blank = [Entry(MISSING, "missing")] * 4
+        figures = _figures(cell.metrics[0])[:4] if cell.metrics else blank
+        counts = Entry(f"{len(cell.used_a)} / {len(cell.used_b)}")
+        rows.append([fact(cell.name), counts, *figures, Entry(cell.verdict, "outcome")])
+    headings = [Heading("cell", False), Heading("repeats"), *_headings("")[1:5], Heading("verdict", False)]
+    corrected = f"; verdicts after Holm's correction over {found.family} cells" if found.family > 1 else ""
+    caption = f"geometric means over processes{corrected}"
+    return Table("Step time", caption, headings, rows)
+
+
+def _changed_table(found: Comparison) -> Table:
+    unchanged = (SAME, UNDECIDED, INVALID)
+    rows = []
+    for cell in found.cells:
+        for metric in cell.metrics[1:]:
+            if metric.decision.word not in unchanged:
+                a, b, _, limits, _, finding = _figures(metric)
+                rows.append([fact(cell.name), fact(metric.metric.title), a, b, limits, finding])
+    numbers = [Heading(name) for name in ("A", "B", "95 % interval")]
+    headings = [Heading("cell", False), Heading("figure", False), *numbers, Heading("finding", False)]
+    caption = "only what changed, after Holm's correction over all cells; --json has all"
+    return Table("Phases and memory", caption, headings, rows)
+
+
+def _headings(first: str) -> list[Heading]:
+    numbers = [Heading(name) for name in ("A", "B", "B / A", "95 % interval", "of step")]
+    return [Heading(first, False), *numbers, Heading("finding", False)]
+
+
+def _figures(found: MetricResult) -> list[Entry]:
+    ratio = found.ratio
+    show = milliseconds if found.metric.unit == "s" else gib
+    unit = " ms" if found.metric.unit == "s" else ""
+    change = f"{ratio.ratio:.4f}" if ratio.ratio < 10 else f"{ratio.ratio:.4g}"
+    limits = interval(ratio) if ratio.low is not None else MISSING
+    share = MISSING if found.step_share is None else signed(found.step_share)
+    return [
+        Entry(f"{show(found.a)}{unit}"),
+        Entry(f"{show(found.b)}{unit}"),
+        Entry(change),
+        Entry(limits, "number" if ratio.low is not None else "missing"),
+        Entry(share),
+        Entry(found.decision.word, "outcome"),
+    ]
+
+
+def _differing(cells: Sequence[CellResult]) -> list[str]:
+    """Differences of all cells, those that only some have with their number."""
+    if not any(cell.metrics for cell in cells):
+        return []
+    counted = Counter(str(difference) for cell in cells for difference in cell.differences)
+    if not counted:
+        return ["nothing that is recorded: an A/A comparison"]
+    return [text if n == len(cells) else f"{text} ({n} of {len(cells)} cells)" for text, n in counted.items()]
+
+
+def _by_text(texts: Mapping[str, Sequence[str]], of: int) -> list[str]:
+    """Each text once, with the cells that it belongs to."""
+    named: dict[str, list[str]] = {}
+    for cell, lines in texts.items():
+        for line in lines:
+            named.setdefault(line, []).append(cell)
+    return [f"{line}{_where(names, of)}" for line, names in named.items()]
+
+
+def _without_floor(cells: Sequence[CellResult]) -> list[Line]:
+    compared = [cell for cell in cells if cell.metrics and cell.verdict != INVALID]
+    missing = [cell.name for cell in compared if cell.metrics[0].floor is None]
+    if not missing:
+        return []
+    text = f"no A/A noise floor is known{_where(missing, len(cells))}; `lmbench noise` measures it"
+    return [("note", text)]
+
+
+def _where(names: Sequence[str], of: int) -> str:
+    if len(names) == of:
+        return ""
+    return f" ({'; '.join(names)})" if len(names) <= _NAMED else f" ({len(names)} of {of} cells)"
+
+
+def _left_out(side: str, left_out: Iterable[LeftOut]) -> list[Line]:
+    runs = list(left_out)
+    lines = [("left out", f"{side}: {run.path}: {run.reason}") for run in runs[:_LEFT_OUT_SHOWN]]
+    more = Counter(run.outcome for run in runs[_LEFT_OUT_SHOWN:])
+    if more:
+        listed = ", ".join(f"{n} {outcome}" for outcome, n in sorted(more.items()))
+        lines.append(("left out", f"{side}: {sum(more.values())} more runs ({listed}); --json names them"))
+    return lines

@@ -1,0 +1,122 @@
+"""From a ratio with its interval to a verdict with its reason, in the order of design section 8."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lmbench.errors import ExitCode
+from lmbench.records.welch import CONFIDENCE, Ratio, repeats_for
+
+#: Fewer processes than this on a side decide nothing.
+MIN_REPEATS = 3
+DEFAULT_TOLERANCE_FRACTION = 0.01
+
+FASTER, SLOWER, SAME, UNDECIDED, INVALID = "faster", "slower", "same", "undecided", "invalid"
+#: What a change up or down is called: times, and bytes.
+TIME_WORDS = (SLOWER, FASTER)
+SIZE_WORDS = ("larger", "smaller")
+
+#: Verdicts of many cells together: the first of these that occurs. A cell proven slower stays so whatever the others
+#: are; a comparison that cannot be made is graver than one that needs more repeats.
+GRAVEST_FIRST = (SLOWER, INVALID, UNDECIDED, FASTER, SAME)
+
+EXIT_CODES = {
+    SLOWER: ExitCode.SLOWER,
+    INVALID: ExitCode.INVALID,
+    UNDECIDED: ExitCode.UNDECIDED,
+    FASTER: ExitCode.OK,
+    SAME: ExitCode.OK,
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict's word and, in one line with the figures, why."""
+
+    word: str
+    reason: str
+
+
+def decide(
+    found: Ratio,
+    *,
+    tolerance: float,
+    floor: float | None,
+    adjusted_p: float | None,
+    family: int,
+    words: tuple[str, str] = TIME_WORDS,
+) -> Decision:
+    """The verdict of a comparison that is valid.
+
+    Args:
+        tolerance: changes up to this fraction count as none (`--gate`).
+        floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
+        adjusted_p: p after Holm's correction over a family of so many tests.
+        words: what a ratio above 1 and one below are called.
+    """
+    if min(found.n_a, found.n_b) < MIN_REPEATS or found.low is None or adjusted_p is None:
+        why = f"A has {_repeats(found.n_a)}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
+        return Decision(UNDECIDED, f"{why} ({signed(found.change)} so far)")
+    if found.lies_within(tolerance):
+        return Decision(
+            SAME, f"the interval {interval(found)} lies within ±{percent(tolerance)}" + _coarse(tolerance, floor)
+        )
+    if adjusted_p >= 1.0 - CONFIDENCE:
+        return Decision(UNDECIDED, _open(found, tolerance, adjusted_p, family))
+    if floor is not None and abs(math.log(found.ratio)) <= math.log1p(floor):
+        why = f"the interval {interval(found)} excludes 0, but {signed(found.change)}"
+        return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent(floor)}")
+    above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent(floor)}"
+    corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
+    word = words[0] if found.ratio > 1 else words[1]
+    return Decision(word, f"{signed(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
+
+
+def overall(words: list[str]) -> str:
+    """The verdict of several cells together; `undecided` where there are none."""
+    return next((word for word in GRAVEST_FIRST if word in words), UNDECIDED)
+
+
+def _open(found: Ratio, tolerance: float, adjusted_p: float, family: int) -> str:
+    if found.excludes_one:
+        return (
+            f"the interval {interval(found)} excludes 0 by itself, but not after Holm's correction over "
+            f"{family} (p {found.p:.2g} becomes {adjusted_p:.2g})"
+        )
+    text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent(tolerance)}"
+    spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
+    needed = repeats_for(spread, tolerance)
+    hint = f"; at this spread an interval of ±{percent(tolerance)} takes {needed} repeats a side"
+    return text + (hint if _more(needed, found) else "")
+
+
+def _more(needed: int | None, found: Ratio) -> bool:
+    return needed is not None and needed > min(found.n_a, found.n_b)
+
+
+def _coarse(tolerance: float, floor: float | None) -> str:
+    if floor is None or floor <= tolerance:
+        return ""
+    return f"; but the A/A noise floor of {percent(floor)} is wider than that"
+
+
+def _repeats(count: int) -> str:
+    return f"{count} repeat{'' if count == 1 else 's'}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`."""
+    return f"{fraction * 100:.3g} %" if abs(fraction) < 1 else f"{fraction * 100:,.0f} %"
+
+
+def signed(fraction: float) -> str:
+    """A change in percent with its sign."""
+    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 1 else f"{fraction * 100:+,.0f} %"
+
+
+def interval(found: Ratio) -> str:
+    """The interval of the change: `-0.31 .. +0.42 %`."""
+    assert found.low is not None
+    assert found.high is not None
+    return f"{signed(found.low - 1).removesuffix(' %')} .. {signed(found.high - 1)}"

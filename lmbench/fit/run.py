@@ -1,0 +1,181 @@
+"""Run one measurement from a command line and turn whatever happens into an exit code and one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+
+# LightningCLI 2.6 uses interfaces jsonargparse has deprecated; its notices are not the user's business.
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+
+from jsonargparse import ArgumentError
+
+from lmbench.callbacks import RunRecorder
+from lmbench.errors import ExitCode, UsageError
+from lmbench.fit.cli import BenchCLI
+from lmbench.fit.messages import translate
+from lmbench.fit.words import expand_configs, expand_profiler, take_flag
+from lmbench.interruption import exit_code, held, received
+from lmbench.kernels.run_summary import add_kernels
+from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
+from lmbench.measure.milestones import reach
+from lmbench.measure.oom import out_of_memory
+from lmbench.records.encoding import encode
+from lmbench.report.terminal import print_run
+
+
+class _Measurement(BenchCLI):
+    """Remembers itself from its first moment on, since LightningCLI runs everything in its constructor."""
+
+    latest: _Measurement | None = None
+
+    def __init__(self, args: list[str], announces: bool) -> None:
+        _Measurement.latest = self
+        super().__init__(args, announces)
+
+    def after_fit(self) -> None:
+        if self.recorder is not None and self.recorder.exit_code is None:
+            # Without a batch Lightning comes back having called no hook of the loop's.
+            raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
+
+    after_validate = after_test = after_fit
+
+
+def run(args: list[str]) -> int:
+    """Run `lmbench fit|validate|test` with the given words; returns the exit code.
+
+    `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
+    """
+    reach("imported")
+    _quiet()
+    _Measurement.latest = None
+    as_json, args = take_flag(args, "--json")
+    is_quiet, args = take_flag(args, "--quiet")
+    try:
+        _Measurement(expand_profiler(expand_configs(args)), announces=not (as_json or is_quiet))
+    except BaseException as error:
+        with held():
+            code = _ended_by(error, args[0])
+        if code is not None:
+            return code
+    recorder = _recorder()
+    assert recorder is not None
+    add_kernels(recorder)
+    code = _finish(recorder, as_json, is_quiet)
+    _close_board(recorder, is_loud=not (as_json or is_quiet))
+    signum = received()
+    # Whoever stops the upload of a run that is complete stops this command all the same.
+    return exit_code(signum) if signum is not None and code == ExitCode.OK else code
+
+
+def _ended_by(error: BaseException, command: str) -> int | None:
+    """The exit code where the error leaves no result, said in one line; None where a result tells of it."""
+    recorder = _recorder()
+    if received() is None:
+        error = _as_usage_error(error, command)
+    if recorder is None:
+        return _before_anything(error)
+    try:
+        recorder.end_by(error)
+    except UsageError as unwritable:
+        return _complain(unwritable)
+    if recorder.folder is None:
+        return _complain(error)
+    # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
+    if recorder.exit_code is ExitCode.INTERNAL:
+        traceback.print_exception(error)
+    return None
+
+
+def _before_anything(error: BaseException) -> int:
+    """The command line was not understood, or asked for help."""
+    if received() is None:
+        if is_usage_error(error):
+            return _complain(error)
+        if isinstance(error, SystemExit) and error.code in (0, None):
+            return ExitCode.OK
+        memory = out_of_memory(error)
+        if memory is not None:
+            return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+            return ExitCode.INTERNAL
+    raise error
+
+
+def _as_usage_error(error: BaseException, command: str) -> BaseException:
+    """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
+    if isinstance(error, ValueError) and "Union subtypes" in str(error) and error.__cause__ is not None:
+        # jsonargparse's wrapping of whatever the constructor of a user's class raised.
+        return _as_usage_error(error.__cause__, command)
+    if isinstance(error, ArgumentError):
+        return UsageError(translate(str(error), _options(command)))
+    if isinstance(error, UnicodeDecodeError) and _recorder() is None:
+        return UsageError(f"a configuration file is no text: {error.reason} at byte {error.start}")
+    if is_of_other_checkpoint(error):
+        return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
+    return error
+
+
+def _quiet() -> None:
+    """Lightning's tips and notices about its own calls say nothing about the measurement."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
+
+
+def _recorder() -> RunRecorder | None:
+    return _Measurement.latest.recorder if _Measurement.latest else None
+
+
+def _options(command: str) -> list[str]:
+    measurement = _Measurement.latest
+    if measurement is None or command not in getattr(measurement, "_subcommand_parsers", {}):
+        return []
+    named = [part for part in (measurement.choice.model, measurement.choice.data) if part.is_named]
+    return [option for part in named for option in part.options()] + measurement.options(command)
+
+
+def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
+    print(f"lmbench: {' '.join(str(what).split())}", file=sys.stderr)
+    return code
+
+
+def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
+    assert recorder.folder is not None
+    assert recorder.exit_code is not None
+    try:
+        if as_json:
+            print(encode(recorder.run, indent=1))
+        elif is_quiet:
+            print(recorder.folder.path)
+        else:
+            print_run(recorder.run, recorder.folder.path, with_banner=False)
+    except BrokenPipeError:
+        # Whoever read the output has enough of it.
+        return int(recorder.exit_code)
+    except Exception as fault:
+        if not isinstance(fault, OSError):
+            traceback.print_exc()
+        print(f"lmbench: the result could not be printed ({fault}); it is in {recorder.folder.path}", file=sys.stderr)
+        return int(recorder.exit_code or ExitCode.INTERNAL)
+    return int(recorder.exit_code)
+
+
+def _close_board(recorder: RunRecorder, is_loud: bool) -> None:
+    """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
+    assert _Measurement.latest is not None
+    assert recorder.folder is not None
+    closed = _Measurement.latest.board.close(recorder.folder.path, recorder.run["outcome"] == "interrupted")
+    if closed is None:
+        return
+    if closed.is_problem:
+        print(f"lmbench: {closed.line}", file=sys.stderr)
+    elif is_loud:
+        print(f"W&B          {closed.line}")
+        if closed.command is not None:
+            print(f"upload       {closed.command}")

@@ -1,0 +1,113 @@
+"""Which modules the kernels of a compiled graph come from.
+
+A compiled region runs without module hooks, and a fused kernel can belong to several modules. Inductor knows: at its
+provenance level 1 it notes, for each graph, the operations behind every kernel launch, in the order of the launches;
+the operations carry the stack of modules they were traced in (those of a backward graph the forward's). That a graph is
+done shows in the structured log that PyTorch's `tlparse` reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import torch
+
+from lmbench.kernels.recording.unlisted_kernels import UnlistedKernels
+
+GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
+#: Operations that make no work of their own: what they are fused into does not belong to their module.
+WEIGHTLESS = frozenset({
+    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "slice", "split", "split_with_sizes", "expand",
+    "unsqueeze", "squeeze", "select", "alias", "detach", "getitem", "full", "scalar_tensor", "arange", "iota", "empty",
+})  # fmt: skip
+
+
+class GraphOrigins(logging.Handler):
+    """Listens to Inductor from `listen` to `close`; `graphs` has one entry for each compiled graph, in order.
+
+    An entry is `{"kernels": [[name, [module path, ...]], ...]}` in the order of launches; library calls are named as
+    Inductor calls them, such as `extern_kernels.mm`. A graph that comes out of a cache says nothing, so the cache of
+    graphs is off meanwhile. Where this PyTorch keeps its notes elsewhere, the entries are empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.graphs: list[dict[str, Any]] = []
+        self._paths: dict[str, str] = {}
+        self._weightless: set[str] = set()
+        self._log = logging.getLogger("torch.__trace")
+        self._before: tuple[Any, ...] | None = None
+        self._unlisted = UnlistedKernels()
+
+    def listen(self) -> None:
+        from torch._inductor import config
+
+        before: Any = config.post_grad_custom_post_pass
+        users_passes = before if isinstance(before, list | tuple) else [one for one in (before,) if one is not None]
+        self._before = config.trace.provenance_tracking_level, before, config.fx_graph_cache
+        config.trace.provenance_tracking_level = 1
+
+        def begin(graph: torch.fx.Graph) -> None:
+            # A function and no method: PyTorch copies its configuration deeply.
+            for one in users_passes:
+                one(graph)
+            self._begin(graph)
+
+        config.post_grad_custom_post_pass = begin
+        config.fx_graph_cache = False
+        self._unlisted.listen()
+        self._log.addHandler(self)
+
+    def close(self) -> None:
+        if self._before is not None:
+            from torch._inductor import config
+
+            level, custom_pass, cache = self._before
+            config.trace.provenance_tracking_level, config.fx_graph_cache = level, cache
+            config.post_grad_custom_post_pass = custom_pass
+            self._before = None
+            self._unlisted.close()
+            self._log.removeHandler(self)
+        super().close()
+
+    def _begin(self, graph: torch.fx.Graph) -> None:
+        """Note the innermost module of every operation of the graph that is about to be made into kernels."""
+        self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
+        self._weightless = {node.name for node in graph.nodes if _operation(node) in WEIGHTLESS}
+        _notes().clear()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metadata = getattr(record, "metadata", None) or {}
+        if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
+            return
+        # A name ends in `:<number of the launch>`.
+        launches = [(int(n), name, nodes) for key, nodes in _notes().items() for name, _, n in [key.rpartition(":")]]
+        kernels = [[name, self._modules(nodes)] for _, name, nodes in sorted(launches, key=lambda launch: launch[0])]
+        self.graphs.append({"kernels": kernels})
+
+    def _modules(self, nodes: list[str]) -> list[str]:
+        working = [node for node in nodes if node not in self._weightless] or nodes
+        return sorted({self._paths[node] for node in working if node in self._paths})
+
+
+def _notes() -> dict[str, list[str]]:
+    from torch._inductor import debug
+
+    return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+
+
+def _operation(node: torch.fx.Node) -> str:
+    """`mul` of `aten.mul.Tensor`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet)).rpartition(".")[2]
+
+
+def _module_path(node: torch.fx.Node) -> str:
+    """`blocks.0.ffn` of the stack's innermost entry; the root is named by the expression that reached it."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    expression = str(list(stack.values())[-1][0])
+    return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)

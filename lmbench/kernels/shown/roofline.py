@@ -1,0 +1,183 @@
+"""What a run's matrix products, its optimizer and its norms attain, against the datasheet and what was measured.
+
+Work is the least that the mathematics needs: model FLOPs, and every tensor read and written once. Kernels that compute
+again, or read a tensor twice, attain less of it; tensors of a few MB may stay in the device's cache and attain more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lmbench.hardware import find_gpu, peak_flops
+from lmbench.kernels.shown.ceiling_record import Ceiling
+from lmbench.kernels.trace.findings import Findings
+from lmbench.kernels.trace.kinds import MATMUL
+from lmbench.kernels.trace.shares import PhaseShares
+from lmbench.records.paths import lookup, number
+from lmbench.records.vocabulary import Record
+
+#: Bytes per parameter of one step of AdamW, in multiples of a parameter's size: it reads the parameter, its gradient
+#: and both moments (torch.optim.AdamW keeps them in the parameter's type) and writes all but the gradient.
+ADAMW_READS, ADAMW_WRITES = 4, 3
+#: Tensors of the residual stream's shape that a norm needs. Forward reads its input and writes its output; backward
+#: reads input and output's gradient and writes the input's. Weights and row sums are less than a thousandth of it.
+NORM_TENSORS = {"forward": 2, "backward": 3}
+#: Lightning's precisions in which parameters and the residual stream have two bytes; under the mixed ones both are
+#: float32 (autocast converts at each matrix product).
+_TWO_BYTES = ("bf16-true", "16-true")
+_WORDS = {
+    "fp32": "fp32: precision 32-true with float32 matmul highest, no TF32",
+    "tf32": "tf32: precision 32-true with float32 matmul {matmul}",
+    "bf16": "bf16: {precision} runs matrix products in it",
+    "fp16": "fp16: {precision} runs matrix products in it",
+}
+BYTES_PER_S, FLOPS_PER_S = "B/s", "FLOP/s"
+
+
+@dataclass(frozen=True)
+class Attained:
+    """One kind of work per step. `work` is in FLOPs or bytes and `unit` that per second; all after it are None where
+    `reason` says why, the ceilings also where nothing is known of the device."""
+
+    name: str
+    seconds: float | None
+    work: float | None
+    unit: str
+    per_s: float | None
+    datasheet_per_s: float | None
+    burst_per_s: float | None
+    sustained_per_s: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """All kinds of work of a run; `dtype` says in words which type's peak the products are held against."""
+
+    rows: list[Attained]
+    dtype: str
+    ceiling: Ceiling | None
+
+
+def roofline(found: Findings, ceiling: Ceiling | None = None) -> Roofline | None:
+    """What the trace's kernels attain; None of a trace without kernels or without its run."""
+    if not found.has_kernels or not found.run:
+        return None
+    shares = {share.phase: share for share in found.phases}
+    maker = _Maker(found, ceiling)
+    rows = maker.products(shares)
+    if "optimizer" in shares:
+        rows.append(maker.optimizer(shares["optimizer"]))
+    rows += [maker.norm(shares[phase]) for phase in NORM_TENSORS if phase in shares]
+    return Roofline(rows, maker.words, ceiling)
+
+
+class _Maker:
+    def __init__(self, found: Findings, ceiling: Ceiling | None) -> None:
+        self.run: Record = found.run
+        self.steps = found.steps
+        self.ceiling = ceiling
+        gpu, precision = str(lookup(self.run, "environment.gpu.name") or ""), str(self.run.get("precision"))
+        matmul = str(self.run.get("matmul_precision"))
+        self.peak = peak_flops(gpu, precision, matmul)
+        self.gpu = find_gpu(gpu)
+        unknown = f"unknown: the datasheet of {gpu or 'this device'} in {precision} is not known"
+        words = _WORDS[self.peak.dtype] if self.peak else unknown
+        self.words = words.format(precision=precision, matmul=matmul)
+        self.bytes = 2 if precision in _TWO_BYTES else 4
+        world = number(self.run, "world_size") or 1
+        tokens, steps = number(self.run, "window.tokens"), number(self.run, "window.steps")
+        self.tokens = tokens / steps / world if tokens and steps else None
+
+    def products(self, shares: dict[str, PhaseShares]) -> list[Attained]:
+        """Matrix products of forward, backward and both; fused attention apart, with its masked half left out."""
+        flops = self._flops()
+        rows, sums = [], {"seconds": 0.0, "work": 0.0}
+        for phase, times in (("forward", 1), ("backward", 2)):
+            if phase not in shares:
+                continue
+            kinds = shares[phase].kinds_s
+            fused_s = kinds.get("attention", 0.0) / self.steps
+            own_s = kinds.get(MATMUL, 0.0) / self.steps
+            if isinstance(flops, str):
+                rows.append(self._blank(f"matmul {phase}", own_s, FLOPS_PER_S, flops))
+                continue
+            full, attention = (times * value for value in flops)
+            work = full - attention if fused_s else full
+            rows.append(self._product(f"matmul {phase}", own_s, work))
+            sums["seconds"] += own_s
+            sums["work"] += work
+            if fused_s:
+                rows.append(self._product(f"attention {phase}", fused_s, attention / 2))
+        if len([row for row in rows if row.name.startswith("matmul") and not row.reason]) > 1:
+            rows.append(self._product("matmul step", sums["seconds"], sums["work"]))
+        return rows
+
+    def _flops(self) -> tuple[float, float] | str:
+        """FLOPs of a step's forward, and those of them that are attention's products; or why they are not known."""
+        per_token, multiplier = number(self.run, "flops.per_token_flops"), number(self.run, "flops.multiplier")
+        causal = number(self.run, "flops.causal_per_token_flops")
+        if per_token is None or not multiplier:
+            return str(lookup(self.run, "flops.reason") or "the module does not tell its FLOPs")
+        if causal is None:
+            return "a count of the module's operators has other FLOPs than matrix products in it"
+        if self.tokens is None:
+            return str(lookup(self.run, "window.tokens_reason") or "the number of tokens is not known")
+        return per_token / multiplier * self.tokens, 2 * (per_token - causal) / multiplier * self.tokens
+
+    def optimizer(self, share: PhaseShares) -> Attained:
+        """AdamW's reads and writes over all kernels of the optimizer's phase."""
+        seconds, name = share.kernel_s / self.steps, "optimizer"
+        kind, count = (
+            str(lookup(self.run, "model.optimizer") or ""),
+            number(self.run, "model.trainable_parameter_count"),
+        )
+        if not kind.startswith("AdamW"):
+            return self._blank(
+                name, seconds, BYTES_PER_S, f"reads and writes of {kind or 'this optimizer'} are unknown"
+            )
+        if count is None:
+            return self._blank(name, seconds, BYTES_PER_S, "the number of trained parameters is unknown")
+        return self._moved(name, seconds, count * (ADAMW_READS + ADAMW_WRITES) * self.bytes)
+
+    def norm(self, share: PhaseShares) -> Attained:
+        """All norms of the model over all kernels that do nothing else."""
+        name, seconds = f"norm {share.phase}", share.parts_s.get("norm", 0.0) / self.steps
+        layers, width = number(self.run, "model.num_layers"), number(self.run, "model.d_model")
+        fused = sorted(part for part in share.parts_s if "+" in part and "norm" in part.split("+"))
+        if layers is None or width is None:
+            return self._blank(name, seconds or None, BYTES_PER_S, "the model's norms are not known")
+        if fused:
+            return self._blank(name, None, BYTES_PER_S, "fused with other parts: the time of norms alone is unknown")
+        if not seconds or self.tokens is None:
+            return self._blank(name, None, BYTES_PER_S, "no kernel of a norm alone")
+        # Two in each block and one before the head.
+        tensors = NORM_TENSORS[share.phase] * (2 * layers + 1)
+        return self._moved(name, seconds, tensors * self.tokens * width * self.bytes)
+
+    def _product(self, name: str, seconds: float, flops: float) -> Attained:
+        if not seconds:
+            return self._blank(name, None, FLOPS_PER_S, "no kernel is a matrix product")
+        rates = self.ceiling.rates(self.peak.dtype) if self.ceiling and self.peak else (None, None)
+        datasheet = self.peak.flops_per_s if self.peak else None
+        return Attained(name, seconds, flops, FLOPS_PER_S, flops / seconds, datasheet, *rates)
+
+    def _moved(self, name: str, seconds: float, size_bytes: float) -> Attained:
+        rates = self.ceiling.rates("copy") if self.ceiling else (None, None)
+        datasheet = self.gpu.memory_bytes_per_s if self.gpu else None
+        return Attained(name, seconds, size_bytes, BYTES_PER_S, size_bytes / seconds, datasheet, *rates)
+
+    def _blank(self, name: str, seconds: float | None, unit: str, reason: str) -> Attained:
+        return Attained(name, seconds, None, unit, None, None, None, None, reason)
+
+
+def roofline_record(found: Roofline | None) -> dict[str, Any] | None:
+    """Everything as plain JSON values, in SI units; work and seconds are per step."""
+    if found is None:
+        return None
+    return {
+        "matmul_dtype": found.dtype,
+        "ceiling": found.ceiling.as_dict() if found.ceiling else None,
+        "rows": [asdict(row) for row in found.rows],
+    }

@@ -1,0 +1,156 @@
+"""Where kernel time goes: by phase, kernel, kind and part. All sums are of kernel durations over the whole trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmbench.kernels.trace.kernels import KernelTable
+from lmbench.kernels.trace.kinds import MATMUL, UNCLASSIFIED
+from lmbench.kernels.trace.names import short_name
+from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel's launches within a phase; `share_fraction` is of the phase's kernel time, `parts_s` by part."""
+
+    phase: str
+    name: str
+    kind: str
+    parts_s: dict[str, float]
+    total_s: float
+    share_fraction: float
+    instances: int
+    mean_s: float
+
+    @property
+    def short_name(self) -> str:
+        return short_name(self.name)
+
+    @property
+    def part(self) -> str:
+        """The part with the most of its time."""
+        return max(self.parts_s, key=self.parts_s.__getitem__)
+
+
+@dataclass(frozen=True)
+class PhaseShares:
+    """A phase's kernel time by kind and by part (largest first), and its kernels."""
+
+    phase: str
+    kernel_s: float
+    instances: int
+    kinds_s: dict[str, float]
+    parts_s: dict[str, float]
+    rows: list[KernelRow]
+
+    @property
+    def matmul_fraction(self) -> float:
+        """Share of matrix products; fused attention, which has some inside, is a kind of its own and does not count."""
+        return self.kinds_s.get(MATMUL, 0.0) / self.kernel_s if self.kernel_s else 0.0
+
+    @property
+    def top_other(self) -> KernelRow | None:
+        """The kernel with the most time that is no matrix product."""
+        return next((row for row in self.rows if row.kind != MATMUL), None)
+
+
+def shares_by_phase(kernels: KernelTable) -> list[PhaseShares]:
+    """Each phase that has kernels, `outside` among them, in the order of a step."""
+    by_phase: dict[str, list[int]] = defaultdict(list)
+    for index, phase in enumerate(kernels.phases):
+        by_phase[phase].append(index)
+    return [_phase(kernels, phase, by_phase[phase]) for phase in PHASE_ORDER if phase in by_phase]
+
+
+def whole_step(phases: Iterable[PhaseShares]) -> PhaseShares:
+    """All phases together; what lies outside of any phase is no part of a step, unless there is nothing else."""
+    phases = list(phases)
+    members = [phase for phase in phases if phase.phase != OUTSIDE] or phases
+    rows = [row for phase in members for row in phase.rows]
+    total = sum(phase.kernel_s for phase in members)
+    return PhaseShares(
+        "step",
+        total,
+        sum(phase.instances for phase in members),
+        _added(phase.kinds_s for phase in members),
+        _added(phase.parts_s for phase in members),
+        sorted(_merged(rows, total), key=lambda row: -row.total_s),
+    )
+
+
+def unclassified_s(phases: Iterable[PhaseShares]) -> tuple[float, float]:
+    """Kernel time whose kind, and whose part, is unknown."""
+    members = list(phases)
+    return (
+        sum(share.kinds_s.get(UNCLASSIFIED, 0.0) for share in members),
+        sum(share.parts_s.get(UNCLASSIFIED, 0.0) for share in members),
+    )
+
+
+def captured_s(kernels: KernelTable) -> float:
+    """Time of all kernels, copies and fills of the trace."""
+    return float(kernels.duration_ns.sum()) / 1e9
+
+
+def _phase(kernels: KernelTable, phase: str, members: list[int]) -> PhaseShares:
+    duration = kernels.duration_ns
+    total_ns = int(duration[members].sum())
+    by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index in members:
+        by_name[kernels.names[index], kernels.kinds[index]].append(index)
+    rows = []
+    for (name, kind), own in by_name.items():
+        own_ns = int(duration[own].sum())
+        share = own_ns / total_ns if total_ns else 0.0
+        parts = _summed(own, duration, lambda index: kernels.parts[index])
+        rows.append(KernelRow(phase, name, kind, parts, own_ns / 1e9, share, len(own), own_ns / len(own) / 1e9))
+    rows.sort(key=lambda row: (-row.total_s, row.name))
+    return PhaseShares(
+        phase,
+        total_ns / 1e9,
+        len(members),
+        _summed(members, duration, lambda index: kernels.kinds[index]),
+        _summed(members, duration, lambda index: kernels.parts[index]),
+        rows,
+    )
+
+
+def _summed(members: Iterable[int], duration: np.ndarray, key: Callable[[int], str]) -> dict[str, float]:
+    sums: dict[str, int] = defaultdict(int)
+    for index in members:
+        sums[key(index)] += int(duration[index])
+    return {name: value / 1e9 for name, value in sorted(sums.items(), key=lambda item: -item[1])}
+
+
+def _added(groups: Iterable[dict[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for group in groups:
+        for name, value in group.items():
+            sums[name] += value
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _merged(rows: Iterable[KernelRow], total_s: float) -> Iterable[KernelRow]:
+    by_name: dict[tuple[str, str], list[KernelRow]] = defaultdict(list)
+    for row in rows:
+        by_name[row.name, row.kind].append(row)
+    for (name, kind), own in by_name.items():
+        own_s, instances = sum(row.total_s for row in own), sum(row.instances for row in own)
+        share = own_s / total_s if total_s else 0.0
+        yield KernelRow("step", name, kind, _added(r.parts_s for r in own), own_s, share, instances, own_s / instances)
+
+
+def matmul_fractions(shares: list[PhaseShares], whole: PhaseShares, mode: str) -> dict[str, float]:
+    """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
+    found = {}
+    for share in shares:
+        if share.phase in ("forward", "backward"):
+            name = "inference" if share.phase == "forward" and mode == "inference" else share.phase
+            found[name] = share.matmul_fraction
+    found["step"] = whole.matmul_fraction
+    return found

@@ -1,0 +1,140 @@
+"""The same training in a plain PyTorch loop: what a step costs without Lightning and without lmbench."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lmbench.errors import UsageError
+from lmbench.measure.compiling import CompileOptions, compile_in_place
+from lmbench.overhead.control_window import ControlWindow
+
+MIXED_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+TRUE_DTYPES = {
+    "32-true": torch.float32,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+    "64-true": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the Trainer's flags and lmbench's settings ask of the loop.
+
+    Args:
+        precision: one of Lightning's precision strings.
+        mode: forward, forward_backward or train_step.
+        zero_grad: `after_step`, or `native`: Lightning's place, between forward and backward.
+        micro_batches: batches a step.
+        clip_value: limit of the gradients' norm, or of each of their elements; 0 does not clip.
+        clips_by_value: the latter.
+
+    Raises:
+        UsageError: a precision that a plain loop has no counterpart of.
+    """
+
+    precision: str
+    mode: str = "train_step"
+    zero_grad: str = "after_step"
+    micro_batches: int = 1
+    clip_value: float = 0.0
+    clips_by_value: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = (*TRUE_DTYPES, *MIXED_DTYPES)
+        if self.precision not in allowed:
+            raise UsageError(f"no bare loop for precision {self.precision}; allowed: {', '.join(allowed)}")
+
+
+class BareLoop:
+    """Trains a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step`."""
+
+    def __init__(
+        self,
+        module: LightningModule,
+        settings: LoopSettings,
+        device: torch.device,
+        compile_options: CompileOptions | None = None,
+    ) -> None:
+        self.settings = settings
+        self.module = module
+        self.device = device
+        self._autocast_dtype = MIXED_DTYPES.get(settings.precision)
+        self._scaler = torch.amp.GradScaler(device.type) if settings.precision == "16-mixed" else None
+        with device:
+            module.configure_model()
+        self._dtype = TRUE_DTYPES.get(settings.precision, torch.float32)
+        module.to(device=device, dtype=self._dtype)
+        optimizer = module.configure_optimizers()
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
+        self.optimizer = optimizer
+        if compile_options is not None:
+            compile_in_place(module, compile_options)
+        self._uses_cudagraphs = compile_options is not None and compile_options.uses_cudagraphs
+
+    def run(self, batches: Iterable[Iterable[Tensor]], window: ControlWindow) -> None:
+        """Train until the window is complete; a batch is a sequence of tensors."""
+        before = torch.get_default_dtype()
+        # Tensors made on the way have the weights' dtype, as under Lightning's "true" precisions.
+        torch.set_default_dtype(self._dtype)
+        try:
+            self._run(iter(batches), window)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _run(self, iterator: Iterator[Iterable[Tensor]], window: ControlWindow) -> None:
+        window.begin()
+        is_complete = False
+        while not is_complete:
+            losses = [self._micro_batch(next(iterator), i) for i in range(self.settings.micro_batches)]
+            if self.settings.mode == "train_step":
+                self._update()
+            if self.settings.mode != "forward" and self.settings.zero_grad == "after_step":
+                self.optimizer.zero_grad(set_to_none=True)
+            is_complete = window.step_ended(losses)
+
+    def _micro_batch(self, batch: Iterable[Tensor], index: int) -> Tensor:
+        """Forward and backward; returns the loss on the device, without its graph."""
+        if self._uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+        with self._precision():
+            loss = cast(Tensor, self.module.training_step(batch, index))
+        if self.settings.zero_grad == "native" and index == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.settings.mode != "forward":
+            scaled = loss / self.settings.micro_batches if self.settings.micro_batches > 1 else loss
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        # A CUDA graph writes the next loss where this one is.
+        return loss.detach().clone() if self._uses_cudagraphs else loss.detach()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast_dtype)
+
+    def _update(self) -> None:
+        if self.settings.clip_value > 0:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            self._clip()
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+    def _clip(self) -> None:
+        if self.settings.clips_by_value:
+            torch.nn.utils.clip_grad_value_(self.module.parameters(), self.settings.clip_value)
+        else:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip_value)

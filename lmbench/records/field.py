@@ -1,0 +1,73 @@
+"""What a field of a record says about itself, and what a record has of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from lmbench.records.vocabulary import SPANS, Span
+
+Better = Literal["up", "down"]
+T = TypeVar("T")
+
+#: Units of what is not a number.
+NOT_NUMBERS = ("text", "flag", "tree")
+
+
+@dataclass(frozen=True)
+class About:
+    """Metadata of one field, beside its type in `Annotated`.
+
+    `unit` is an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
+    `tree` (a list, or what others make up). `better` says which direction is good, if one is. `title` is the short
+    heading for tables; `<phase>` in title and meaning stands for the phase that the field belongs to. `pattern` is the
+    name under which the table of fields tells several at once.
+    """
+
+    unit: str
+    title: str
+    meaning: str
+    better: Better | None = None
+    pattern: str | None = None
+
+    @property
+    def is_number(self) -> bool:
+        return self.unit not in NOT_NUMBERS
+
+
+@dataclass(frozen=True)
+class Part:
+    """Metadata of a part that occurs more than once: the placeholder for its name in the table of fields."""
+
+    placeholder: str
+
+
+class PerPhase(Struct, Generic[T], omit_defaults=True):
+    """Something of each phase and of the whole step; None (and not in the file) where a phase was not seen."""
+
+    step: T | None = None
+    data: T | None = None
+    transfer: T | None = None
+    forward: T | None = None
+    backward: T | None = None
+    clip: T | None = None
+    optimizer: T | None = None
+    zero_grad: T | None = None
+    other: T | None = None
+
+    def get(self, span: Span) -> T | None:
+        found: T | None = getattr(self, span)
+        return found
+
+    def set(self, span: Span, value: T) -> None:
+        setattr(self, span, value)
+
+    def items(self) -> Iterator[tuple[Span, T]]:
+        """What there is, the step first, then phases in the order of a table."""
+        for span in SPANS:
+            found: T | None = getattr(self, span)
+            if found is not None:
+                yield span, found

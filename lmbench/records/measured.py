@@ -1,0 +1,201 @@
+# ruff: noqa: E501 (tables, one field a line)
+# fmt: off
+"""What a run measured: window, phases, rates, memory, device state, probe steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Struct, field
+
+from lmbench.records.field import About, Part, PerPhase
+
+LagWord = Literal["host-bound", "queued", "mixed"]
+
+
+class Window(Struct):
+    """Window: the steps between two synchronizes."""
+
+    warmup_steps: Annotated[int | None, About("count", "warm-up", "Steps before the window.")] = None
+    requested_steps: Annotated[int | None, About("count", "steps asked for", "Steps the window was to have at least; null until training ends.")] = None
+    requested_s: Annotated[float | None, About("s", "time asked for", "Seconds the window was to last at least.")] = None
+    steps: Annotated[int | None, About("count", "steps", "Steps in the window, skipped and short ones included.")] = None
+    first_step: Annotated[int | None, About("index", "first step", "Index of the window's first step.")] = None
+    micro_batches: Annotated[int | None, About("count", "micro-batches", "Micro-batches of a full step.")] = None
+    skipped_count: Annotated[int | None, About("count", "skipped", "Steps the fp16 scaler skipped; in no statistic.", "down")] = None
+    short_count: Annotated[int | None, About("count", "short", "Steps with fewer micro-batches than a full one; in no statistic.")] = None
+    tokens: Annotated[int | None, About("count", "tokens", "Tokens of all steps, micro-batches and ranks.")] = None
+    tokens_reason: Annotated[str | None, About("text", "no tokens because", "Why `tokens` is not known, where it is not.")] = None
+    wall_s: Annotated[float | None, About("s", "wall", "Wall time between the two synchronizes, `excluded_s` subtracted; clocked apart from the steps.")] = None
+    steps_sum_s: Annotated[float | None, About("s", "sum of steps", "Sum of `step_s` over the window.")] = None
+    excluded_s: Annotated[float | None, About("s", "excluded", "Validation, checkpoints and record writing within the window, already subtracted.")] = None
+    excluded_count: Annotated[int | None, About("count", "exclusions", "How often that happened.")] = None
+    clock_drift_fraction: Annotated[float | None, About("fraction", "clock drift", "How much faster the device's clock ran than the host's; corrected in the lags.")] = None
+    identity_error_fraction: Annotated[float | None, About("fraction", "identity error", "Signed: (`steps_sum_s` - `wall_s`) / `wall_s`.")] = None
+
+
+class Warmup(Struct):
+    """Window: what the warm-up showed."""
+
+    gradient_norm: Annotated[float | None, About("1", "warm-up gradient norm", "2-norm of all gradients at the last warm-up step, before clipping: the same step whatever the window.")] = None
+
+
+class HostSpan(Struct):
+    """Phases: host spans."""
+
+    mean_s: Annotated[float | None, About("s", "host mean", "Mean host span of <phase>.", "down")] = None
+    min_s: Annotated[float | None, About("s", "host min", "Smallest host span.", "down")] = None
+    median_s: Annotated[float | None, About("s", "host median", "Median host span.", "down")] = None
+    max_s: Annotated[float | None, About("s", "host max", "Largest host span.", "down")] = None
+
+
+class Lag(Struct):
+    """Phases: lags."""
+
+    min_s: Annotated[float | None, About("s", "lag min", "Smallest lag at the end of <phase>.")] = None
+    median_s: Annotated[float | None, About("s", "lag median", "Median lag at the end of <phase>.")] = None
+    max_s: Annotated[float | None, About("s", "lag max", "Largest lag at the end of <phase>.")] = None
+
+
+class PhaseSummary(Struct):
+    """Phases: statistics of one phase, or of the step, over the window's full and unskipped steps."""
+
+    n: Annotated[int | None, About("count", "n", "Steps behind the statistics of <phase>: in the window, full, not skipped.")] = None
+    mean_s: Annotated[float | None, About("s", "mean", "Mean device span of <phase>.", "down")] = None
+    std_s: Annotated[float | None, About("s", "std", "Sample standard deviation (n - 1).", "down")] = None
+    min_s: Annotated[float | None, About("s", "min", "Smallest value.", "down")] = None
+    p5_s: Annotated[float | None, About("s", "p5", "5th percentile, from 20 steps on.", "down")] = None
+    p25_s: Annotated[float | None, About("s", "p25", "25th percentile, linear between order statistics.", "down")] = None
+    median_s: Annotated[float | None, About("s", "median", "Median.", "down")] = None
+    p75_s: Annotated[float | None, About("s", "p75", "75th percentile.", "down")] = None
+    p95_s: Annotated[float | None, About("s", "p95", "95th percentile, from 20 steps on.", "down")] = None
+    p99_s: Annotated[float | None, About("s", "p99", "99th percentile, from 100 steps on.", "down")] = None
+    max_s: Annotated[float | None, About("s", "max", "Largest value.", "down")] = None
+    cv_fraction: Annotated[float | None, About("fraction", "CV", "Standard deviation divided by the mean.", "down")] = None
+    median_low_s: Annotated[float | None, About("s", "median low", "Lower end of the median's interval within this run (order statistics, 6 steps on).")] = None
+    median_high_s: Annotated[float | None, About("s", "median high", "Upper end of that interval.")] = None
+    median_coverage_fraction: Annotated[float | None, About("fraction", "coverage", "That interval's real coverage, at least 0.95, if steps are independent.")] = None
+    lag1_autocorrelation: Annotated[float | None, About("1", "autocorrelation", "Correlation of a step with the next one.")] = None
+    outlier_count: Annotated[int | None, About("count", "outliers", "Values over 3.5 robust deviations (from the MAD) off the median.", "down")] = None
+    trend_fraction: Annotated[float | None, About("fraction", "trend", "Drift over the window by Theil and Sen's slope, as a fraction of the median.")] = None
+    trend_p: Annotated[float | None, About("1", "trend p", "How likely such an order of values is without a trend (Kendall).")] = None
+    share_fraction: Annotated[float | None, About("fraction", "share", "Mean of <phase> divided by the mean step.")] = None
+    host: HostSpan = field(default_factory=HostSpan)
+    lag: Lag | None = None
+
+
+class Throughput(Struct):
+    """Throughput: rates of the window."""
+
+    tokens_per_s: Annotated[float | None, About("tokens/s", "tokens/s", "`window.tokens` / `window.wall_s`.", "up")] = None
+    model_flops_per_s: Annotated[float | None, About("FLOP/s", "model FLOP/s", "Tokens/s times model FLOPs per token.", "up")] = None
+    mfu_fraction: Annotated[float | None, About("fraction", "MFU", "Model FLOP/s of one device over its peak, attention counted full.", "up")] = None
+    mfu_causal_fraction: Annotated[float | None, About("fraction", "causal MFU", "The same with attention halved.", "up")] = None
+    mfu_reason: Annotated[str | None, About("text", "no MFU because", "Why there is no MFU, null where there is one.")] = None
+    joules_per_token: Annotated[float | None, About("J/token", "J/token", "`device_state.energy_j` / `window.tokens`.", "down")] = None
+
+
+class Loss(Struct):
+    """Throughput: losses."""
+
+    first: Annotated[float | None, About("nat", "first loss", "Loss of step 0, warm-up included.", "down")] = None
+    last: Annotated[float | None, About("nat", "last loss", "Loss of the window's last step.", "down")] = None
+    mean: Annotated[float | None, About("nat", "mean loss", "Mean loss over the window.", "down")] = None
+    perplexity: Annotated[float | None, About("1", "perplexity", "exp(`loss.mean`).", "down")] = None
+
+
+class Memory(Struct):
+    """Memory: peaks of the allocator and of the process."""
+
+    run_peak_allocated_bytes: Annotated[int | None, About("bytes", "run peak", "Peak allocated on the device over the whole run (decides what fits).", "down")] = None
+    run_peak_reserved_bytes: Annotated[int | None, About("bytes", "run peak reserved", "Peak reserved by the allocator over the whole run.", "down")] = None
+    steady_peak_allocated_bytes: Annotated[int | None, About("bytes", "steady peak", "Peak allocated within the window.", "down")] = None
+    steady_peak_reserved_bytes: Annotated[int | None, About("bytes", "steady peak reserved", "Peak reserved within the window.", "down")] = None
+    phase_peak_allocated_bytes: Annotated[PerPhase[int] | None, About("bytes", "peak in <phase>", "Peak allocated in <phase>, from the probe steps.", "down")] = None
+    device_total_bytes: Annotated[int | None, About("bytes", "device total", "Memory of the device.")] = None
+    run_alloc_retry_count: Annotated[int | None, About("count", "retries", "Allocations that worked only after the cache was emptied.", "down")] = None
+    window_alloc_retry_count: Annotated[int | None, About("count", "retries in window", "The same within the window.", "down")] = None
+    window_reserved_growth_bytes: Annotated[int | None, About("bytes", "growth", "What the allocator reserved more at the window's end than at its start.", "down")] = None
+    host_peak_rss_bytes: Annotated[int | None, About("bytes", "host peak", "Peak resident memory of the process.", "down")] = None
+
+
+class DeviceReading(Struct):
+    """Device state: one reading by NVML."""
+
+    read_at_s: Annotated[float | None, About("s", "read at", "Monotonic clock at the reading.")] = None
+    sm_clock_hz: Annotated[float | None, About("Hz", "SM clock", "SM clock at the window's <end>.")] = None
+    memory_clock_hz: Annotated[float | None, About("Hz", "memory clock", "Memory clock.")] = None
+    temperature_c: Annotated[float | None, About("°C", "temperature", "Temperature of the GPU.")] = None
+    power_w: Annotated[float | None, About("W", "power", "Power draw.")] = None
+    energy_j: Annotated[float | None, About("J", "energy counter", "Energy since the driver was loaded.")] = None
+    power_capped_s: Annotated[float | None, About("s", "power-capped", "Counter of the time that the power cap held the clock down.")] = None
+    thermal_capped_s: Annotated[float | None, About("s", "thermal-capped", "The same for temperature.")] = None
+    throttle_reasons: Annotated[list[str] | None, About("tree", "throttle reasons", "What holds the clock at this moment.")] = None
+    memory_used_bytes: Annotated[int | None, About("bytes", "used", "Memory used on the device by all processes.")] = None
+    other_process_pids: Annotated[list[int] | None, About("tree", "other pids", "Other processes on the GPU, where the driver shows them.")] = None
+    other_process_count: Annotated[int | None, About("count", "other processes", "How many; null where the driver hides processes.")] = None
+
+
+class DeviceState(Struct):
+    """Device state: what two readings say of the window between them."""
+
+    open: Annotated[DeviceReading, Part("<end>")] = field(default_factory=DeviceReading)
+    close: Annotated[DeviceReading, Part("<end>")] = field(default_factory=DeviceReading)
+    mean_power_w: Annotated[float | None, About("W", "power", "Mean power between the two readings, from the energy counter.", "down")] = None
+    energy_j: Annotated[float | None, About("J", "energy", "Mean power times `window.wall_s`.", "down")] = None
+    power_capped_fraction: Annotated[float | None, About("fraction", "power-capped", "Share of the time that the power cap held the clock down.", "down")] = None
+    thermal_capped_fraction: Annotated[float | None, About("fraction", "thermal-capped", "The same for temperature.", "down")] = None
+    sm_clock_drop_fraction: Annotated[float | None, About("fraction", "clock drop", "SM clock lost from the window's start to its end.", "down")] = None
+    other_process_count: Annotated[int | None, About("count", "other processes", "The larger of both readings.", "down")] = None
+
+
+class LagVerdict(Struct):
+    """Probe steps: whether a phase waits for the host."""
+
+    verdict: Annotated[LagWord | None, About("text", "<phase> verdict", "`host-bound`, `queued` or `mixed`, by the smallest lag within <phase>.")] = None
+    min_lag_s: Annotated[float | None, About("s", "<phase> min lag", "Median over probe steps of the smallest lag within <phase>.")] = None
+    agree_fraction: Annotated[float | None, About("fraction", "<phase> agreement", "Share of probe steps that gave this verdict.")] = None
+    marks: Annotated[int | None, About("count", "<phase> marks", "Marks within <phase> in one step.")] = None
+
+
+class HiddenSync(Struct):
+    """One place that made the host wait for the device."""
+
+    location: str
+    count: int
+    stack: str
+
+
+class TrainingFacts(Struct):
+    """Probe steps: did it train?"""
+
+    parameters: Annotated[int | None, About("count", "checked", "Trainable tensors that were checked; null if none were.")] = None
+    missing_gradients: Annotated[list[str] | None, About("tree", "no gradient", "Names of those without a gradient.")] = None
+    zero_gradients: Annotated[list[str] | None, About("tree", "zero gradient", "Names of those whose gradient is all zero.")] = None
+    nonfinite_gradients: Annotated[list[str] | None, About("tree", "non-finite gradient", "Names of those whose gradient is not finite.")] = None
+    unmoved_parameters: Annotated[list[str] | None, About("tree", "unmoved", "Names of those that the optimizer left as they were; null without one.")] = None
+    gradient_norm: Annotated[float | None, About("1", "gradient norm", "2-norm of all gradients, before clipping.")] = None
+    is_skipped: Annotated[bool | None, About("flag", "check skipped", "The fp16 scaler skipped the checked step.")] = None
+
+
+class RunError(Struct):
+    """Run: what ended it."""
+
+    kind: Annotated[str | None, About("text", "error", "Type of the exception that ended the run.")] = None
+    message: Annotated[str | None, About("text", "error message", "Its message, in one line.")] = None
+    phase: Annotated[str | None, About("text", "error phase", "Phase it happened in; `setup` before the first step, `recording` or `summary` for lmbench's own work.")] = None
+    requested_bytes: Annotated[int | None, About("bytes", "asked", "Bytes asked for when memory ran out, where the message says.")] = None
+    where: Annotated[str | None, About("text", "where", "`device` or `host`: whose memory ran out.")] = None
+
+
+class Probe(Struct):
+    """Probe steps: unmeasured steps after the window."""
+
+    requested_steps: Annotated[int | None, About("count", "probe steps asked for", "Steps that were to look at the lag.")] = None
+    is_complete: Annotated[bool | None, About("flag", "probed", "Every kind of probe step was taken.")] = None
+    error: Annotated[RunError | None, About("tree", "probe error", "What ended the probe steps too soon, after a complete window: like `error`.")] = None
+    steps: Annotated[int | None, About("count", "probe steps", "Steps after the window that were probed; in no statistic.")] = None
+    marked_modules: Annotated[int | None, About("count", "marked modules", "Modules whose ends were marked in the probe steps.")] = None
+    hidden_syncs: Annotated[list[HiddenSync] | None, About("tree", "hidden syncs", "Synchronizes found in a probe step: location, stack, count; null if not looked for.")] = None
+    verdicts: PerPhase[LagVerdict] | None = None
+    training: TrainingFacts | None = None

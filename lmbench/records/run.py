@@ -1,0 +1,209 @@
+# ruff: noqa: E501 (tables, one field a line)
+# fmt: off
+"""A run's record: the content of run.json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Struct, field
+
+from lmbench.records.environment import Environment
+from lmbench.records.field import About, PerPhase
+from lmbench.records.kernels import KernelSummary
+from lmbench.records.measured import (
+    DeviceState,
+    Loss,
+    Memory,
+    PhaseSummary,
+    Probe,
+    RunError,
+    Throughput,
+    Warmup,
+    Window,
+)
+from lmbench.records.vocabulary import Mode
+
+#: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
+SCHEMA_VERSION = 1
+
+
+class GuardResult(Struct):
+    """One check of the measurement: `value` and `limit` are in `unit`, null where it has no figure."""
+
+    name: str
+    status: Literal["pass", "warn", "fail", "n/a"]
+    value: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    message: str = ""
+    advice: str = ""
+
+
+class Profile(Struct):
+    """Settings: of a profiled run."""
+
+    tool: Annotated[str | None, About("text", "profiled by", "`torch` (a trace in the result) or `nsys` (ranges for Nsight Systems).")] = None
+    steps: Annotated[int | None, About("count", "profiled steps", "Steps in the trace: the first of the window.")] = None
+    first_step: Annotated[int | None, About("count", "first profiled step", "Number of the first step in the trace.")] = None
+    trace_file: Annotated[str | None, About("text", "trace", "The trace, in the result folder.")] = None
+    trace_error: Annotated[str | None, About("text", "lost trace", "Why the trace could not be written.")] = None
+    trace_bytes: Annotated[int | None, About("bytes", "trace size", "Size of the trace as it is stored.")] = None
+
+
+class Compile(Struct):
+    """Settings: torch.compile."""
+
+    is_enabled: Annotated[bool | None, About("flag", "compiled", "torch.compile was asked for.")] = None
+    mode: Annotated[str | None, About("text", "compile mode", "torch.compile's mode.")] = None
+    backend: Annotated[str | None, About("text", "backend", "torch.compile's backend.")] = None
+    fullgraph: Annotated[bool | None, About("flag", "fullgraph", "A graph break would have been an error.")] = None
+    dynamic: Annotated[bool | None, About("flag", "dynamic", "Shapes may change without a new graph; null leaves it to PyTorch.")] = None
+    regional: Annotated[bool | None, About("flag", "regional", "Each block was compiled by itself.")] = None
+    cache: Annotated[str | None, About("text", "compile cache", "`private` (empty at the start) or `shared` (what is on the disk).")] = None
+    targets: Annotated[list[str] | None, About("tree", "compiled modules", "Names of the modules that were compiled.")] = None
+    first_step_s: Annotated[float | None, About("s", "first step", "Step 0 up to its end on the device, compilation included.", "down")] = None
+    graph_count: Annotated[int | None, About("count", "graphs", "Graphs compiled by the window's end.")] = None
+    graph_break_count: Annotated[int | None, About("count", "graph breaks", "Graph breaks met by the window's end.", "down")] = None
+    window_recompile_count: Annotated[int | None, About("count", "recompiles", "Graphs compiled inside the window.", "down")] = None
+
+
+class Model(Struct):
+    """Model: what was measured."""
+
+    name: Annotated[str | None, About("text", "model", "Class of the LightningModule.")] = None
+    size: Annotated[str | None, About("text", "size", "Name of the size, null for any other shape.")] = None
+    parameter_count: Annotated[int | None, About("count", "parameters", "Parameters.")] = None
+    trainable_parameter_count: Annotated[int | None, About("count", "trainable", "Parameters that take a gradient.")] = None
+    vocab_size: Annotated[int | None, About("count", "vocab", "Rows of the embedding.")] = None
+    d_model: Annotated[int | None, About("count", "d_model", "Width of the residual stream.")] = None
+    d_ff: Annotated[int | None, About("count", "d_ff", "Width inside the feed-forward block.")] = None
+    num_layers: Annotated[int | None, About("count", "layers", "Blocks.")] = None
+    num_heads: Annotated[int | None, About("count", "heads", "Attention heads.")] = None
+    attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive` or `sdpa`.")] = None
+    optimizer: Annotated[str | None, About("text", "optimizer", "Optimizer with its variant, such as `AdamW fused`.")] = None
+    is_fresh: Annotated[bool | None, About("flag", "fresh", "Weights come from initialisation, not from a checkpoint.")] = None
+    described: Annotated[dict[str, Any], About("tree", "more", "What else the module says of itself by `describe()`.")] = field(default_factory=dict)
+
+
+class Flops(Struct):
+    """FLOPs: counts and the device's peak."""
+
+    per_token_flops: Annotated[int | None, About("FLOP", "FLOP/token", "Model FLOPs per token, attention counted full.")] = None
+    causal_per_token_flops: Annotated[int | None, About("FLOP", "causal FLOP/token", "The same with attention halved.")] = None
+    multiplier: Annotated[int | None, About("1", "multiplier", "1 for a forward pass, 3 with backward; already in both figures.")] = None
+    source: Annotated[str | None, About("text", "FLOP source", "Where the count comes from.")] = None
+    reason: Annotated[str | None, About("text", "no FLOPs because", "Why there is no count, where there is none.")] = None
+    peak_flops_per_s: Annotated[float | None, About("FLOP/s", "peak", "Datasheet peak for the precision, null for an unknown device.")] = None
+    peak_source: Annotated[str | None, About("text", "peak source", "Where the peak comes from.")] = None
+
+
+class Data(Struct):
+    """Data: what it was measured on."""
+
+    name: Annotated[str | None, About("text", "data", "Class of the data module.")] = None
+    batch_size: Annotated[int | None, About("count", "batch", "Sequences in a micro-batch of one rank.")] = None
+    context_length: Annotated[int | None, About("count", "context", "Tokens in a sequence.")] = None
+    source: Annotated[str | None, About("text", "source", "`random` or `text`.")] = None
+    described: Annotated[dict[str, Any], About("tree", "more", "What else the data module says of itself by `describe()`.")] = field(default_factory=dict)
+
+
+class Cost(Struct):
+    """Sweep: where the time of a run went."""
+
+    total_s: Annotated[float | None, About("s", "total", "From the start of the cell's process to its end, as the sweep clocked it.", "down")] = None
+    overhead_s: Annotated[float | None, About("s", "overhead", "`total_s` without warm-up and window, but with the compilation in the first step.", "down")] = None
+    start_s: Annotated[float | None, About("s", "start", "The process and its interpreter.", "down")] = None
+    import_s: Annotated[float | None, About("s", "import", "Importing PyTorch, Lightning and lmbench.", "down")] = None
+    parse_s: Annotated[float | None, About("s", "parse", "Understanding the command line.", "down")] = None
+    device_s: Annotated[float | None, About("s", "device", "Making the device's context.", "down")] = None
+    build_s: Annotated[float | None, About("s", "build", "Data, model and optimizer.", "down")] = None
+    capture_s: Annotated[float | None, About("s", "capture", "Recording the environment, and compiling's own preparation.", "down")] = None
+    first_step_s: Annotated[float | None, About("s", "first step", "Step 0, with what it compiles or loads.", "down")] = None
+    compile_s: Annotated[float | None, About("s", "compile", "`first_step_s` without a step of the window, where torch.compile is on.", "down")] = None
+    warmup_s: Annotated[float | None, About("s", "warm-up", "The other steps before the window.", "down")] = None
+    window_s: Annotated[float | None, About("s", "window", "The window, its pauses included.", "down")] = None
+    probe_s: Annotated[float | None, About("s", "probe", "Probe steps.", "down")] = None
+    close_s: Annotated[float | None, About("s", "close", "Summary, guards, writing.", "down")] = None
+    exit_s: Annotated[float | None, About("s", "exit", "From the last writing to the process's end.", "down")] = None
+
+
+class SweepPlace(Struct):
+    """Sweep: the run's place in it."""
+
+    name: Annotated[str | None, About("text", "sweep", "Name of the sweep.")] = None
+    cell: Annotated[str | None, About("text", "cell", "The cell's id: its values, and a digest of everything that makes it up.")] = None
+    axes: Annotated[dict[str, Any] | None, About("tree", "axes", "The cell's value of every axis.")] = None
+    repeat: Annotated[int | None, About("index", "repeat", "Which repeat of the cell, from 0.")] = None
+    attempt: Annotated[int | None, About("count", "attempt", "How often this repeat was begun, up to the run recorded here.")] = None
+    environment: Annotated[str | None, About("text", "environment", "Name of the environment that it ran in, null for the sweep's own.")] = None
+    engine: Annotated[str | None, About("text", "engine", "`forkserver`: forked from a process that had everything imported; `exec`: a new interpreter.")] = None
+    cost: Cost | None = None
+
+
+class Milestones(Struct):
+    """Milestones: when the process reached what."""
+
+    started_s: Annotated[float | None, About("s", "started", "Python is up. All milestones: seconds since the process began, to 10 ms.")] = None
+    imported_s: Annotated[float | None, About("s", "imported", "Everything is imported.")] = None
+    parsed_s: Annotated[float | None, About("s", "parsed", "The command line is understood.")] = None
+    device_ready_s: Annotated[float | None, About("s", "device ready", "The device has its context.")] = None
+    built_s: Annotated[float | None, About("s", "built", "Data, model and optimizer are there.")] = None
+    ready_s: Annotated[float | None, About("s", "ready", "The first batch is about to be fetched.")] = None
+    first_step_s: Annotated[float | None, About("s", "first step", "Step 0 was issued (compiled: has ended on the device).")] = None
+    window_opened_s: Annotated[float | None, About("s", "window opened", "The window's begin.")] = None
+    window_closed_s: Annotated[float | None, About("s", "window closed", "The window's end.")] = None
+    stepped_s: Annotated[float | None, About("s", "stepped", "The last step, probes included, is over.")] = None
+    closed_s: Annotated[float | None, About("s", "closed", "The record was complete.")] = None
+
+
+class RunRecord(Struct):
+    """Run: one process measuring one configuration."""
+
+    schema_version: Annotated[int, About("count", "schema", "Version of this layout.")]
+    outcome: Annotated[str, About("text", "outcome", "`ok`, `oom`, `timeout`, `error`, `interrupted`, `skipped`, or `running` while it goes on.")]
+    run_id: Annotated[str | None, About("text", "run", "Name of the run's folder.")] = None
+    error: RunError | None = None
+    exit_code: Annotated[int | None, About("count", "exit code", "Exit code of the process.")] = None
+    unwritten_step_count: Annotated[int | None, About("count", "unwritten steps", "Steps that are in the summary but could not be written to steps.jsonl.", "down")] = None
+    pid: Annotated[int | None, About("index", "pid", "Process id.")] = None
+    boot_id: Annotated[str | None, About("text", "boot id", "The kernel's id of this boot: with pid and start, one process for ever.")] = None
+    process_start_s: Annotated[float | None, About("s", "process start", "When the process started, in seconds since boot.")] = None
+    started_at: Annotated[str | None, About("text", "started", "UTC time, ISO 8601.")] = None
+    ended_at: Annotated[str | None, About("text", "ended", "UTC time, ISO 8601; null while running.")] = None
+    command: Annotated[str | None, About("text", "command", "`fit` or `validate`.")] = None
+    argv: Annotated[list[str] | None, About("tree", "arguments", "The command line as given.")] = None
+    replay_command: Annotated[str | None, About("text", "replay", "The command that repeats this run.")] = None
+    config: Annotated[dict[str, Any] | None, About("tree", "config", "The full resolved configuration.")] = None
+    world_size: Annotated[int | None, About("count", "ranks", "Number of processes that trained together.")] = None
+    repairs: Annotated[list[str] | None, About("tree", "repairs", "What of Lightning was changed for this run, each with its reason.")] = None
+    wandb: Annotated[dict[str, Any] | None, About("tree", "W&B", "Where W&B files the run, and whether it is uploaded when closed; null without a WandbLogger.")] = None
+    guards: Annotated[list[GuardResult], About("tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice.")] = field(default_factory=list)
+    mode: Annotated[Mode | None, About("text", "mode", "`inference`, `forward`, `forward_backward` or `train_step`.")] = None
+    precision: Annotated[str | None, About("text", "precision", "Compute precision, such as `bf16-mixed`.")] = None
+    matmul_precision: Annotated[str | None, About("text", "matmul precision", "float32 matmuls: `highest` is fp32, `high` is TF32.")] = None
+    clock: Annotated[str | None, About("text", "clock", "`events`, `sync` or `host` (a CPU).")] = None
+    device_type: Annotated[str | None, About("text", "device type", "`cuda` or `cpu`.")] = None
+    zero_grad: Annotated[str | None, About("text", "zero_grad", "When gradients are zeroed: `after_step`, or `native` (where Lightning or the module does it).")] = None
+    unseen_phases: Annotated[list[str] | None, About("tree", "unseen phases", "Phases that manual optimization hides: null, and their time is in `other`.")] = None
+    strict: Annotated[bool | None, About("flag", "strict", "A failed guard makes the exit code 4.")] = None
+    gc_policy: Annotated[str | None, About("text", "gc", "What garbage collection does in the window.")] = None
+    is_profiled: Annotated[bool | None, About("flag", "profiled", "A profiler was on: its step times enter no timing table.")] = None
+    nonfinite: Annotated[dict[str, str], About("tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason.")] = field(default_factory=dict)
+    environment: Environment | None = None
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    flops: Flops = field(default_factory=Flops)
+    compile: Compile = field(default_factory=Compile)
+    profile: Profile | None = None
+    sweep: SweepPlace | None = None
+    milestones: Milestones = field(default_factory=Milestones)
+    window: Window = field(default_factory=Window)
+    warmup: Warmup = field(default_factory=Warmup)
+    phases: PerPhase[PhaseSummary] = field(default_factory=PerPhase)
+    throughput: Throughput = field(default_factory=Throughput)
+    loss: Loss = field(default_factory=Loss)
+    memory: Memory = field(default_factory=Memory)
+    device_state: DeviceState = field(default_factory=DeviceState)
+    probe: Probe = field(default_factory=Probe)
+    kernels: KernelSummary | None = None

@@ -1,0 +1,186 @@
+"""Writing a result: one folder a run, `run.json` replaced whole, `steps.jsonl` only appended to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lmbench.errors import UsageError
+from lmbench.records.encoding import encode
+from lmbench.records.vocabulary import Record
+from lmbench.records.whole_file import write_whole
+
+RUN_FILE = "run.json"
+STEPS_FILE = "steps.jsonl"
+RESERVE_FILE = ".reserve"
+
+#: A sweep's folder: what it is, its runs' folders, and (when it is done) a row for each cell.
+SWEEP_FILE = "sweep.json"
+RUNS_FOLDER = "runs"
+CELLS_FILE = "cells.csv"
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class RunFolder:
+    """The folder of one run that is being written. `path` is the folder, its name the run id, `steps_written` how
+    many step records it took.
+
+    Use `create`. Nothing waits in a buffer of this process: after a SIGKILL all that was handed over is
+    there.
+    """
+
+    def __init__(self, path: Path, made_parents: tuple[Path, ...] = ()) -> None:
+        self.path = path
+        self.steps_written = 0
+        self._made_parents = made_parents
+        self._steps_fd: int | None = None
+        self._ends_torn = False
+
+    @classmethod
+    def create(cls, results_dir: str | Path, run_id: str | None = None, slug: str = "") -> RunFolder:
+        """Make a new folder under `results_dir` (made as needed); it never takes over an existing one.
+
+        Without `run_id` the name is UTC time, slug and 8 random digits, so runs of the same second, or after
+        the clock was set back, do not meet. The digits come from the system, as a user may have seeded
+        `random`. Raises UsageError if the folder cannot be made, or if `run_id` is taken or no plain file
+        name.
+        """
+        parent = Path(results_dir).absolute()
+        if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
+            raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+        try:
+            made = tuple(folder for folder in (parent, *parent.parents) if not folder.exists())
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _make_new(parent, run_id, slug)
+        except FileExistsError as exc:
+            what = f"run {run_id!r} exists already in" if parent.is_dir() else "a file stands in the way of"
+            raise UsageError(f"{what} the results folder {str(results_dir)!r}; choose another one") from exc
+        except OSError as exc:
+            raise UsageError(
+                f"results folder {str(results_dir)!r} cannot be written: {exc.strerror}; choose another one"
+            ) from exc
+        return cls(path, made)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    def reserve(self) -> None:
+        """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
+        path = self.path / RESERVE_FILE
+        for size_kib in (64, 32, 16, 8):
+            try:
+                path.write_bytes(bytes(size_kib * 1024))
+            except OSError:
+                self.release()
+            else:
+                return
+
+    def release(self) -> None:
+        """Give the reserved space back; may be called again."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE_FILE).unlink(missing_ok=True)
+
+    def write_run(self, run: Record) -> None:
+        """Replace run.json in one move: a reader sees the old or the new one, also after a crash.
+
+        Raises OSError (a full disk, say); the old run.json is then as it was.
+        """
+        write_whole(self.path / RUN_FILE, encode(run, indent=1) + "\n")
+        _sync_folder(self.path)
+
+    def append_steps(self, records: Iterable[Record]) -> None:
+        """Append step records, one JSON object a line, in one write.
+
+        Raises OSError if not all could be written: the lines that fitted are kept whole, a partial one is cut
+        off, and later calls may go on.
+        """
+        lines = [f"{encode(record)}\n" for record in records]
+        data = "".join(lines).encode()
+        if not data:
+            return
+        if self._steps_fd is None:
+            self._steps_fd = os.open(self.path / STEPS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        if self._ends_torn:
+            data = b"\n" + data
+        start, written = os.fstat(self._steps_fd).st_size, 0
+        try:
+            while written < len(data):
+                written += os.write(self._steps_fd, data[written:])
+        except OSError:
+            whole = data.rfind(b"\n", 0, written) + 1
+            self._cut(start + whole, torn=written > whole)
+            self.steps_written += data.count(b"\n", 0, whole) - data.startswith(b"\n") * (whole > 0)
+            raise
+        self.steps_written += len(lines)
+        self._ends_torn = False
+
+    def _cut(self, length: int, torn: bool) -> None:
+        assert self._steps_fd is not None
+        try:
+            os.ftruncate(self._steps_fd, length)
+        except OSError:
+            # A partial line stays; the next write begins a new one, so that only this one is lost.
+            self._ends_torn = self._ends_torn or torn
+
+    def close(self) -> None:
+        """Bring the steps to the disk and close their file; may be called again.
+
+        Raises OSError if they cannot.
+        """
+        if self._steps_fd is None:
+            return
+        fd, self._steps_fd = self._steps_fd, None
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove_if_empty(self) -> bool:
+        """Remove the folder, and the parents made for it, if nothing was written; True if it is gone.
+
+        For mistakes found before the first record, which should leave no half-made result behind.
+        """
+        if any(file.is_dir() or file.stat().st_size for file in self.path.iterdir()):
+            return False
+        self.close()
+        for file in self.path.iterdir():
+            file.unlink()
+        self.path.rmdir()
+        with contextlib.suppress(OSError):
+            for folder in self._made_parents:
+                folder.rmdir()
+        return True
+
+
+def _make_new(parent: Path, run_id: str | None, slug: str) -> Path:
+    if run_id is not None:
+        path = parent / run_id
+        path.mkdir()
+        return path
+    while True:
+        path = parent / _new_id(slug)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+
+
+def _new_id(slug: str) -> str:
+    words = _UNFIT.sub("-", slug).strip("-.")[:60]
+    return "-".join(filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4))))
+
+
+def _sync_folder(path: Path) -> None:
+    # Without this a power cut can undo the move. Some file systems refuse to sync a folder.
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

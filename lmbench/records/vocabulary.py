@@ -1,0 +1,40 @@
+"""The words that records are made of (design section 2): phases, modes, outcomes, stages."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+#: The parts of a step; their spans sum to the step's.
+Phase = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]
+#: A phase, or the step that they make up.
+Span = Literal["step", "data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]
+#: What has a lag at its end: every phase with a border of its own (`other` is a remainder), and the step.
+Border = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "step"]
+Mode = Literal["inference", "forward", "forward_backward", "train_step"]
+
+#: In the order of a table.
+PHASES: tuple[Phase, ...] = get_args(Phase)
+SPANS: tuple[Span, ...] = get_args(Span)
+BORDERS: tuple[Border, ...] = get_args(Border)
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+#: Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
+EXCLUDED = "excluded"
+
+#: Modes whose steps compute gradients.
+BACKWARD_MODES: tuple[Mode, ...] = ("forward_backward", "train_step")
+
+STAGES = ("warmup", "window")
+
+#: How a run can end.
+OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")
+
+#: Written while a run is going on; read as KILLED once its process is gone.
+RUNNING = "running"
+KILLED = "killed"
+
+#: Read where run.json cannot tell the outcome.
+DAMAGED = "damaged"
+
+#: Of the time before records had types; goes with the last user.
+Record = dict[str, Any]

@@ -1,0 +1,239 @@
+"""A sweep's folder: what it is, which of its runs are done, and who may write into it. All paths in it are relative."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lmbench.errors import UsageError
+from lmbench.records.encoding import decode, encode
+from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.load import Run, is_run_folder, load_run
+from lmbench.records.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.vocabulary import DAMAGED, RUNNING, Record
+from lmbench.records.whole_file import write_whole
+from lmbench.sweep.grid import axes_of
+from lmbench.sweep.plan import CONFIG, Job, Plan
+from lmbench.sweep.sweep_file import SweepFile, sweep_from
+
+#: The base's configuration: a copy, so that a change of the original meets no half of a sweep.
+CONFIG_FILE = "base.yaml"
+#: A line for every process that was started.
+ATTEMPTS_FILE = "attempts.jsonl"
+#: What compiling left for later repeats; gone when the sweep is done.
+COMPILE_CACHE = "compile_cache"
+CHILD_LOG = "child.log"
+_LOCK = ".lock"
+
+#: Outcomes that are not tried again.
+FINAL = ("ok", "oom", "timeout", "error", "skipped")
+_RUN_NAME = re.compile(r"(?P<cell>.+)-r\d+")
+
+
+class SweepFolder:
+    """`<results_dir>/<name>`; made by `open`, which also locks it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.runs = self.path / RUNS_FOLDER
+        self._lock_fd: int | None = None
+        self._attempts: dict[str, int] = {}
+
+    def open(self, plan: Plan) -> None:
+        """Make the folder or go on with it, for this process alone.
+
+        Raises:
+            UsageError: another process has it, it is another sweep's, or it cannot be written.
+        """
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            self._refuse_strangers(plan)
+            self._write_plan(plan)
+            self._attempts = self._read_attempts()
+        except OSError as error:
+            self.close()
+            raise UsageError(
+                f"sweep folder {str(self.path)!r} cannot be written: {error.strerror}; choose another --results_dir"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others have it; may be called again."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def known_cells(self) -> set[str]:
+        """Ids of the cells that the sweep had when it was last begun here."""
+        try:
+            return {str(cell["id"]) for cell in decode((self.path / SWEEP_FILE).read_bytes())["cells"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return set()
+
+    # who writes
+
+    def _lock(self) -> None:
+        # The kernel lets go of it when this process ends, however it does.
+        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 100).decode(errors="replace").strip()
+            os.close(fd)
+            raise UsageError(
+                f"{self.path} is being written by another sweep (process {holder}); wait for it, or give --name"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+        self._lock_fd = fd
+
+    # what it is
+
+    def _write_plan(self, plan: Plan) -> None:
+        created_at = _now()
+        with suppress(OSError, ValueError):
+            created_at = decode((self.path / SWEEP_FILE).read_bytes())["created_at"]
+        file = plan.file.as_mapping()
+        if plan.base_config is not None:
+            write_whole(self.path / CONFIG_FILE, plan.base_config)
+            file["base"] = {**file["base"], CONFIG: CONFIG_FILE}
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "name": plan.name,
+            "view": plan.file.view,
+            "created_at": created_at,
+            "axes": axes_of([cell.axes for cell in plan.cells]),
+            "cells": [
+                {"id": cell.id, "axes": cell.axes, "command": cell.command, "options": cell.options}
+                for cell in plan.cells
+            ],
+            "environments": {name: environment.facts for name, environment in plan.environments.items()},
+            "file": file,
+        }
+        write_whole(self.path / SWEEP_FILE, encode(content, indent=1) + "\n")
+
+    def _refuse_strangers(self, plan: Plan) -> None:
+        ids = {cell.id for cell in plan.cells}
+        engine = self._engine_before()
+        if engine not in (None, plan.file.used_engine()) and any(self.runs.iterdir()):
+            raise UsageError(
+                f"{self.path} was begun with --engine {engine}, and repeats are no repeats where engines are mixed; "
+                f"give --engine {engine}, or another --name"
+            )
+        for path in sorted(self.runs.iterdir()):
+            match = _RUN_NAME.fullmatch(path.name)
+            if path.is_dir() and match is not None and match["cell"] not in ids and is_run_folder(path):
+                raise UsageError(
+                    f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
+                    "its settings were changed; give another --name, or remove that run"
+                )
+
+    def _engine_before(self) -> str | None:
+        with suppress(UsageError):
+            return read_sweep_folder(self.path)[1].used_engine()
+        return None
+
+    # runs
+
+    def finished(self, job: Job) -> Run | None:
+        """The job's run, where it has one that is not to be tried again."""
+        path = self.runs / job.name
+        if not is_run_folder(path):
+            return None
+        found = load_run(path, with_steps=False)
+        # Without its place in the sweep nobody saw it end; what it measured counts all the same.
+        is_final = found.outcome == "ok" or (found.outcome in FINAL and "sweep" in found.run)
+        return found if is_final else None
+
+    def clear(self, job: Job) -> str | None:
+        """Remove what an earlier attempt left, and end its process where that outlived its sweep.
+
+        Returns in a line what was there that nobody expects.
+        """
+        path = self.runs / job.name
+        told = None
+        if is_run_folder(path):
+            left = load_run(path, with_steps=False)
+            if left.outcome == DAMAGED:
+                told = f"{job.name} was damaged ({left.damage}); it is measured again"
+            if left.outcome == RUNNING:
+                # Known by its start as well as its id: it is the one that wrote this record.
+                with suppress(OSError):
+                    os.kill(left.run["pid"], signal.SIGKILL)
+                told = f"{job.name} was still running (process {left.run['pid']}); it was ended"
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+        return told
+
+    def log_path(self, job: Job) -> Path:
+        """Where the output of the job's process goes, until its run's folder can take it."""
+        return self.runs / f".{job.name}.log"
+
+    def begin(self, job: Job) -> int:
+        """Note that a process is about to be started; returns which attempt it is, from 1."""
+        attempt = self._attempts.get(job.name, 0) + 1
+        line = json.dumps({"run": job.name, "attempt": attempt, "at": _now()})
+        with (self.path / ATTEMPTS_FILE).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._attempts[job.name] = attempt
+        return attempt
+
+    def attempt(self, job: Job) -> int:
+        return self._attempts.get(job.name, 0)
+
+    def _read_attempts(self) -> dict[str, int]:
+        attempts: dict[str, int] = {}
+        with suppress(FileNotFoundError):
+            for line in (self.path / ATTEMPTS_FILE).read_bytes().splitlines():
+                # A line that a kill or a full disk tore.
+                with suppress(ValueError, KeyError):
+                    name = str(decode(line)["run"])
+                    attempts[name] = attempts.get(name, 0) + 1
+        return attempts
+
+    def config_path(self) -> Path | None:
+        path = self.path / CONFIG_FILE
+        return path if path.is_file() else None
+
+    def write_cells(self, table: str) -> bool:
+        """Write the sweep's cells as CSV; returns whether they are others than before. Raises OSError."""
+        path = self.path / CELLS_FILE
+        if path.is_file() and path.read_text(encoding="utf-8") == table:
+            return False
+        write_whole(path, table)
+        return True
+
+    def remove_compile_cache(self) -> None:
+        shutil.rmtree(self.path / COMPILE_CACHE, ignore_errors=True)
+
+
+def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
+    """Name and file of the sweep that a folder holds.
+
+    Raises:
+        UsageError: it holds none that this lmbench can read.
+    """
+    try:
+        content: Record = decode((path / SWEEP_FILE).read_bytes())
+        version, file = content.get("schema_version"), content["file"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE} cannot be read ({error})") from error
+    if version != SCHEMA_VERSION:
+        raise UsageError(f"{str(path)!r} has schema version {version}, this lmbench reads {SCHEMA_VERSION}")
+    if CONFIG in file.get("base", {}):
+        file["base"][CONFIG] = str(path / CONFIG_FILE)
+    return path.absolute().name, sweep_from(file)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

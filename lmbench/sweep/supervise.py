@@ -1,0 +1,120 @@
+"""One process from its start to its end: in time, in one piece, and with nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from lmbench.interruption import Terminated, held
+from lmbench.measure.milestones import clock_s
+from lmbench.sweep.engine import Engine, Launch, Process
+from lmbench.sweep.oom_evidence import evidence, kill_counts
+
+#: After SIGTERM or SIGINT a process may close its record; then it is killed.
+GRACE_S = 10.0
+# How often somebody is told that it still runs.
+_TICK_S = 0.5
+
+Ended = Literal["itself", "timeout", "interruption"]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ended.
+
+    `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
+    was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
+    """
+
+    code: int
+    by: Ended
+    launched_s: float
+    ended_s: float
+    oom_evidence: str | None = None
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that ended it, None if none did."""
+        if self.code >= 0:
+            return None
+        with suppress(ValueError):
+            return signal.Signals(-self.code)
+        return None
+
+
+class Stopped(Exception):
+    """The sweep was told to stop while a process ran; `end` is how that one ended, `cause` what was raised."""
+
+    def __init__(self, end: End, cause: BaseException) -> None:
+        super().__init__("stopped")
+        self.end = end
+        self.cause = cause
+
+
+def run_to_end(engine: Engine, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
+    """Start a process and wait for its end; `tick` hears now and then how many seconds it has taken so far.
+
+    Raises:
+        Stopped: an interruption came; the process was given time to close its record.
+        OSError: it cannot be started.
+    """
+    counts = kill_counts()
+    launched_s = clock_s()
+    process: Process | None = None
+    code: int | None = None
+    by: Ended = "itself"
+    cause: BaseException | None = None
+    try:
+        with held():
+            process = engine.start(launch)
+        code = _wait(process, launched_s, timeout_s, tick)
+        by = "timeout" if code is None else "itself"
+    except (KeyboardInterrupt, SystemExit) as interruption:
+        if process is None:
+            raise
+        by, cause = "interruption", interruption
+    except BaseException:
+        if process is not None:
+            _kill_group(process)
+        raise
+    if code is None:
+        code = _stop(process, signal.SIGTERM if by == "timeout" or isinstance(cause, Terminated) else signal.SIGINT)
+    _kill_group(process)
+    end = End(code, by, launched_s, clock_s(), evidence(counts, kill_counts()))
+    if cause is not None:
+        raise Stopped(end, cause)
+    return end
+
+
+def _wait(process: Process, launched_s: float, timeout_s: float, tick: Callable[[float], None]) -> int | None:
+    """The exit code, None where the time was up first."""
+    while True:
+        elapsed_s = clock_s() - launched_s
+        left_s = timeout_s - elapsed_s
+        code = process.wait(min(_TICK_S, max(left_s, 0.0)))
+        if code is not None or left_s <= 0:
+            return code
+        tick(elapsed_s)
+
+
+def _stop(process: Process, signum: int) -> int:
+    """Ask a process to end, and kill its group if it does not; returns its exit code."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signum)
+    code = process.wait(GRACE_S)
+    while code is None:
+        _kill_group(process)
+        code = process.wait(GRACE_S)
+    return code
+
+
+def _kill_group(process: Process) -> None:
+    """Kill whatever of a process is left: itself, loaders, compilers. The next cell shall have the machine alone."""
+    for kill in (os.killpg, os.kill):
+        # The group is there as soon as the process has begun; the process may be gone before its group.
+        with suppress(ProcessLookupError, PermissionError):
+            kill(process.pid, signal.SIGKILL)
