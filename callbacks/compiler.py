@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -14,7 +13,8 @@ from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.measure.clock import synchronize
 from lmbench.measure.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.vocabulary import Stage
 
 
 class Compiler(Observer):
@@ -35,14 +35,16 @@ class Compiler(Observer):
         self._module = pl_module
 
     def run_started(self) -> None:
-        facts: dict[str, Any] = {"is_enabled": self.options is not None}
-        self.session.facts["compile"] = facts
+        facts = self.session.run.compile
+        facts.is_enabled = self.options is not None
         if self.options is not None:
             torch._dynamo.utils.counters.clear()
             if self.options.cache == "private":
                 use_cache(empty_cache() or self._temporary_cache())
-            facts.update(asdict(self.options))
-            facts["targets"] = compile_in_place(self._module, self.options)
+            options = self.options
+            facts.mode, facts.backend, facts.cache = options.mode, options.backend, options.cache
+            facts.fullgraph, facts.dynamic, facts.regional = options.fullgraph, options.dynamic, options.regional
+            facts.targets = compile_in_place(self._module, self.options)
         self._started_at = time.perf_counter()
 
     def _temporary_cache(self) -> str:
@@ -55,24 +57,24 @@ class Compiler(Observer):
             torch.compiler.cudagraph_mark_step_begin()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if self.options is not None and self.session.step_facts["step"] == 0:
+        if self.options is not None and self.session.step.step == 0:
             synchronize(self.session.device)
-            self.session.facts["compile"]["first_step_s"] = time.perf_counter() - self._started_at
+            self.session.run.compile.first_step_s = time.perf_counter() - self._started_at
 
     def before_window(self) -> None:
         if self.options is None:
             return
         self._at_open = graph_counts()
         # Without warm-up the first graphs are the window's own.
-        if self.session.steps_done and not self._at_open["graph_count"]:
+        if self.session.steps_done and not self._at_open.graphs:
             raise UsageError(
-                f"trainer.compile compiled no graph of {', '.join(self.session.facts['compile']['targets'])}; "
+                f"trainer.compile compiled no graph of {', '.join(self.session.run.compile.targets or ())}; "
                 "give the module a `compile_targets()` that names what its training_step calls"
             )
 
     def window_closed(self) -> None:
         if self.options is None:
             return
-        counts = graph_counts()
-        recompiled = counts["graph_count"] - self._at_open["graph_count"]
-        self.session.facts["compile"].update(counts, window_recompile_count=recompiled)
+        counts, facts = graph_counts(), self.session.run.compile
+        facts.graph_count, facts.graph_break_count = counts.graphs, counts.breaks
+        facts.window_recompile_count = counts.graphs - self._at_open.graphs

@@ -15,7 +15,9 @@ from lmbench.kernels.recording.kineto import Recording
 from lmbench.kernels.recording.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.trace.recorded import TRACE_FILE
 from lmbench.measure.clock import synchronize
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.run import Profile
+from lmbench.records.vocabulary import Stage
 
 
 class KernelCapture(Observer):
@@ -49,7 +51,7 @@ class KernelCapture(Observer):
         self._recorded = 0
 
     def run_started(self) -> None:
-        self.session.facts["profile"] = {"tool": self.tool, "steps": 0}
+        self.session.run.profile = Profile(tool=self.tool, steps=0)
         if self.tool == "torch" and self._trainer.is_global_zero:
             self._origins = GraphOrigins()
             self._origins.listen()
@@ -77,7 +79,8 @@ class KernelCapture(Observer):
 
     def window_opened(self) -> None:
         uses_nvtx = self.session.device.type == "cuda"
-        self.session.facts["profile"]["first_step"] = self.session.steps_done
+        if self.session.run.profile is not None:
+            self.session.run.profile.first_step = self.session.steps_done
         self._modules = ModuleRanges(self._module, uses_nvtx)
         if self._recording is not None:
             self._recording.start()
@@ -111,8 +114,8 @@ class KernelCapture(Observer):
         if self._modules is not None:
             self._modules.remove()
             classes, self._modules = self._modules.classes, None
-        facts = self.session.facts.get("profile", {})
-        facts["steps"] = self._recorded
+        facts = self.session.run.profile or Profile()
+        facts.steps = self._recorded
         recording, self._recording = self._recording, None
         if self._is_nsys_capturing:
             torch.cuda.profiler.stop()
@@ -123,10 +126,10 @@ class KernelCapture(Observer):
         recording.stop(self._metadata(classes))
         if self._recorded:
             try:
-                facts["trace_bytes"] = recording.write(self._folder() / TRACE_FILE)
-                facts["trace_file"] = TRACE_FILE
+                facts.trace_bytes = recording.write(self._folder() / TRACE_FILE)
+                facts.trace_file = TRACE_FILE
             except OSError as error:
-                facts["trace_error"] = error.strerror or str(error)
+                facts.trace_error = error.strerror or str(error)
 
     def _metadata(self, classes: dict[str, str]) -> dict[str, Any]:
         return {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.measure.host import peak_rss_bytes
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.field import PerPhase
+from lmbench.records.measured import Memory
+from lmbench.records.vocabulary import PHASES, Stage
 
 
 class MemoryRecorder(Observer):
@@ -35,7 +36,7 @@ class MemoryRecorder(Observer):
         return self.session.device
 
     def run_started(self) -> None:
-        self.session.facts["memory"] = {"host_peak_rss_bytes": peak_rss_bytes()}
+        self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
 
     def before_window(self) -> None:
         if self._device.type != "cuda":
@@ -47,15 +48,15 @@ class MemoryRecorder(Observer):
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def window_closed(self) -> None:
-        memory = self.session.facts["memory"]
-        memory["host_peak_rss_bytes"] = peak_rss_bytes()
+        memory = self.session.run.memory
+        memory.host_peak_rss_bytes = peak_rss_bytes()
         if self._device.type != "cuda":
             return
         stats = torch.cuda.memory_stats(self._device)
-        memory["steady_peak_allocated_bytes"] = torch.cuda.max_memory_allocated(self._device)
-        memory["steady_peak_reserved_bytes"] = torch.cuda.max_memory_reserved(self._device)
-        memory["window_alloc_retry_count"] = stats.get("num_alloc_retries", 0) - self._retries
-        memory["window_reserved_growth_bytes"] = torch.cuda.memory_reserved(self._device) - self._reserved
+        memory.steady_peak_allocated_bytes = torch.cuda.max_memory_allocated(self._device)
+        memory.steady_peak_reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+        memory.window_alloc_retry_count = stats.get("num_alloc_retries", 0) - self._retries
+        memory.window_reserved_growth_bytes = torch.cuda.memory_reserved(self._device) - self._reserved
         self._take_run_peak()
         self._leave_run_peak(memory)
 
@@ -72,13 +73,17 @@ class MemoryRecorder(Observer):
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.MEMORY and self._device.type == "cuda":
             self.session.track.listeners.remove(self._border)
-            self.session.facts["memory"]["phase_peak_allocated_bytes"] = dict(self._phase_peaks)
+            peaks: PerPhase[int] = PerPhase()
+            for phase in PHASES:
+                if phase in self._phase_peaks:
+                    peaks.set(phase, self._phase_peaks[phase])
+            self.session.run.memory.phase_peak_allocated_bytes = peaks
 
     def run_closing(self, exception: BaseException | None) -> None:
         if exception is None:
             return
-        memory: dict[str, Any] = self.session.facts.setdefault("memory", {})
-        memory["host_peak_rss_bytes"] = peak_rss_bytes()
+        memory = self.session.run.memory
+        memory.host_peak_rss_bytes = peak_rss_bytes()
         # The session knows its device only once the run has started.
         if self._trainer.strategy.root_device.type == "cuda":
             self._take_run_peak()
@@ -95,8 +100,8 @@ class MemoryRecorder(Observer):
         self._run_allocated = max(self._run_allocated, torch.cuda.max_memory_allocated())
         self._run_reserved = max(self._run_reserved, torch.cuda.max_memory_reserved())
 
-    def _leave_run_peak(self, memory: dict[str, Any]) -> None:
-        memory["run_peak_allocated_bytes"] = self._run_allocated
-        memory["run_peak_reserved_bytes"] = self._run_reserved
-        memory["run_alloc_retry_count"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-        memory["device_total_bytes"] = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    def _leave_run_peak(self, memory: Memory) -> None:
+        memory.run_peak_allocated_bytes = self._run_allocated
+        memory.run_peak_reserved_bytes = self._run_reserved
+        memory.run_alloc_retry_count = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        memory.device_total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

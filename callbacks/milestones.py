@@ -6,7 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.measure.milestones import reach
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.vocabulary import Stage
 
 
 class Milestones(Observer):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.step_hooks import LeanCallback
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Stage
 
 if TYPE_CHECKING:
     from lmbench.callbacks.session import MeasurementSession
@@ -48,7 +50,7 @@ class Observer(LeanCallback):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         """An optimizer step ended, in `stage`."""
 
-    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
+    def steps_recorded(self, records: list[StepRecord]) -> None:
         """The timer hands over the records of finished steps, outside of every step."""
 
     def between_steps(self) -> None:

@@ -19,9 +19,10 @@ from lmbench.measure.clock import make_clock, synchronize
 from lmbench.measure.lag import HOST_BOUND_LAG_S, lag_verdicts
 from lmbench.measure.probe_marks import ProbeMarks
 from lmbench.measure.scalars import ScalarRing
-from lmbench.measure.schedule import ProbeKind, Stage
-from lmbench.measure.timeline import StepSpans, Timeline, step_record
-from lmbench.records.vocabulary import EXCLUDED, STAGES
+from lmbench.measure.schedule import ProbeKind
+from lmbench.measure.timeline import StepFacts, StepSpans, Timeline, step_record
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
 
 # What a SIGKILL may lose at most (design section 6).
 FLUSH_STEPS = 50
@@ -38,15 +39,15 @@ class PhaseTimer(Observer):
             second instrument, which slows the run and stays out of timing tables). On a CPU both are the host clock.
 
     Hands one record per step to every observer's `steps_recorded`, and keeps the last 10 000 of the latest run in
-    `records`: `step_s`, `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see the
-    field registry). The loss is what `training_step` returned, alone or as `loss` in a dictionary; null without one.
+    `records`: `step_s`, `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see
+    StepRecord). The loss is what `training_step` returned, alone or as `loss` in a dictionary; null without one.
     """
 
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
         if clock not in ("events", "sync"):
             raise UsageError(f"timer.clock is {clock!r}; allowed: events, sync")
         self.clock = clock
-        self.records: deque[dict[str, Any]] = deque(maxlen=10_000)
+        self.records: deque[StepRecord] = deque(maxlen=10_000)
         self._forget()
 
     def _forget(self) -> None:
@@ -68,7 +69,7 @@ class PhaseTimer(Observer):
     def run_started(self) -> None:
         device = self.session.device
         clock = make_clock(self.clock, device)
-        self.session.facts["clock"] = clock.name
+        self.session.run.clock = clock.name
         self._ring = ScalarRing(device)
         plugin = self._trainer.precision_plugin
         self._scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
@@ -112,10 +113,10 @@ class PhaseTimer(Observer):
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         assert self._timeline is not None
-        facts = dict(self.session.step_facts)
-        facts["_losses"], self._losses = self._losses, []
+        facts = StepFacts(self.session.step, self._losses)
+        self._losses = []
         if self._scaler is not None and self._scaler._scale is not None:
-            facts["_scale"] = self._ring.put(self._scaler._scale)
+            facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
         self._timeline.end_step(facts)
 
@@ -131,7 +132,7 @@ class PhaseTimer(Observer):
     def window_closed(self) -> None:
         assert self._timeline is not None
         self._deliver()
-        self.session.facts["window"]["clock_drift_fraction"] = self._timeline.calibrate()
+        self.session.run.window.clock_drift_fraction = self._timeline.calibrate()
 
     def since_step_s(self) -> float | None:
         assert self._timeline is not None
@@ -140,8 +141,8 @@ class PhaseTimer(Observer):
     def probe_begins(self, kind: ProbeKind) -> None:
         assert self._timeline is not None
         if kind is ProbeKind.SETTLE:
-            lags = [r["lag_step_s"] for r in self.records if r["stage"] == Stage.WINDOW.value]
-            self._usual_lag_s = median(lags) if lags and lags[0] is not None else 0.0
+            lags = [r.lag_step_s for r in self.records if r.stage == "window" and r.lag_step_s is not None]
+            self._usual_lag_s = median(lags) if lags else 0.0
             synchronize(self.session.device)
             self._restart()
         elif kind is ProbeKind.LAG:
@@ -162,12 +163,12 @@ class PhaseTimer(Observer):
         assert self._marks is not None
         self._marks.remove()
         synchronize(self.session.device)
-        spans = [s for s in self._timeline.drain() if s.facts["stage"] == Stage.PROBE.value]
+        spans = [s for s in self._timeline.drain() if s.facts.record.stage == "probe"]
         spans = spans[-self.session.schedule.probe_steps :]
-        probe = self.session.facts.setdefault("probe", {})
-        probe["steps"] = len(spans)
-        probe["marked_modules"] = self._marks.count
-        probe["verdicts"] = lag_verdicts(spans)
+        probe = self.session.run.probe
+        probe.steps = len(spans)
+        probe.marked_modules = self._marks.count
+        probe.verdicts = lag_verdicts(spans)
         self._restart()
 
     # delivery
@@ -182,7 +183,7 @@ class PhaseTimer(Observer):
         assert self._timeline is not None
         # A Ctrl-C between taking steps out and handing them over would lose them.
         with held():
-            steps = [spans for spans in self._timeline.drain() if spans.facts["stage"] in STAGES]
+            steps = [spans for spans in self._timeline.drain() if spans.facts.record.stage in STAGES]
             records = [self._record(spans) for spans in steps]
             self.records.extend(records)
             if records:
@@ -190,16 +191,14 @@ class PhaseTimer(Observer):
                     observer.steps_recorded(records)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
-    def _record(self, spans: StepSpans) -> dict[str, Any]:
-        facts = spans.facts
-        losses = [self._ring.get(slot) for slot in facts.pop("_losses")]
-        scale_slot = facts.pop("_scale", None)
+    def _record(self, spans: StepSpans) -> StepRecord:
+        losses = [self._ring.get(slot) for slot in spans.facts.loss_slots]
         record = step_record(spans)
-        record["loss"] = self._micro_batches * sum(losses) / len(losses) if losses else None
-        record["is_skipped"] = False
-        if scale_slot is not None:
+        record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
+        record.is_skipped = False
+        if spans.facts.scale_slot is not None:
             # GradScaler halves its scale exactly when it found an infinity and skipped the update.
-            scale = self._ring.get(scale_slot)
-            record["is_skipped"] = scale < self._scale
+            scale = self._ring.get(spans.facts.scale_slot)
+            record.is_skipped = scale < self._scale
             self._scale = scale
         return record

@@ -6,7 +6,9 @@ import sys
 from typing import Any, TextIO
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Stage
 
 
 class ProgressLine(Observer):
@@ -22,12 +24,11 @@ class ProgressLine(Observer):
         self._width = 0
 
     def run_started(self) -> None:
-        is_compiled = self.session.facts.get("compile", {}).get("is_enabled")
-        self._show(f"first step{', with compiling' if is_compiled else ''} ...")
+        self._show(f"first step{', with compiling' if self.session.run.compile.is_enabled else ''} ...")
 
-    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
+    def steps_recorded(self, records: list[StepRecord]) -> None:
         session, schedule = self.session, self.session.schedule
-        pace = f"{records[-1]['step_s'] * 1e3:.1f} ms/step"
+        pace = f"{(records[-1].step_s or 0.0) * 1e3:.1f} ms/step"
         if session.stage is Stage.WARMUP:
             self._show(f"warm-up {session.steps_done}/{schedule.warmup_steps}, {pace}")
         elif session.stage is Stage.WINDOW and session.window_steps:

@@ -18,9 +18,9 @@ class QuietHost(Observer):
 
     def before_window(self) -> None:
         if self.session.only_watches:
-            self.session.facts["gc_policy"] = "left alone"
+            self.session.run.gc_policy = "left alone"
             return
-        self.session.facts["gc_policy"] = "collected and frozen, off in the window"
+        self.session.run.gc_policy = "collected and frozen, off in the window"
         self._was_enabled = gc.isenabled()
         gc.collect()
         # Objects frozen by somebody else must stay so afterwards, and unfreezing knows no difference.

@@ -6,9 +6,9 @@ import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,21 +16,30 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.throughput_meter import ThroughputMeter
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held, interrupt, received
 from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
-from lmbench.measure.host import process_identity
 from lmbench.measure.losses import loss_facts
 from lmbench.measure.milestones import milestones, reach
-from lmbench.measure.schedule import Stage
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
-from lmbench.records.assemble import complete_run
-from lmbench.records.fields import SCHEMA_VERSION
-from lmbench.records.paths import lookup
+from lmbench.records.guard import Guard
+from lmbench.records.kernels import KernelSummary
+from lmbench.records.process import process_identity
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.step_log import StepLog
 from lmbench.records.store import RunFolder
+from lmbench.records.summary import complete_run
+from lmbench.records.vocabulary import RUNNING, Stage
+
+_NOTHING_GIVEN = RunRecord(SCHEMA_VERSION, RUNNING)
+#: What is written where the disk has no room for all of a record: which run it was, and how it ended.
+_LEAST = (
+    "schema_version", "outcome", "run_id", "error", "exit_code", "unwritten_step_count", "pid", "boot_id",
+    "process_start_s", "started_at", "ended_at", "command", "argv", "replay_command", "config", "mode", "precision",
+    "matmul_precision", "device_type", "rank", "world_size", "is_profiled", "strict", "wandb",
+)  # fmt: skip
 
 
 class RunRecorder(Observer):
@@ -40,7 +49,8 @@ class RunRecorder(Observer):
 
     Args:
         results_dir: folder of result folders.
-        facts: what only the caller knows of the run (command line, resolved config, mode); kept as it is.
+        given: what only the caller knows of the run (command line, resolved config, mode); its fields that are set are
+            every run's.
         config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
         run_id: the folder's name, for a single run; by default a new one is made up for every run.
 
@@ -51,15 +61,15 @@ class RunRecorder(Observer):
     def __init__(
         self,
         results_dir: str = "results",
-        facts: dict[str, Any] | None = None,
+        given: RunRecord | None = None,
         config_yaml: str | None = None,
         run_id: str | None = None,
     ) -> None:
         self.results_dir = results_dir
         self.run_id = run_id
-        self.given = dict(facts or {})
+        self.given = given or RunRecord(SCHEMA_VERSION, RUNNING)
         self.config_yaml = config_yaml
-        self.run: dict[str, Any] = {}
+        self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self.exit_code: ExitCode | None = None
         self._has_warned = False
@@ -72,30 +82,27 @@ class RunRecorder(Observer):
         if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self.session.attach(PhaseTimer(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
+        run = self.session.run
+        run.rank, run.world_size = trainer.global_rank, trainer.world_size
+        run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
+        run.is_profiled = type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler
+        run.repairs = list(getattr(trainer, "repairs", []))
         with held():
-            self._open(
-                rank=trainer.global_rank,
-                world_size=trainer.world_size,
-                precision=str(trainer.precision),
-                device_type=trainer.strategy.root_device.type,
-                is_profiled=type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler,
-                repairs=getattr(trainer, "repairs", []),
-            )
+            self._open(run)
 
     def run_started(self) -> None:
-        self.run["environment"] = capture_environment(self.session.device)
         run = self.run
-        gpu_name = (run["environment"].get("gpu") or {}).get("name")
-        mode = run.get("mode") or ("train_step" if self._trainer.state.fn == "fit" else "inference")
-        run["mode"] = mode
-        matmul_precision = torch.get_float32_matmul_precision()
-        run["matmul_precision"] = matmul_precision
-        run.setdefault("zero_grad", "native")
-        run["model"] = describe_model(self._module)
+        run.environment = capture_environment(self.session.device)
+        run.mode = run.mode or ("train_step" if self._trainer.state.fn == "fit" else "inference")
+        run.matmul_precision = torch.get_float32_matmul_precision()
+        run.zero_grad = run.zero_grad or "native"
+        run.model = describe_model(self._module)
         if self._trainer.ckpt_path:
-            run["model"]["is_fresh"] = False
-        run["flops"] = describe_flops(self._module, mode, run["precision"], matmul_precision, gpu_name)
-        run["data"] = describe_data(self._trainer)
+            run.model.is_fresh = False
+        run.flops = describe_flops(
+            self._module, run.mode, str(run.precision), run.matmul_precision, run.environment.gpu.name
+        )
+        run.data = describe_data(self._trainer)
         self._write()
 
     def between_steps(self) -> None:
@@ -105,9 +112,6 @@ class RunRecorder(Observer):
 
     def run_ended(self) -> None:
         session = self.session
-        for observer in session.observers:
-            if isinstance(observer, ThroughputMeter):
-                self.run["flops"].update(observer.count_flops(self.run["mode"]))
         if session.window_steps:
             self._finish(COMPLETE)
             return
@@ -146,45 +150,38 @@ class RunRecorder(Observer):
             return
         with held():
             if self.folder is None:
-                self._open()
+                self._open(self.run)
             ending = judge(exception, self._phase_of(exception))
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probes take memory of their own, and the window was complete before them.
-                session.facts.setdefault("probe", {})["error"] = ending.error
+                session.run.probe.error = ending.error
                 ending = COMPLETE
             self._finish(ending)
 
     # beginning
 
-    def _open(self, **facts: Any) -> None:
+    def _open(self, run: RunRecord) -> None:
         """Make the result folder: from here on the run has a record, however it ends."""
         self.folder = RunFolder.create(self.results_dir, self.run_id)
         self._log = StepLog(self.folder)
         self.exit_code = None
-        self.run = {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": self.folder.run_id,
-            "outcome": "running",
-            "error": None,
-            "exit_code": None,
-            **process_identity(),
-            "started_at": _now(),
-            "ended_at": None,
-            **self.given,
-            **facts,
-        }
+        self.run = run
+        run.run_id, run.started_at = self.folder.run_id, _now()
+        run.pid, run.boot_id, run.process_start_s = process_identity()
+        for name in RunRecord.__struct_fields__:
+            value, default = getattr(self.given, name), getattr(_NOTHING_GIVEN, name)
+            if value != default:
+                setattr(run, name, value)
         try:
             if self.config_yaml is not None:
                 path = self.folder.path / "config.yaml"
                 path.write_text(self.config_yaml)
-                command = str(self.run.get("command", "fit"))
-                self.run["replay_command"] = shlex.join(["lmbench", command, "--config", str(path)])
-            self.folder.write_run(self.run)
+                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path)])
+            self.folder.write_run(run)
         except OSError as error:
             self._discard()
             why = error.strerror or str(error)
             raise UsageError(f"results folder {self.results_dir!r} cannot be written: {why}; choose another") from error
-        self._opened_with = tuple(self.run)
         self.folder.reserve()
 
     def _discard(self) -> None:
@@ -194,15 +191,14 @@ class RunRecorder(Observer):
 
     # writing
 
-    def steps_recorded(self, records: list[dict[str, Any]]) -> None:
+    def steps_recorded(self, records: list[StepRecord]) -> None:
         self._log.append(records)
         if self._log.error is not None:
             self._warn(self._log.error)
 
     def _write(self) -> bool:
         assert self.folder is not None
-        if reached := milestones():
-            self.run["milestones"] = reached
+        self.run.milestones = milestones()
         try:
             self.folder.write_run(self.run)
         except OSError as error:
@@ -218,7 +214,7 @@ class RunRecorder(Observer):
         if self._write():
             return True
         with suppress(OSError):
-            self.folder.write_run({key: self.run.get(key) for key in (*self._opened_with, "unwritten_step_count")})
+            self.folder.write_run(RunRecord(**{name: getattr(self.run, name) for name in _LEAST}))
         return False
 
     def _warn(self, error: OSError) -> None:
@@ -235,21 +231,21 @@ class RunRecorder(Observer):
 
     # the end
 
-    def complete(self, part: dict[str, Any], guards: list[dict[str, Any]]) -> None:
-        """Add what the closed run's own files say; a guard that fails counts under `strict` as any other.
+    def complete(self, kernels: KernelSummary, guards: list[Guard]) -> None:
+        """Add what the closed run's trace says; a guard that fails counts under `strict` as any other.
 
         Raises OSError if it cannot be written.
         """
         assert self.folder is not None
         with held():
-            self.run.update(part, guards=[*self.run["guards"], *guards])
-            is_failed = any(guard["status"] == "fail" for guard in guards)
-            if is_failed and self.exit_code is ExitCode.OK and self.given.get("strict"):
+            self.run.kernels = kernels
+            self.run.guards += guards
+            if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))
             self.folder.write_run(self.run)
 
     def _phase_of(self, exception: BaseException) -> str:
-        if "environment" not in self.run or self._session is None:
+        if self.run.environment is None or self._session is None:
             return "setup"
         return str(getattr(exception, "lmbench_phase", self._session.track.current))
 
@@ -271,16 +267,15 @@ class RunRecorder(Observer):
 
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code
-        self.run.update(outcome=ending.outcome, error=ending.error, exit_code=int(ending.exit_code), ended_at=_now())
+        self.run.outcome, self.run.error = ending.outcome, ending.error
+        self.run.exit_code, self.run.ended_at = int(ending.exit_code), _now()
 
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""
         self._log.close()
-        self.run["unwritten_step_count"] = self._log.unwritten_count
+        self.run.unwritten_step_count = self._log.unwritten_count
         if self._session is not None:
-            window = self._session.facts["window"]
-            window["steps"] = self._session.window_steps
-            self.run.update(self._session.facts)
+            self.run.window.steps = self._session.window_steps
             try:
                 self._summarize()
             except Exception as fault:
@@ -295,8 +290,8 @@ class RunRecorder(Observer):
         except (OSError, UsageError):
             # Somebody removed the folder; the timer still has the latest.
             steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
-        self.run["loss"] = loss_facts(steps)
-        complete_run(self.run, steps)
+        self.run.loss = loss_facts(steps)
+        complete_run(self.run, steps, self.session.raw_wall_s)
 
     def _checked(self, ending: Ending) -> Ending:
         """What else can be wrong with a run that ended by itself."""
@@ -306,10 +301,14 @@ class RunRecorder(Observer):
             why = (self._log.error and self._log.error.strerror) or "memory for records that wait was used up"
             lost = f"{self._log.unwritten_count} steps are not in steps.jsonl; the summary has them"
             return failed("OSError", f"{why}: {lost}", "recording")
-        if why := lookup(self.run, "profile.trace_error"):
-            return failed("OSError", f"{why}: the trace is lost, the steps are there", "recording")
-        is_failed = any(guard["status"] == "fail" for guard in self.run["guards"])
-        return Ending("ok", ExitCode.GUARD_FAILED) if is_failed and self.given.get("strict") else ending
+        if self.run.profile is not None and self.run.profile.trace_error:
+            return failed(
+                "OSError", f"{self.run.profile.trace_error}: the trace is lost, the steps are there", "recording"
+            )
+        return Ending("ok", ExitCode.GUARD_FAILED) if self._is_refused(self.run.guards) else ending
+
+    def _is_refused(self, guards: Sequence[Guard]) -> bool:
+        return bool(self.run.strict) and any(guard.status == "fail" for guard in guards)
 
 
 def _now() -> str:

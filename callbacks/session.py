@@ -15,8 +15,11 @@ from lmbench.callbacks.step_hooks import LeanCallback
 from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import BorderProfiler, PhaseTrack
-from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule, Stage
-from lmbench.records.vocabulary import EXCLUDED
+from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
+from lmbench.records.measured import Probe, Window
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage
 
 
 class MeasurementSession(LeanCallback):
@@ -27,7 +30,8 @@ class MeasurementSession(LeanCallback):
     Args:
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
 
-    Logs nothing itself. `facts` is where observers leave what they found: it becomes the run's record.
+    Logs nothing itself. `run` is the record of the run, which observers fill in where they measured; `step` that of the
+    step that just ended.
     """
 
     def __init__(self, schedule: Schedule | None = None) -> None:
@@ -41,15 +45,16 @@ class MeasurementSession(LeanCallback):
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
         self.probe_kind: ProbeKind | None = None
-        self.facts: dict[str, Any] = {
-            "window": {
-                "warmup_steps": self.schedule.warmup_steps,
-                "requested_steps": self.schedule.steps,
-                "requested_s": self.schedule.min_window_s,
-                "micro_batches": 1,
-            }
-        }
-        self.step_facts: dict[str, Any] = {}
+        self.run = RunRecord(SCHEMA_VERSION, RUNNING)
+        self.run.window = Window(
+            warmup_steps=self.schedule.warmup_steps,
+            requested_steps=self.schedule.steps,
+            requested_s=self.schedule.min_window_s,
+            micro_batches=1,
+        )
+        self.step = StepRecord()
+        # The window's wall time with its pauses in it; None until it is closed.
+        self.raw_wall_s: float | None = None
         self.steps_done = 0
         self.window_steps = 0
         self.stop_requested = False
@@ -127,7 +132,7 @@ class MeasurementSession(LeanCallback):
         trainer = self._trainer
         if trainer is None:
             return
-        self.facts["unseen_phases"] = self.track.unseen_phases()
+        self.run.unseen_phases = self.track.unseen_phases()
         try:
             for observer in self.observers:
                 self._leave_facts(observer, exception)
@@ -166,7 +171,7 @@ class MeasurementSession(LeanCallback):
             self.track.watch_manual_optimization()
             self._bypass = BypassWatch(pl_module, trainer.optimizers, self.track)
         self._optimizer_steps_seen = trainer.global_step
-        self.facts["window"]["micro_batches"] = trainer.accumulate_grad_batches
+        self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
 
     def on_train_batch_end(
@@ -236,14 +241,14 @@ class MeasurementSession(LeanCallback):
 
     def _end_step(self, trainer: Trainer) -> None:
         stage, kind = self.stage, self.probe_kind
-        self.step_facts = {
-            "step": self.steps_done,
-            "rank": trainer.global_rank,
-            "stage": stage.value,
-            "is_warmup": stage is Stage.WARMUP,
-            "micro_batches": self._micro_batches,
-            "tokens": self._tokens or None,
-        }
+        self.step = StepRecord(
+            step=self.steps_done,
+            rank=trainer.global_rank,
+            stage=stage,
+            is_warmup=stage is Stage.WARMUP,
+            micro_batches=self._micro_batches,
+            tokens=self._tokens or None,
+        )
         self._micro_batches, self._tokens = 0, 0
         self.steps_done += 1
         if stage is Stage.WINDOW:
@@ -263,7 +268,7 @@ class MeasurementSession(LeanCallback):
             self._close_window()
             self._plan = self.schedule.probe_plan()
             if self._plan:
-                self.facts["probe"] = {"requested_steps": self.schedule.probe_steps, "is_complete": False}
+                self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
             self._next_probe(trainer)
         elif self.stage is Stage.PROBE:
@@ -283,14 +288,14 @@ class MeasurementSession(LeanCallback):
         self.stage = Stage.WINDOW
         for observer in self.observers:
             observer.window_opened()
-        self.facts["window"]["first_step"] = self.steps_done
+        self.run.window.first_step = self.steps_done
         self._window_start_ns = time.perf_counter_ns()
 
     def _close_window(self) -> None:
         synchronize(self.device)
-        self.facts["window"]["raw_wall_s"] = self.window_elapsed_s
+        self.raw_wall_s = self.window_elapsed_s
         self._tail_s = next((s for o in self.observers if (s := o.since_step_s()) is not None), 0.0)
-        self.facts["window"]["steps"] = self.window_steps
+        self.run.window.steps = self.window_steps
         self.stage = Stage.DONE
         for observer in self.observers:
             observer.window_closed()
@@ -310,8 +315,8 @@ class MeasurementSession(LeanCallback):
                 for observer in self.observers:
                     observer.probe_begins(following)
         if following is None:
-            if "probe" in self.facts:
-                self.facts["probe"]["is_complete"] = True
+            if self.run.probe.is_complete is not None:
+                self.run.probe.is_complete = True
             self.stage = Stage.DONE
             self.stop_requested = True
             trainer.should_stop = True
@@ -320,13 +325,13 @@ class MeasurementSession(LeanCallback):
         if self.stage is Stage.WINDOW:
             self._close_window()
             # Since the last step the epoch ended, with whatever validation or checkpoint that brought.
-            self.facts["window"]["raw_wall_s"] -= self._tail_s
+            self.raw_wall_s = (self.raw_wall_s or 0.0) - self._tail_s
         if self.probe_kind is not None:
             # Training ended by itself before the probes did.
             for observer in self.observers:
                 observer.probe_ended(self.probe_kind)
             self.probe_kind = None
-        self.facts["unseen_phases"] = self.track.unseen_phases()
+        self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             observer.run_closing(None)
         for observer in self.observers:

@@ -23,7 +23,7 @@ class SyncFinder(Observer):
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if self._trap is not None:
-            self.session.facts.setdefault("probe", {})["hidden_syncs"] = self._trap.disarm()
+            self.session.run.probe.hidden_syncs = self._trap.disarm()
             self._trap = None
 
     def run_closing(self, exception: BaseException | None) -> None:

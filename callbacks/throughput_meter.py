@@ -8,8 +8,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.measure.device_state import DeviceSensor, derive_device_state
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
 from lmbench.measure.subject import count_flops, token_counter, why_no_tokens
+from lmbench.records.vocabulary import Stage
 
 
 class ThroughputMeter(Observer):
@@ -36,7 +37,7 @@ class ThroughputMeter(Observer):
         self._sensor = DeviceSensor(self.session.device)
         if self._count_tokens is None:
             data = self._trainer.datamodule  # type: ignore[attr-defined]
-            self.session.facts["window"]["tokens_reason"] = why_no_tokens(self._module, data)
+            self.session.run.window.tokens_reason = why_no_tokens(self._module, data)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -58,12 +59,11 @@ class ThroughputMeter(Observer):
     ) -> None:
         self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
 
-    def count_flops(self, mode: str) -> dict[str, Any]:
-        """Parts of the record's `flops`, counted on the first batch; empty where the module told or nobody can."""
-        if self._sample is None:
-            return {}
-        assert self._trainer.state.fn is not None
-        return count_flops(self._module, mode, self._trainer.state.fn.value, *self._sample)
+    def run_closing(self, exception: BaseException | None) -> None:
+        # All steps are done: now a module that does not tell its FLOPs may be asked by the counter.
+        if exception is None and self._sample is not None and self._trainer.state.fn is not None:
+            run = self.session.run
+            count_flops(run.flops, self._module, run.mode or "train_step", self._trainer.state.fn.value, *self._sample)
 
     def before_window(self) -> None:
         self._tokens = 0
@@ -71,14 +71,9 @@ class ThroughputMeter(Observer):
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if stage is Stage.WINDOW:
-            self._tokens += self.session.step_facts["tokens"] or 0
+            self._tokens += self.session.step.tokens or 0
 
     def window_closed(self) -> None:
-        facts = self.session.facts
-        close = self._sensor.read()
-        facts["window"]["tokens"] = self._tokens or None
-        facts["device_state"] = {
-            "open": self._open,
-            "close": close,
-            **derive_device_state(self._open, close, facts["window"]["raw_wall_s"]),
-        }
+        run = self.session.run
+        run.window.tokens = self._tokens or None
+        run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

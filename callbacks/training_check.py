@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
 from lmbench.measure.training import MovementSample, gradient_facts, gradient_norms
+from lmbench.records.vocabulary import Stage
 
 
 class TrainingCheck(Observer):
@@ -77,13 +78,11 @@ class TrainingCheck(Observer):
         norms = gradient_norms(dict(module.named_parameters()))
         # Mode `forward` has no backward, whatever Lightning's hook is called.
         if norms:
-            self.session.facts["warmup"] = {"gradient_norm": math.hypot(*norms.values()) / scale}
+            self.session.run.warmup.gradient_norm = math.hypot(*norms.values()) / scale
 
     def _look(self, parameters: dict[str, nn.Parameter], scale: float) -> None:
         self._norms |= gradient_norms(parameters)
-        training = self.session.facts.setdefault("probe", {}).setdefault("training", {})
-        training.update(gradient_facts(self._trainable, self._norms, scale))
-        training.setdefault("unmoved_parameters", None)
+        self.session.run.probe.training = gradient_facts(self._trainable, self._norms, scale)
 
     def _unscaled_by(self) -> float:
         """What the gradients are still multiplied by: a fused optimizer unscales them only inside its step."""
@@ -91,11 +90,11 @@ class TrainingCheck(Observer):
         return self._loss_scale() if fused else 1.0
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        if self._is_on and self._sample is not None:
-            training = self.session.facts["probe"]["training"]
-            training["unmoved_parameters"] = self._sample.unmoved()
+        training = self.session.run.probe.training
+        if self._is_on and self._sample is not None and training is not None:
+            training.unmoved_parameters = self._sample.unmoved()
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-            training["is_skipped"] = self._loss_scale() < self._scale
+            training.is_skipped = self._loss_scale() < self._scale
         self._is_on, self._sample = False, None
 
 

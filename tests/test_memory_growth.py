@@ -20,7 +20,8 @@ from lmbench.callbacks import (
     RunRecorder,
     ThroughputMeter,
 )
-from lmbench.measure.schedule import Schedule, Stage
+from lmbench.measure.schedule import Schedule
+from lmbench.records.vocabulary import Stage
 
 from conftest import QUIET
 

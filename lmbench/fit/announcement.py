@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from lmbench.callbacks import Observer, RunRecorder
+from lmbench.records.codec import as_dict
 from lmbench.report.terminal import print_banner
 
 
@@ -15,7 +16,6 @@ class Announcement(Observer):
         self._recorder = recorder
 
     def run_started(self) -> None:
-        facts = {"window": self.session.facts["window"], "compile": self.session.facts.get("compile", {})}
         # An output that cannot be written is told of at the end; the measurement goes on.
         with suppress(OSError):
-            print_banner(self._recorder.run | facts)
+            print_banner(as_dict(self._recorder.run))

@@ -35,6 +35,8 @@ from lmbench.fit.words import check_variables
 from lmbench.measure.clock import synchronize
 from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.vocabulary import RUNNING
 from lmbench.wandb.around_fit import WANDB_LOGGER, InResultFolder, RunBoard, WandbSettings
 
 
@@ -115,7 +117,7 @@ class BenchCLI(LightningCLI):
             self.config[self.subcommand], skip_link_targets=True, skip_none=False
         )
         # From here on a failure has somewhere to be recorded, also that of building the model.
-        self.recorder = RunRecorder(settings.results_dir, self._recorded_facts(), config_yaml, settings.run_id)
+        self.recorder = RunRecorder(settings.results_dir, self._given(), config_yaml, settings.run_id)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
@@ -136,17 +138,19 @@ class BenchCLI(LightningCLI):
         ]
         return super()._instantiate_trainer({**config, "logger": self.board.loggers(config["logger"])}, callbacks)
 
-    def _recorded_facts(self) -> dict[str, Any]:
-        return {
-            "command": self.subcommand,
-            "argv": self.argv,
-            "config": self.config_dump,
-            "mode": self.mode,
-            "matmul_precision": self.settings.matmul_precision,
-            "zero_grad": self.settings.zero_grad,
-            "strict": self.settings.strict,
-            "wandb": self.board.facts,
-        }
+    def _given(self) -> RunRecord:
+        return RunRecord(
+            SCHEMA_VERSION,
+            RUNNING,
+            command=self.subcommand,
+            argv=self.argv,
+            config=self.config_dump,
+            mode=self.mode,
+            matmul_precision=self.settings.matmul_precision,
+            zero_grad=self.settings.zero_grad,
+            strict=self.settings.strict,
+            wandb=self.board.facts,
+        )
 
     def after_instantiate_classes(self) -> None:
         reach("parsed")

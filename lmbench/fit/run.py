@@ -23,7 +23,7 @@ from lmbench.kernels.run_summary import add_kernels
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
-from lmbench.records.encoding import encode
+from lmbench.records.codec import as_dict, encode_run
 from lmbench.report.terminal import print_run
 
 
@@ -150,11 +150,11 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     assert recorder.exit_code is not None
     try:
         if as_json:
-            print(encode(recorder.run, indent=1))
+            print(encode_run(recorder.run).decode(), end="")
         elif is_quiet:
             print(recorder.folder.path)
         else:
-            print_run(recorder.run, recorder.folder.path, with_banner=False)
+            print_run(as_dict(recorder.run), recorder.folder.path, with_banner=False)
     except BrokenPipeError:
         # Whoever read the output has enough of it.
         return int(recorder.exit_code)
@@ -170,7 +170,7 @@ def _close_board(recorder: RunRecorder, is_loud: bool) -> None:
     """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
     assert _Measurement.latest is not None
     assert recorder.folder is not None
-    closed = _Measurement.latest.board.close(recorder.folder.path, recorder.run["outcome"] == "interrupted")
+    closed = _Measurement.latest.board.close(recorder.folder.path, recorder.run.outcome == "interrupted")
     if closed is None:
         return
     if closed.is_problem:

@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import UsageError
 from lmbench.kernels.trace.analysis import load_trace
 from lmbench.kernels.trace.findings import findings_of
 from lmbench.kernels.trace.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.trace.summary import summarize, without_kernels
-from lmbench.records.paths import lookup
+from lmbench.records.guard import Guard
+from lmbench.records.kernels import KernelSummary
 
-Summary = tuple[dict[str, Any], list[dict[str, Any]]]
+Summary = tuple[dict[str, Any], list[Guard]]
 
 
 def add_kernels(recorder: RunRecorder) -> None:
@@ -23,7 +26,7 @@ def add_kernels(recorder: RunRecorder) -> None:
     Nothing happens without a trace, or where the run did not end well: it may be large, and nobody waits for it.
     """
     folder, run = recorder.folder, recorder.run
-    if folder is None or run.get("outcome") != "ok" or not lookup(run, "profile.trace_file"):
+    if folder is None or run.outcome != "ok" or run.profile is None or not run.profile.trace_file:
         return
     try:
         kernels, guards = examine_run(folder.path)
@@ -35,7 +38,7 @@ def add_kernels(recorder: RunRecorder) -> None:
         _say(folder.path, reason)
         kernels, guards = without_kernels(f"the trace could not be examined: {' '.join(reason.split())[:200]}"), []
     try:
-        recorder.complete({"kernels": kernels}, guards)
+        recorder.complete(msgspec.convert(kernels, KernelSummary), guards)
     except OSError as error:
         _say(folder.path, f"run.json cannot be written: {error.strerror}")
 
@@ -49,7 +52,7 @@ def examine_run(folder: Path) -> Summary:
     found = findings_of(trace)
     if (timeline := step_timeline(trace)) is not None:
         write_timeline(timeline, folder)
-    return summarize(found), [guard.as_dict() for guard in found.guards]
+    return summarize(found), found.guards
 
 
 def _say(folder: Path, reason: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -103,11 +103,13 @@ def _compile_call(target: nn.Module, options: CompileOptions) -> None:
     target._compiled_call_impl = torch.compile(forward, **options.arguments())
 
 
-def graph_counts() -> dict[str, int]:
+class GraphCounts(NamedTuple):
+    graphs: int
+    breaks: int
+
+
+def graph_counts() -> GraphCounts:
     """Graphs compiled and graph breaks met in this process so far."""
     from torch._dynamo.utils import counters
 
-    return {
-        "graph_count": int(counters["stats"]["unique_graphs"]),
-        "graph_break_count": int(sum(counters["graph_break"].values())),
-    }
+    return GraphCounts(int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values())))

@@ -10,10 +10,11 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from lmbench.records.environment import Gpu
+from lmbench.records.measured import DeviceReading, DeviceState
+
 if TYPE_CHECKING:
     import torch
-
-Reading = dict[str, Any]
 
 #: Names of the bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). Idle is left out: it caps nothing.
 _THROTTLE_REASONS = {
@@ -40,54 +41,49 @@ class DeviceSensor:
         self._nvml = _load_nvml() if device.type == "cuda" else None
         self._handle = _find(self._nvml, device) if self._nvml is not None else None
 
-    def facts(self) -> dict[str, Any]:
-        """What does not change: the fields of `environment.gpu`, and the driver's version under `driver`.
+    def facts(self) -> Gpu:
+        """What does not change.
 
         Where NVML does not answer, PyTorch does for what it knows.
         """
         ask = self._ask
         capability = ask("nvmlDeviceGetCudaComputeCapability")
         mig = ask("nvmlDeviceGetMigMode")
-        known = _torch_facts(self._device) if self._device.type == "cuda" else {}
-        told = {
-            "name": ask("nvmlDeviceGetName"),
-            "uuid": ask("nvmlDeviceGetUUID"),
-            "sku": ask("nvmlDeviceGetBoardPartNumber"),
-            "pci_bus_id": _part(ask("nvmlDeviceGetPciInfo"), "busId"),
-            "compute_capability": None if capability is None else ".".join(map(str, capability)),
-            "memory_total_bytes": _part(ask("nvmlDeviceGetMemoryInfo"), "total"),
-            "power_limit_w": _scaled(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
-            "power_limit_default_w": _scaled(ask("nvmlDeviceGetPowerManagementDefaultLimit"), 1e-3),
-            "max_sm_clock_hz": _scaled(self._clock("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"), 1e6),
-            "is_mig": None if mig is None else bool(mig[0]),
-            "driver": self._driver(),
-        }
-        return {name: known.get(name) if value is None else value for name, value in told.items()}
+        known = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
+        return Gpu(
+            name=ask("nvmlDeviceGetName") or known.name,
+            uuid=ask("nvmlDeviceGetUUID") or known.uuid,
+            sku=ask("nvmlDeviceGetBoardPartNumber"),
+            pci_bus_id=_part(ask("nvmlDeviceGetPciInfo"), "busId") or known.pci_bus_id,
+            compute_capability=".".join(map(str, capability)) if capability else known.compute_capability,
+            memory_total_bytes=_part(ask("nvmlDeviceGetMemoryInfo"), "total") or known.memory_total_bytes,
+            power_limit_w=_scaled(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
+            power_limit_default_w=_scaled(ask("nvmlDeviceGetPowerManagementDefaultLimit"), 1e-3),
+            max_sm_clock_hz=_scaled(self._clock("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"), 1e6),
+            is_mig=None if mig is None else bool(mig[0]),
+        )
 
-    def read(self) -> Reading:
-        """How the device stands now: the fields of `device_state.open` and `.close`.
-
-        Takes about a millisecond.
-        """
+    def read(self) -> DeviceReading:
+        """How the device stands now. Takes about a millisecond."""
         ask = self._ask
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         # Beside the energy counter, since mean power is their quotient.
         energy, read_at = ask("nvmlDeviceGetTotalEnergyConsumption"), time.monotonic()
-        reading = {
-            "read_at_s": read_at,
-            "energy_j": _scaled(energy, 1e-3),
-            "power_capped_s": self._capped("NVML_PERF_POLICY_POWER"),
-            "thermal_capped_s": self._capped("NVML_PERF_POLICY_THERMAL"),
-            "sm_clock_hz": _scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"), 1e6),
-            "memory_clock_hz": _scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"), 1e6),
-            "temperature_c": self._clock("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-            "power_w": _scaled(ask("nvmlDeviceGetPowerUsage"), 1e-3),
-            "throttle_reasons": None if reasons is None else _names(reasons),
-            "memory_used_bytes": _part(ask("nvmlDeviceGetMemoryInfo"), "used"),
-        }
+        reading = DeviceReading(
+            read_at_s=read_at,
+            energy_j=_scaled(energy, 1e-3),
+            power_capped_s=self._capped("NVML_PERF_POLICY_POWER"),
+            thermal_capped_s=self._capped("NVML_PERF_POLICY_THERMAL"),
+            sm_clock_hz=_scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"), 1e6),
+            memory_clock_hz=_scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"), 1e6),
+            temperature_c=self._clock("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            power_w=_scaled(ask("nvmlDeviceGetPowerUsage"), 1e-3),
+            throttle_reasons=None if reasons is None else _names(reasons),
+            memory_used_bytes=_part(ask("nvmlDeviceGetMemoryInfo"), "used"),
+        )
         processes = ask("nvmlDeviceGetComputeRunningProcesses")
         pids = None if processes is None else [process.pid for process in processes]
-        reading["other_process_pids"], reading["other_process_count"] = other_processes(pids, _has_context())
+        reading.other_process_pids, reading.other_process_count = other_processes(pids, _has_context())
         return reading
 
     def _ask(self, function: str, *args: object) -> Any:
@@ -107,7 +103,8 @@ class DeviceSensor:
         status = self._ask("nvmlDeviceGetViolationStatus", getattr(self._nvml, policy, None))
         return _scaled(_part(status, "violationTime"), 1e-9)
 
-    def _driver(self) -> str | None:
+    def driver(self) -> str | None:
+        """Version of the NVIDIA driver."""
         if self._nvml is None:
             return None
         try:
@@ -132,24 +129,26 @@ def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int
     return None, len(pids) - 1 if pids else None
 
 
-def derive_device_state(opened: Reading, closed: Reading, wall_s: float | None = None) -> dict[str, Any]:
-    """What two readings say of the time between them: the fields of `device_state` beside `open` and `close`.
+def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: float | None = None) -> DeviceState:
+    """What two readings say of the time between them.
 
     `wall_s` is the window's length, to which the energy is scaled; without it the energy is that between the
     readings.
     """
-    elapsed_s = closed["read_at_s"] - opened["read_at_s"]
-    power_w = _rate(opened["energy_j"], closed["energy_j"], elapsed_s)
-    counts = [reading["other_process_count"] for reading in (opened, closed)]
+    elapsed_s = (closed.read_at_s or 0.0) - (opened.read_at_s or 0.0)
+    power_w = _rate(opened.energy_j, closed.energy_j, elapsed_s)
+    counts = [reading.other_process_count for reading in (opened, closed)]
     known = [count for count in counts if count is not None]
-    return {
-        "mean_power_w": power_w,
-        "energy_j": None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
-        "power_capped_fraction": _share(opened["power_capped_s"], closed["power_capped_s"], elapsed_s),
-        "thermal_capped_fraction": _share(opened["thermal_capped_s"], closed["thermal_capped_s"], elapsed_s),
-        "sm_clock_drop_fraction": _drop(opened["sm_clock_hz"], closed["sm_clock_hz"]),
-        "other_process_count": max(known, default=None),
-    }
+    return DeviceState(
+        open=opened,
+        close=closed,
+        mean_power_w=power_w,
+        energy_j=None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
+        power_capped_fraction=_share(opened.power_capped_s, closed.power_capped_s, elapsed_s),
+        thermal_capped_fraction=_share(opened.thermal_capped_s, closed.thermal_capped_s, elapsed_s),
+        sm_clock_drop_fraction=_drop(opened.sm_clock_hz, closed.sm_clock_hz),
+        other_process_count=max(known, default=None),
+    )
 
 
 def _rate(before: float | None, after: float | None, elapsed_s: float) -> float | None:
@@ -193,18 +192,18 @@ def _load_nvml() -> Any:
     return pynvml
 
 
-def _torch_facts(device: torch.device) -> dict[str, Any]:
+def _torch_facts(device: torch.device) -> Gpu:
     import torch
 
     facts = torch.cuda.get_device_properties(device)
     uuid = getattr(facts, "uuid", None)
-    return {
-        "name": facts.name,
-        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
-        "pci_bus_id": _pci_address(facts),
-        "compute_capability": f"{facts.major}.{facts.minor}",
-        "memory_total_bytes": facts.total_memory,
-    }
+    return Gpu(
+        name=facts.name,
+        uuid=None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        pci_bus_id=_pci_address(facts),
+        compute_capability=f"{facts.major}.{facts.minor}",
+        memory_total_bytes=facts.total_memory,
+    )
 
 
 def _find(nvml: Any, device: torch.device) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -12,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.measure.oom import out_of_memory
+from lmbench.records.measured import RunError
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
 
@@ -22,7 +22,7 @@ class Ending:
 
     outcome: str
     exit_code: ExitCode
-    error: dict[str, Any] | None = None
+    error: RunError | None = None
 
 
 COMPLETE = Ending("ok", ExitCode.OK)
@@ -46,7 +46,7 @@ def judge(exception: BaseException, phase: str) -> Ending:
     memory = out_of_memory(exception)
     if memory is not None:
         facts = error_facts(type(exception).__name__, memory.message, phase)
-        facts.update(requested_bytes=memory.requested_bytes, where=memory.where)
+        facts.requested_bytes, facts.where = memory.requested_bytes, memory.where
         return Ending("oom", ExitCode.OUT_OF_MEMORY, facts)
     if isinstance(exception, SystemExit):
         return failed("SystemExit", f"somebody's code asked to exit with {exception.code}", phase)
@@ -66,14 +66,14 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
-def error_facts(kind: str, message: str, phase: str | None) -> dict[str, Any]:
+def error_facts(kind: str, message: str, phase: str | None) -> RunError:
     """The record's `error`."""
     lines = [line for line in message.splitlines() if line.strip()]
     if "Traceback (most recent call last):" in message:
         # Of another process: its first line says which, its last one what happened.
         lines = [lines[0], lines[-1]]
     line = " ".join(" ".join(lines).split())[:2000]
-    return {"kind": kind, "message": line, "phase": phase, "requested_bytes": None, "where": None}
+    return RunError(kind, line, phase)
 
 
 def _signal_behind(exception: BaseException) -> int | None:

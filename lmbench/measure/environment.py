@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 import lmbench
 from lmbench.measure.device_state import DeviceSensor
 from lmbench.measure.host import gc_policy, host_facts
+from lmbench.records.environment import Code, Environment, Flags, Revision, Versions
 
-_PACKAGES = ("lightning", "torchmetrics", "wandb")
+T = TypeVar("T")
 
 #: Only variables whose names begin so are recorded, and none whose name holds one of the words after.
 _ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_", "LMBENCH_")
@@ -24,39 +26,40 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 _GIT_TIMEOUT_S = 5.0
 
 
-def capture_environment(device: torch.device) -> dict[str, Any]:
+def capture_environment(device: torch.device) -> Environment:
     """The `environment` of a run's record.
 
     Call it when all settings are made, outside the window: it synchronizes.
     """
-    gpu = DeviceSensor(device).facts()
-    driver = gpu.pop("driver")
-    return {
-        "versions": {**versions(), "driver": driver},
-        "code": {
-            "project": git_state(Path.cwd()),
-            "lmbench": git_state(Path(lmbench.__file__).parent, holds="__init__.py"),
-        },
-        "gpu": gpu,
-        "host": host_facts(device),
-        "gc": gc_policy(),
-        "flags": torch_flags(),
-        "variables": allowed_variables(),
-    }
+    sensor = DeviceSensor(device)
+    return Environment(
+        versions=versions(sensor.driver()),
+        code=Code(
+            project=git_state(Path.cwd()),
+            lmbench=git_state(Path(lmbench.__file__).parent, holds="__init__.py"),
+        ),
+        gpu=sensor.facts(),
+        host=host_facts(device),
+        gc=gc_policy(),
+        flags=torch_flags(),
+        variables=allowed_variables(),
+    )
 
 
-def versions() -> dict[str, str | None]:
+def versions(driver: str | None) -> Versions:
     """Versions of what takes part. Packages are asked for their metadata, not imported."""
-    backend: Any = torch.backends.cudnn
-    cudnn = backend.version() if torch.version.cuda else None
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": None if cudnn is None else str(cudnn),
-        **{name: _version(name) for name in _PACKAGES},
-        "lmbench": lmbench.__version__,
-    }
+    cudnn: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
+    return Versions(
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        cudnn=None if cudnn is None else str(cudnn),
+        driver=driver,
+        lightning=_version("lightning"),
+        torchmetrics=_version("torchmetrics"),
+        wandb=_version("wandb"),
+        lmbench=lmbench.__version__,
+    )
 
 
 def _version(package: str) -> str | None:
@@ -66,23 +69,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-def torch_flags() -> dict[str, Any]:
+def torch_flags() -> Flags:
     """Global switches; None where reading one is refused (old and new TF32 settings exclude each other)."""
     cudnn = torch.backends.cudnn
-    return {
-        "float32_matmul_precision": _or_none(torch.get_float32_matmul_precision),
-        "cuda_matmul_allow_tf32": _or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "cudnn_allow_tf32": _or_none(lambda: cudnn.allow_tf32),
-        "cudnn_benchmark": cudnn.benchmark,
-        "cudnn_deterministic": cudnn.deterministic,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "anomaly_mode": torch.is_anomaly_enabled(),
-        "allocator_backend": torch.cuda.get_allocator_backend() if torch.version.cuda else None,
-        "thread_count": torch.get_num_threads(),
-    }
+    return Flags(
+        float32_matmul_precision=_or_none(torch.get_float32_matmul_precision),
+        cuda_matmul_allow_tf32=_or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
+        cudnn_allow_tf32=_or_none(lambda: cudnn.allow_tf32),
+        cudnn_benchmark=cudnn.benchmark,
+        cudnn_deterministic=cudnn.deterministic,
+        deterministic_algorithms=torch.are_deterministic_algorithms_enabled(),
+        anomaly_mode=torch.is_anomaly_enabled(),
+        allocator_backend=torch.cuda.get_allocator_backend() if torch.version.cuda else None,
+        thread_count=torch.get_num_threads(),
+    )
 
 
-def _or_none(read: Any) -> Any:
+def _or_none(read: Callable[[], T]) -> T | None:
     try:
         return read()
     except RuntimeError:
@@ -98,21 +101,20 @@ def _is_allowed(name: str) -> bool:
     return name.startswith(_ALLOWED) and not any(word in name for word in _SECRET)
 
 
-def git_state(folder: Path, holds: str | None = None) -> dict[str, Any]:
+def git_state(folder: Path, holds: str | None = None) -> Revision:
     """`commit` of the repository that the folder belongs to; `is_dirty` if its tracked files differ from it.
 
     Both are None without git or a repository. With `holds` also where the repository does not track that file
     of the folder: a package installed below somebody's project is not part of it.
     """
-    nothing: dict[str, Any] = {"commit": None, "is_dirty": None}
     if holds is not None and _git(folder, "ls-files", "--error-unmatch", holds) is None:
-        return nothing
+        return Revision()
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
-        return nothing
+        return Revision()
     # Untracked files do not count: the results folder itself would make every second run dirty.
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "is_dirty": None if changed is None else bool(changed)}
+    return Revision(commit, None if changed is None else bool(changed))
 
 
 def _git(folder: Path, *args: str) -> str | None:

@@ -8,9 +8,9 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lmbench.records.process import boot_id, process_start_s
+from lmbench.records.environment import GarbageCollection, Host
 
 if TYPE_CHECKING:
     import torch
@@ -18,24 +18,18 @@ if TYPE_CHECKING:
 _REPEATS = 5
 
 
-def process_identity() -> dict[str, Any]:
-    """`pid`, `boot_id` and `process_start_s`: what tells this process from every other, for ever."""
-    pid = os.getpid()
-    return {"pid": pid, "boot_id": boot_id(), "process_start_s": process_start_s(pid)}
-
-
-def host_facts(device: torch.device) -> dict[str, Any]:
+def host_facts(device: torch.device) -> Host:
     """The machine and its two scores: the fields of `environment.host`. Takes some 30 ms and synchronizes."""
-    return {
-        "hostname": platform.node() or None,
-        "system": platform.platform(),
-        "cpu_model": cpu_model(),
-        "core_count": os.cpu_count(),
-        "affinity": affinity(),
-        "memory_total_bytes": _memory_total_bytes(),
-        "python_iteration_s": python_iteration_s(),
-        "kernel_launch_s": kernel_launch_s(device),
-    }
+    return Host(
+        hostname=platform.node() or None,
+        system=platform.platform(),
+        cpu_model=cpu_model(),
+        core_count=os.cpu_count(),
+        affinity=affinity(),
+        memory_total_bytes=_memory_total_bytes(),
+        python_iteration_s=python_iteration_s(),
+        kernel_launch_s=kernel_launch_s(device),
+    )
 
 
 def cpu_model() -> str | None:
@@ -112,13 +106,9 @@ def peak_rss_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def gc_policy() -> dict[str, Any]:
-    """How Python collects garbage here: the fields of `environment.gc`."""
-    return {
-        "is_enabled": gc.isenabled(),
-        "thresholds": list(gc.get_threshold()),
-        "frozen_count": gc.get_freeze_count(),
-    }
+def gc_policy() -> GarbageCollection:
+    """How Python collects garbage here."""
+    return GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count())
 
 
 def _memory_total_bytes() -> int | None:

@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Literal
 
 from lmbench.records.process import process_start_s
+from lmbench.records.run import Milestones
 
-#: In the order in which they are reached; the registry tells what each means.
-MILESTONES = (
-    "started",
-    "imported",
-    "parsed",
-    "device_ready",
-    "built",
-    "ready",
-    "first_step",
-    "window_opened",
-    "window_closed",
-    "stepped",
-    "closed",
-)
+Milestone = Literal[
+    "started", "imported", "parsed", "device_ready", "built", "ready", "first_step", "window_opened", "window_closed",
+    "stepped", "closed",
+]  # fmt: skip
 
 _reached: dict[str, float] = {}
 _began_s: float | None = None
@@ -45,12 +37,12 @@ def begin() -> None:
     reach("started")
 
 
-def reach(name: str) -> None:
+def reach(name: Milestone) -> None:
     """Note that a milestone is reached, for the first time."""
     if _began_s is not None:
         _reached.setdefault(f"{name}_s", clock_s() - _began_s)
 
 
-def milestones() -> dict[str, float]:
-    """Those reached so far, `<name>_s` each: the record's `milestones`."""
-    return dict(_reached)
+def milestones() -> Milestones:
+    """Those reached so far."""
+    return Milestones(**_reached)

@@ -7,14 +7,6 @@ from enum import StrEnum
 
 from lmbench.errors import UsageError
 
-
-class Stage(StrEnum):
-    WARMUP = "warmup"
-    WINDOW = "window"
-    PROBE = "probe"
-    DONE = "done"
-
-
 # A queue that has not filled again after this many steps will not.
 MAX_SETTLE_STEPS = 50
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
 from lmbench.hardware import peak_flops
+from lmbench.records.run import Data, Flops, Model
 
 OWN_SOURCE = "the module's own flops_per_token()"
 
@@ -21,23 +23,39 @@ def class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def describe_model(module: LightningModule) -> dict[str, Any]:
+def describe_model(module: LightningModule) -> Model:
     """Class, parameter counts, and whatever the module's own `describe() -> dict` adds (its shape, say)."""
     parameters = list(module.parameters())
-    return {
-        "name": class_name(module),
-        "parameter_count": sum(p.numel() for p in parameters),
-        "trainable_parameter_count": sum(p.numel() for p in parameters if p.requires_grad),
-        **_own_description(module),
-    }
+    model = Model(
+        name=class_name(module),
+        parameter_count=sum(p.numel() for p in parameters),
+        trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
+    )
+    _take(model, _own_description(module))
+    return model
 
 
-def describe_data(trainer: Trainer) -> dict[str, Any]:
+def describe_data(trainer: Trainer) -> Data:
     """What the data module's own `describe() -> dict` says; at least its class."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if data is None:
-        return {"source": "loaders without a data module"}
-    return {"name": class_name(data), **_own_description(data)}
+        return Data(source="loaders without a data module")
+    described = Data(name=class_name(data))
+    _take(described, _own_description(data))
+    return described
+
+
+def _take(described: Model | Data, answer: Mapping[str, Any]) -> None:
+    """Put what a subject says of itself into the fields of these names; the rest, or of another type, is kept apart."""
+    types = get_type_hints(type(described))
+    for name, value in answer.items():
+        if name in types and name != "described":
+            try:
+                setattr(described, name, msgspec.convert(value, types[name]))
+                continue
+            except msgspec.ValidationError:
+                pass
+        described.described[str(name)] = value
 
 
 def _own_description(subject: object) -> Mapping[str, Any]:
@@ -54,7 +72,7 @@ def _own_description(subject: object) -> Mapping[str, Any]:
 
 def describe_flops(
     module: LightningModule, mode: str, precision: str, matmul_precision: str, gpu_name: str | None
-) -> dict[str, Any]:
+) -> Flops:
     """Model FLOPs per token for the mode, from the module's `flops_per_token()`, and the device's peak.
 
     Every figure is null where nobody knows it.
@@ -64,23 +82,23 @@ def describe_flops(
     """
     count = own_flop_count(module)
     peak = peak_flops(gpu_name, precision, matmul_precision) if gpu_name else None
-    return {
-        **_counted(count, mode),
-        "reason": None if count else f"{type(module).__name__} has no flops_per_token()",
-        "peak_flops_per_s": peak.flops_per_s if peak else None,
-        "peak_source": peak.source if peak else None,
-    }
+    flops = Flops(
+        multiplier=mode_multiplier(mode),
+        peak_flops_per_s=peak.flops_per_s if peak else None,
+        peak_source=peak.source if peak else None,
+    )
+    if count is None:
+        flops.reason = f"{type(module).__name__} has no flops_per_token()"
+    else:
+        _note_count(flops, count, mode)
+    return flops
 
 
-def _counted(count: FlopCount | None, mode: str) -> dict[str, Any]:
-    multiplier = mode_multiplier(mode)
-    causal = count.causal_per_token_flops if count else None
-    return {
-        "per_token_flops": count.per_token_flops * multiplier if count else None,
-        "causal_per_token_flops": causal * multiplier if causal is not None else None,
-        "multiplier": multiplier,
-        "source": count.source if count else None,
-    }
+def _note_count(flops: Flops, count: FlopCount, mode: str) -> None:
+    multiplier, causal = mode_multiplier(mode), count.causal_per_token_flops
+    flops.per_token_flops = count.per_token_flops * multiplier
+    flops.causal_per_token_flops = causal * multiplier if causal is not None else None
+    flops.multiplier, flops.source, flops.reason = multiplier, count.source, None
 
 
 def own_flop_count(module: nn.Module) -> FlopCount | None:
@@ -99,10 +117,10 @@ def own_flop_count(module: nn.Module) -> FlopCount | None:
     return FlopCount(flops, None, OWN_SOURCE)
 
 
-def count_flops(module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> dict[str, Any]:
-    """The count's part of `describe_flops` for a module that does not tell: by the counter, on a fake copy.
+def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:
+    """Fill in the count for a module that does not tell: by the counter, on a fake copy.
 
-    `stage` is fit, validate or test: whose step is counted. Where nothing can be counted, `reason` says why.
+    `stage` is fit or validate: whose step is counted. Where nothing can be counted, `reason` says why.
     """
     try:
         if stage == "fit" and not module.automatic_optimization:
@@ -110,12 +128,12 @@ def count_flops(module: LightningModule, mode: str, stage: str, batch: Any, toke
         multiplier = mode_multiplier(mode)
         if multiplier > 1 and not all(p.requires_grad for p in module.parameters()):
             raise UncountableError("with frozen parameters a training step is not three forward passes")
-        name = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}[stage]
+        name = "training_step" if stage == "fit" else "validation_step"
         count = counter_flops(module, batch, tokens, lambda fake, inputs: call_step(getattr(fake, name), inputs))
     except UncountableError as error:
-        advice = f"give {type(module).__name__} a flops_per_token()"
-        return {"reason": f"{error}; {advice}"}
-    return {**_counted(count, mode), "reason": None}
+        flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
+        return
+    _note_count(flops, count, mode)
 
 
 def token_counter(module: LightningModule, data: object) -> Callable[[Any], int] | None:

@@ -12,6 +12,8 @@ from typing import Any
 import lightning
 import torch
 
+from lmbench.records.measured import HiddenSync
+
 # Folders whose frames are machinery, not the line that asked for the synchronize.
 _MACHINERY = tuple(str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__)
 
@@ -34,15 +36,12 @@ class SyncTrap:
         self._show, warnings.showwarning = warnings.showwarning, self._note
         torch.cuda.set_sync_debug_mode("warn")
 
-    def disarm(self) -> list[dict[str, Any]]:
+    def disarm(self) -> list[HiddenSync]:
         """Stop, and return what was found, most frequent first."""
         torch.cuda.set_sync_debug_mode("default")
         warnings.showwarning = self._show
         self._catcher.__exit__(None, None, None)
-        return [
-            {"location": self._locations[stack], "count": count, "stack": stack}
-            for stack, count in self._seen.most_common()
-        ]
+        return [HiddenSync(self._locations[stack], count, stack) for stack, count in self._seen.most_common()]
 
     def _note(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "Synchronization debug mode is a prototype" in str(message):

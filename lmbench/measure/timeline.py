@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lmbench.measure.clock import Clock
-from lmbench.records.vocabulary import EXCLUDED, PHASES
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import BORDERS, EXCLUDED, PHASES
 
 
 class Mark(NamedTuple):
@@ -24,10 +25,20 @@ class Mark(NamedTuple):
 
 
 @dataclass
+class StepFacts:
+    """What is known of a step when it ends: its record as far as the host knows it, and where the ring of scalars will
+    have its losses (of each micro-batch) and its loss scale."""
+
+    record: StepRecord
+    loss_slots: list[int] = field(default_factory=list)
+    scale_slot: int | None = None
+
+
+@dataclass
 class PendingStep:
     """A step whose marks are set but perhaps not yet reached by the device."""
 
-    facts: dict[str, Any]
+    facts: StepFacts
     marks: list[Mark]
 
 
@@ -35,7 +46,7 @@ class PendingStep:
 class StepSpans:
     """A finished step. All spans in seconds; `lags` are seconds the device was behind the host."""
 
-    facts: dict[str, Any]
+    facts: StepFacts
     device_s: dict[str, float]
     host_s: dict[str, float]
     excluded_s: float = 0.0
@@ -82,7 +93,7 @@ class Timeline:
         if self._marks:
             self._marks.append(self._mark(self._marks[-1].phase))
 
-    def end_step(self, facts: dict[str, Any], phase: str = "other") -> None:
+    def end_step(self, facts: StepFacts, phase: str = "other") -> None:
         """The step ends here, and the next begins, in `phase`."""
         mark = self._mark(phase)
         self._marks.append(mark)
@@ -156,17 +167,16 @@ class Timeline:
         return sum(self.clock.seconds(start.stamp, end.stamp) for start, end in pairwise([*self._marks, mark]))
 
 
-def step_record(spans: StepSpans) -> dict[str, Any]:
-    """The step's record under the names of the field registry (SI units)."""
-    record = dict(spans.facts)
-    record["step_s"] = sum(spans.device_s.values())
-    record["step_host_s"] = sum(spans.host_s.values())
+def step_record(spans: StepSpans) -> StepRecord:
+    """The step's record with its spans and lags (SI units)."""
+    record = spans.facts.record
+    record.step_s = sum(spans.device_s.values())
+    record.step_host_s = sum(spans.host_s.values())
     for phase in PHASES:
         # A phase that was never seen has no time, which is not the same as no duration.
-        record[f"{phase}_s"] = spans.device_s.get(phase)
-        record[f"{phase}_host_s"] = spans.host_s.get(phase)
-    for phase in PHASES[:-1]:
-        record[f"lag_{phase}_s"] = spans.end_lag_s.get(phase)
-    record["lag_step_s"] = spans.end_lag_s.get("other")
-    record["excluded_s"] = spans.excluded_s
+        setattr(record, f"{phase}_s", spans.device_s.get(phase))
+        setattr(record, f"{phase}_host_s", spans.host_s.get(phase))
+    for border in BORDERS:
+        setattr(record, f"lag_{border}_s", spans.end_lag_s.get("other" if border == "step" else border))
+    record.excluded_s = spans.excluded_s
     return record

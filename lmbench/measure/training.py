@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
+
+from lmbench.records.measured import TrainingFacts
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -22,19 +23,19 @@ def gradient_norms(parameters: Parameters) -> dict[str, float]:
     }
 
 
-def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> dict[str, Any]:
+def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> TrainingFacts:
     """What the gradients of the `trainable` parameters are like, from their norms.
 
     Names of parameters without a gradient (`missing_gradients`), with one that is zero everywhere (`zero_gradients`)
     or not finite (`nonfinite_gradients`), their number, and the 2-norm of all gradients together, divided by `scale`.
     """
-    return {
-        "parameters": len(trainable),
-        "missing_gradients": [name for name in trainable if name not in norms],
-        "zero_gradients": [name for name, norm in norms.items() if norm == 0.0],
-        "nonfinite_gradients": [name for name, norm in norms.items() if not math.isfinite(norm)],
-        "gradient_norm": math.hypot(*norms.values()) / scale if norms else None,
-    }
+    return TrainingFacts(
+        parameters=len(trainable),
+        missing_gradients=[name for name in trainable if name not in norms],
+        zero_gradients=[name for name, norm in norms.items() if norm == 0.0],
+        nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
+        gradient_norm=math.hypot(*norms.values()) / scale if norms else None,
+    )
 
 
 @dataclass

@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from lmbench.callbacks import MeasurementSession, Observer
 from lmbench.callbacks.step_hooks import STEP_HOOKS
 from lmbench.measure.phases import BorderProfiler, Scope
-from lmbench.measure.schedule import ProbeKind, Stage
+from lmbench.measure.schedule import ProbeKind
+from lmbench.records.vocabulary import Stage
 
 
 class HookClock:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.records.codec import DamagedRecord, decode_run, decode_step
-from lmbench.records.encoding import decode, encode
-from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step
 from lmbench.records.process import is_running
-from lmbench.records.run import RunRecord
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RUN_FILE, STEPS_FILE
-from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING, Record
+from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
 
 
 @dataclass(frozen=True)
 class Run:
     """A result as it was read.
 
-    `outcome` is one of OUTCOMES, or `running`, `killed` (it says running, and its process is gone), `damaged`
-    (run.json cannot be read; `run` is empty then). `damage` says in one line what could not be read, None if
-    all could.
+    `outcome` is one of OUTCOMES, or `running`, `killed` (it says running, and its process is gone), `damaged` (run.json
+    does not fit; every field of `record` is None then). `damage` says in one line what could not be read, None if all
+    could.
     """
 
     path: Path
-    run: Record
-    steps: list[Record]
+    record: RunRecord
+    steps: list[StepRecord]
     outcome: str
-    damage: str | None
-    #: What was read, typed; every field None where run.json is damaged. (`run`, `steps` go with their last user.)
-    record: RunRecord = field(default_factory=lambda: RunRecord(SCHEMA_VERSION, DAMAGED))
-    step_records: list[StepRecord] = field(default_factory=list)
+    damage: str | None = None
 
     @property
     def run_id(self) -> str:
@@ -53,17 +48,10 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
         folder = folder.parent
     if not is_run_folder(folder):
         raise UsageError(f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder")
-    run, run_damage = _read_run(folder)
+    record, run_damage = _read_run(folder)
     steps, steps_damage = _read_steps(folder / STEPS_FILE) if with_steps else ([], None)
-    record, typed = RunRecord(SCHEMA_VERSION, DAMAGED), []
-    if run_damage is None:
-        try:
-            record = decode_run((folder / RUN_FILE).read_bytes())
-            typed = [decode_step(encode(step).encode()) for step in steps]
-        except DamagedRecord as error:
-            run, steps, run_damage = {}, [], f"{RUN_FILE} is damaged: {error}"
     damage = "; ".join(filter(None, (run_damage, steps_damage)))
-    return Run(folder, run, steps, _outcome(run), damage or None, record, typed)
+    return Run(folder, record, steps, _outcome(record), damage or None)
 
 
 def is_run_folder(path: Path) -> bool:
@@ -97,25 +85,26 @@ def _walk(root: Path) -> Iterable[Path]:
             yield Path(folder)
 
 
-def _read_run(folder: Path) -> tuple[Record, str | None]:
+def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
     path = folder / RUN_FILE
     try:
-        run = decode(path.read_bytes())
+        return decode_run(path.read_bytes()), None
     except FileNotFoundError:
-        return {}, f"{RUN_FILE} is missing"
-    except ValueError as exc:
-        return {}, f"{RUN_FILE} cannot be read: {exc}"
-    if "schema_version" not in run:
-        raise UsageError(f"{str(path)!r} is no lmbench result: it has no schema_version; give a run's folder")
-    if run["schema_version"] != SCHEMA_VERSION:
+        return RunRecord(SCHEMA_VERSION, DAMAGED), f"{RUN_FILE} is missing"
+    except OtherSchema as other:
+        if other.version is None:
+            raise UsageError(
+                f"{str(path)!r} is no lmbench result: it has no schema_version; give a run's folder"
+            ) from None
         raise UsageError(
-            f"{str(path)!r} has schema version {run['schema_version']}, this lmbench reads {SCHEMA_VERSION}; "
+            f"{str(path)!r} has schema version {other.version}, this lmbench reads {SCHEMA_VERSION}; "
             "use the lmbench that wrote it"
-        )
-    return run, None
+        ) from None
+    except DamagedRecord as error:
+        return RunRecord(SCHEMA_VERSION, DAMAGED), f"{RUN_FILE} is damaged: {error}"
 
 
-def _read_steps(path: Path) -> tuple[list[Record], str | None]:
+def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -125,8 +114,8 @@ def _read_steps(path: Path) -> tuple[list[Record], str | None]:
         if not line:
             continue
         try:
-            steps.append(decode(line))
-        except ValueError:
+            steps.append(decode_step(line))
+        except DamagedRecord:
             if line_number < len(lines):
                 bad.append(line_number)
     if not bad:
@@ -134,12 +123,10 @@ def _read_steps(path: Path) -> tuple[list[Record], str | None]:
     return steps, f"{STEPS_FILE}: {len(bad)} unreadable line{'s' * (len(bad) > 1)}, the first is line {bad[0]}"
 
 
-def _outcome(run: Record) -> str:
-    outcome = run.get("outcome")
-    if outcome in OUTCOMES:
-        return str(outcome)
-    if outcome != RUNNING:
+def _outcome(record: RunRecord) -> str:
+    if record.outcome in OUTCOMES:
+        return record.outcome
+    if record.outcome != RUNNING:
         return DAMAGED
-    pid = run.get("pid")
-    alive = isinstance(pid, int) and is_running(pid, run.get("boot_id"), run.get("process_start_s"))
+    alive = record.pid is not None and is_running(record.pid, record.boot_id, record.process_start_s)
     return RUNNING if alive else KILLED

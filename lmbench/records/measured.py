@@ -170,9 +170,9 @@ class TrainingFacts(Struct):
     """Probe steps: did it train?"""
 
     parameters: Annotated[int | None, About("count", "checked", "Trainable tensors that were checked; null if none were.")] = None
-    missing_gradients: Annotated[list[str] | None, About("tree", "no gradient", "Names of those without a gradient.")] = None
-    zero_gradients: Annotated[list[str] | None, About("tree", "zero gradient", "Names of those whose gradient is all zero.")] = None
-    nonfinite_gradients: Annotated[list[str] | None, About("tree", "non-finite gradient", "Names of those whose gradient is not finite.")] = None
+    missing_gradients: Annotated[list[str], About("tree", "no gradient", "Names of those without a gradient.")] = field(default_factory=list)
+    zero_gradients: Annotated[list[str], About("tree", "zero gradient", "Names of those whose gradient is all zero.")] = field(default_factory=list)
+    nonfinite_gradients: Annotated[list[str], About("tree", "non-finite gradient", "Names of those whose gradient is not finite.")] = field(default_factory=list)
     unmoved_parameters: Annotated[list[str] | None, About("tree", "unmoved", "Names of those that the optimizer left as they were; null without one.")] = None
     gradient_norm: Annotated[float | None, About("1", "gradient norm", "2-norm of all gradients, before clipping.")] = None
     is_skipped: Annotated[bool | None, About("flag", "check skipped", "The fp16 scaler skipped the checked step.")] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -48,3 +49,17 @@ def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
     except OSError:
         return True
     return True
+
+
+class ProcessIdentity(NamedTuple):
+    """What tells a process from every other, for ever."""
+
+    pid: int
+    boot_id: str | None
+    start_s: float | None
+
+
+def process_identity() -> ProcessIdentity:
+    """This process's."""
+    pid = os.getpid()
+    return ProcessIdentity(pid, boot_id(), process_start_s(pid))

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Struct, field
 
 from lmbench.records.environment import Environment
 from lmbench.records.field import About, PerPhase
+from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.measured import (
     DeviceState,
@@ -26,18 +27,6 @@ from lmbench.records.vocabulary import Mode
 
 #: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
 SCHEMA_VERSION = 1
-
-
-class GuardResult(Struct):
-    """One check of the measurement: `value` and `limit` are in `unit`, null where it has no figure."""
-
-    name: str
-    status: Literal["pass", "warn", "fail", "n/a"]
-    value: float | None = None
-    limit: float | None = None
-    unit: str = ""
-    message: str = ""
-    advice: str = ""
 
 
 class Profile(Struct):
@@ -175,10 +164,11 @@ class RunRecord(Struct):
     argv: Annotated[list[str] | None, About("tree", "arguments", "The command line as given.")] = None
     replay_command: Annotated[str | None, About("text", "replay", "The command that repeats this run.")] = None
     config: Annotated[dict[str, Any] | None, About("tree", "config", "The full resolved configuration.")] = None
+    rank: Annotated[int | None, About("index", "rank", "Rank of the process that measured.")] = None
     world_size: Annotated[int | None, About("count", "ranks", "Number of processes that trained together.")] = None
     repairs: Annotated[list[str] | None, About("tree", "repairs", "What of Lightning was changed for this run, each with its reason.")] = None
     wandb: Annotated[dict[str, Any] | None, About("tree", "W&B", "Where W&B files the run, and whether it is uploaded when closed; null without a WandbLogger.")] = None
-    guards: Annotated[list[GuardResult], About("tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice.")] = field(default_factory=list)
+    guards: Annotated[list[Guard], About("tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice.")] = field(default_factory=list)
     mode: Annotated[Mode | None, About("text", "mode", "`inference`, `forward`, `forward_backward` or `train_step`.")] = None
     precision: Annotated[str | None, About("text", "precision", "Compute precision, such as `bf16-mixed`.")] = None
     matmul_precision: Annotated[str | None, About("text", "matmul precision", "float32 matmuls: `highest` is fp32, `high` is TF32.")] = None

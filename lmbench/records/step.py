@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Struct, field
 
 from lmbench.records.field import About
-from lmbench.records.vocabulary import Border, Span
+from lmbench.records.vocabulary import Border, Span, Stage
 
 _HOST = "Wall time the host needed to issue <phase>."
 _LAG = "How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU."
@@ -19,7 +19,7 @@ class StepRecord(Struct):
     """Step records: one optimizer step, all its micro-batches included."""
 
     step: Annotated[int | None, About("index", "step", "Index of the optimizer step, from 0, warm-up included.")] = None
-    stage: Annotated[Literal["warmup", "window", "settle", "probe"] | None, About("text", "stage", "`warmup` or `window`.")] = None
+    stage: Annotated[Stage | None, About("text", "stage", "`warmup` or `window`.")] = None
     is_warmup: Annotated[bool | None, About("flag", "warm-up", "The step came before the window and is in no statistic.")] = None
     micro_batches: Annotated[int | None, About("count", "micro-batches", "Micro-batches of this step; the last group of an epoch can be short.")] = None
     tokens: Annotated[int | None, About("count", "tokens", "Tokens of all micro-batches of this rank.")] = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmbench.records.load import load_run
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
-from lmbench.records.vocabulary import Record
 
 #: Records that may wait in memory, about 3 kB each; later ones are dropped and counted.
 MAX_WAITING = 100_000
@@ -22,7 +22,7 @@ class StepLog:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._waiting: list[Record] = []
+        self._waiting: list[StepRecord] = []
         self._dropped_count = 0
         self.error: OSError | None = None
 
@@ -31,7 +31,7 @@ class StepLog:
         """Records that are not in the file: those that wait and those that were dropped."""
         return len(self._waiting) + self._dropped_count
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[StepRecord]) -> None:
         """Write the records after those that wait; never raises OSError."""
         room = max(0, MAX_WAITING - len(self._waiting))
         self._waiting.extend(records[:room])
@@ -46,7 +46,7 @@ class StepLog:
         except OSError as error:
             self.error = error
 
-    def steps(self) -> list[Record]:
+    def steps(self) -> list[StepRecord]:
         """Every record: as it is in the file, then what waits.
 
         Raises OSError or UsageError if the file cannot be read any more.

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.records.encoding import encode
-from lmbench.records.vocabulary import Record
+from lmbench.records.codec import encode_run, encode_step
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.whole_file import write_whole
 
 RUN_FILE = "run.json"
@@ -87,22 +88,22 @@ class RunFolder:
         with contextlib.suppress(OSError):
             (self.path / RESERVE_FILE).unlink(missing_ok=True)
 
-    def write_run(self, run: Record) -> None:
+    def write_run(self, run: RunRecord) -> None:
         """Replace run.json in one move: a reader sees the old or the new one, also after a crash.
 
         Raises OSError (a full disk, say); the old run.json is then as it was.
         """
-        write_whole(self.path / RUN_FILE, encode(run, indent=1) + "\n")
+        write_whole(self.path / RUN_FILE, encode_run(run).decode())
         _sync_folder(self.path)
 
-    def append_steps(self, records: Iterable[Record]) -> None:
+    def append_steps(self, records: Iterable[StepRecord]) -> None:
         """Append step records, one JSON object a line, in one write.
 
         Raises OSError if not all could be written: the lines that fitted are kept whole, a partial one is cut
         off, and later calls may go on.
         """
-        lines = [f"{encode(record)}\n" for record in records]
-        data = "".join(lines).encode()
+        lines = [encode_step(record) for record in records]
+        data = b"".join(lines)
         if not data:
             return
         if self._steps_fd is None:

@@ -1,13 +1,15 @@
-"""Summaries of a run: per phase, over the window's full and unskipped steps."""
+"""What follows from a run's steps: statistics of each phase over the window, rates, guards."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from lmbench.records.field import PerPhase
+from lmbench.records.guards import evaluate_guards
+from lmbench.records.measured import HostSpan, Lag, PhaseSummary, Throughput, Window
+from lmbench.records.run import RunRecord
 from lmbench.records.statistics import (
     lag1_autocorrelation,
     median_interval,
@@ -16,110 +18,139 @@ from lmbench.records.statistics import (
     sample_std,
     trend,
 )
-from lmbench.records.vocabulary import BORDERS, PHASES, Record
-
-_SECONDS = (
-    "mean", "std", "min", "p5", "p25", "median", "p75", "p95", "p99", "max", "median_low", "median_high",
-)  # fmt: skip
-_PLAIN = (
-    "cv_fraction", "median_coverage_fraction", "lag1_autocorrelation", "trend_fraction", "trend_p",
-)  # fmt: skip
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import BORDERS, SPANS, Span
+from lmbench.records.window import select_window
 
 
-@dataclass(frozen=True)
-class WindowSteps:
-    """The window's step records: those that enter statistics, and how many do not and why."""
+def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float | None = None) -> None:
+    """Fill in, in place, what follows from the facts of the run and its steps (`stage` window or warm-up).
 
-    used: list[Record]
-    micro_batches: int | None
-    skipped_count: int
-    short_count: int
-
-
-def select_window(records: Iterable[Record], micro_batches: int | None = None) -> WindowSteps:
-    """The steps that statistics rest on: of stage `window`, full, and not skipped by the scaler.
-
-    A full step has `micro_batches`; where that is not given, as many as the window's longest step.
+    Args:
+        raw_wall_s: the window's wall time with its pauses in it; None where no window was closed.
     """
-    window = [record for record in records if record.get("stage") == "window"]
-    counts = [record["micro_batches"] for record in window if record.get("micro_batches") is not None]
-    full = micro_batches if micro_batches is not None else max(counts, default=None)
-    skipped = [record for record in window if record.get("is_skipped")]
-    kept = [record for record in window if not record.get("is_skipped")]
-    used = [record for record in kept if full is None or record.get("micro_batches", full) in (None, full)]
-    return WindowSteps(used, full, len(skipped), len(kept) - len(used))
+    _complete_window(run.window, steps, raw_wall_s)
+    run.phases = summarize_steps(steps)
+    run.throughput = _throughput(run)
+    run.guards = evaluate_guards(run, steps)
 
 
-def summarize(values: Sequence[float], unit: str = "s") -> dict[str, Any]:
-    """Statistics of one series in the order it was measured; the unit ends the names (`mean_s`), "" for none.
+def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:
+    """Subtract the pauses from the wall time, and compare it with the sum of the steps."""
+    steps = [record for record in records if record.stage == "window"]
+    pauses_s = [step.excluded_s or 0.0 for step in steps]
+    window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in steps)
+    window.excluded_s = math.fsum(pauses_s)
+    window.excluded_count = sum(pause_s > 0 for pause_s in pauses_s)
+    selected = select_window(records, window.micro_batches)
+    window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
+    if raw_wall_s is not None:
+        window.wall_s = raw_wall_s - window.excluded_s
+        window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
 
-    Every key is always there, None where the series is too short for it (std below 2 values, autocorrelation
-    below 3, trend and the median's interval below 6, p5 and p95 below 20, p99 below 100).
-    Raises ValueError for a value that is not finite.
+
+def _throughput(run: RunRecord) -> Throughput:
+    """Rates of the window: its tokens over its own wall time, pauses subtracted; never from a multiple of a median.
+
+    Without a datasheet peak for the device and the precision there is no MFU, never a guess.
     """
-    if not all(math.isfinite(value) for value in values):
-        raise ValueError("a series with a non-finite value has no summary")
-    found = _statistics(values) if values else {}
-    suffix = f"_{unit}" if unit else ""
-    summary: dict[str, Any] = {"n": len(values)}
-    summary.update((f"{name}{suffix}", found.get(name)) for name in _SECONDS)
-    summary.update((name, found.get(name)) for name in _PLAIN)
-    summary["outlier_count"] = found.get("outlier_count")
-    return summary
+    tokens, wall_s, flops = run.window.tokens, run.window.wall_s, run.flops
+    reason = _why_no_mfu(run)
+    if tokens is None or not wall_s:
+        return Throughput(mfu_reason=reason or "tokens per batch unknown")
+    rate, peak, energy_j = tokens / wall_s, flops.peak_flops_per_s, run.device_state.energy_j
+    return Throughput(
+        tokens_per_s=rate,
+        model_flops_per_s=_times(rate, flops.per_token_flops),
+        mfu_fraction=_times(rate / peak, flops.per_token_flops) if peak else None,
+        mfu_causal_fraction=_times(rate / peak, flops.causal_per_token_flops) if peak else None,
+        mfu_reason=reason,
+        joules_per_token=None if energy_j is None else energy_j / tokens,
+    )
 
 
-def _statistics(values: Sequence[float]) -> dict[str, Any]:
-    ordered = sorted(values)
-    n, mean, median = len(ordered), statistics.fmean(ordered), quantile(ordered, 0.5)
-    std = sample_std(ordered, mean)
-    found: dict[str, Any] = {
-        "mean": mean, "std": std, "min": ordered[0], "p25": quantile(ordered, 0.25), "median": median,
-        "p75": quantile(ordered, 0.75), "max": ordered[-1],
-        "cv_fraction": std / mean if std is not None and mean > 0 else None,
-        "lag1_autocorrelation": lag1_autocorrelation(values, mean),
-        "outlier_count": outlier_count(values, median),
-    }  # fmt: skip
-    if n >= 20:
-        found |= {"p5": quantile(ordered, 0.05), "p95": quantile(ordered, 0.95)}
-    if n >= 100:
-        found["p99"] = quantile(ordered, 0.99)
-    if (interval := median_interval(ordered)) is not None:
-        found["median_low"], found["median_high"], found["median_coverage_fraction"] = interval
-    if (drift := trend(values)) is not None:
-        found["trend_fraction"] = drift[0] / median if median > 0 else None
-        found["trend_p"] = drift[1]
+def _times(factor: float, value: int | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _why_no_mfu(run: RunRecord) -> str | None:
+    if run.flops.peak_flops_per_s is None:
+        gpu = run.environment.gpu.name if run.environment else None
+        return f"no datasheet peak known for {gpu or run.device_type} in {run.precision}"
+    if run.flops.per_token_flops is None:
+        return run.flops.reason or "the module does not tell its FLOPs"
+    return run.window.tokens_reason
+
+
+def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = None) -> PerPhase[PhaseSummary]:
+    """Statistics of the step and of every phase that was seen, over the steps that `select_window` keeps."""
+    steps = select_window(records, micro_batches).used
+    found: PerPhase[PhaseSummary] = PerPhase()
+    step_mean_s: float | None = None
+    for span in SPANS:
+        values = _known(step.span_s(span) for step in steps)
+        if not values:
+            continue
+        summary = summarize(values)
+        step_mean_s = summary.mean_s if span == "step" else step_mean_s
+        summary.share_fraction = summary.mean_s / step_mean_s if summary.mean_s is not None and step_mean_s else None
+        summary.host = _host_span(_known(step.host_s(span) for step in steps))
+        summary.lag = _lag(steps, span)
+        found.set(span, summary)
     return found
 
 
-def summarize_steps(records: Iterable[Record], micro_batches: int | None = None) -> dict[str, dict[str, Any]]:
-    """Statistics of the step and of every phase, over the steps that `select_window` keeps.
+def summarize(values: Sequence[float]) -> PhaseSummary:
+    """Statistics of one series of seconds in the order it was measured.
 
-    Returns {phase: summary} for `step` and those of PHASES that were seen: `summarize` of the device spans,
-    `share_fraction` of the mean step, and under `host` and `lag` the spread of host spans and of lags.
+    None where the series is too short (std below 2 values, autocorrelation below 3, trend and the median's interval
+    below 6, p5 and p95 below 20, p99 below 100). Raises ValueError for a value that is not finite.
     """
-    steps = select_window(records, micro_batches).used
-    step_mean = summarize(_series(steps, "step_s"))["mean_s"]
-    seen = [phase for phase in ("step", *PHASES) if _series(steps, f"{phase}_s")]
-    return {phase: _phase_summary(steps, phase, step_mean) for phase in seen}
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError("a series with a non-finite value has no summary")
+    if not values:
+        return PhaseSummary(n=0)
+    ordered = sorted(values)
+    n, mean, median = len(ordered), statistics.fmean(ordered), quantile(ordered, 0.5)
+    std = sample_std(ordered, mean)
+    found = PhaseSummary(
+        n=n,
+        mean_s=mean,
+        std_s=std,
+        min_s=ordered[0],
+        p25_s=quantile(ordered, 0.25),
+        median_s=median,
+        p75_s=quantile(ordered, 0.75),
+        max_s=ordered[-1],
+        cv_fraction=std / mean if std is not None and mean > 0 else None,
+        lag1_autocorrelation=lag1_autocorrelation(values, mean),
+        outlier_count=outlier_count(values, median),
+    )
+    if n >= 20:
+        found.p5_s, found.p95_s = quantile(ordered, 0.05), quantile(ordered, 0.95)
+    if n >= 100:
+        found.p99_s = quantile(ordered, 0.99)
+    if (interval := median_interval(ordered)) is not None:
+        found.median_low_s, found.median_high_s, found.median_coverage_fraction = interval
+    if (drift := trend(values)) is not None:
+        found.trend_fraction = drift[0] / median if median > 0 else None
+        found.trend_p = drift[1]
+    return found
 
 
-def _phase_summary(steps: list[Record], phase: str, step_mean: float | None) -> dict[str, Any]:
-    summary = summarize(_series(steps, f"{phase}_s"))
-    mean = summary["mean_s"]
-    summary["share_fraction"] = mean / step_mean if mean is not None and step_mean else None
-    summary["host"] = _spread(_series(steps, f"{phase}_host_s"), mean=True)
-    if phase in BORDERS:
-        summary["lag"] = _spread(_series(steps, f"lag_{phase}_s"))
-    return summary
+def _host_span(values: list[float]) -> HostSpan:
+    if not values:
+        return HostSpan()
+    return HostSpan(statistics.fmean(values), min(values), statistics.median(values), max(values))
 
 
-def _spread(values: list[float], mean: bool = False) -> dict[str, float | None]:
-    spread: dict[str, float | None] = {"mean_s": statistics.fmean(values) if values else None} if mean else {}
-    spread["min_s"] = min(values, default=None)
-    spread["median_s"] = statistics.median(values) if values else None
-    spread["max_s"] = max(values, default=None)
-    return spread
+def _lag(steps: Sequence[StepRecord], span: Span) -> Lag | None:
+    border = next((border for border in BORDERS if border == span), None)
+    if border is None:
+        return None
+    values = _known(step.lag_s(border) for step in steps)
+    return Lag(min(values), statistics.median(values), max(values)) if values else Lag()
 
 
-def _series(steps: list[Record], name: str) -> list[float]:
-    return [step[name] for step in steps if step.get(name) is not None]
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Literal, get_args
 
 #: The parts of a step; their spans sum to the step's.
@@ -24,7 +25,17 @@ EXCLUDED = "excluded"
 #: Modes whose steps compute gradients.
 BACKWARD_MODES: tuple[Mode, ...] = ("forward_backward", "train_step")
 
-STAGES = ("warmup", "window")
+
+class Stage(StrEnum):
+    """Where a run stands. Only steps of the first two are recorded."""
+
+    WARMUP = "warmup"
+    WINDOW = "window"
+    PROBE = "probe"
+    DONE = "done"
+
+
+STAGES = (Stage.WARMUP, Stage.WINDOW)
 
 #: How a run can end.
 OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")

@@ -8,6 +8,9 @@ from torch import Tensor
 from lmbench.flops import counter_flops, forward_flops
 from lmbench.measure.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
+from lmbench.records.field import PerPhase
+from lmbench.records.measured import TrainingFacts
+from lmbench.records.vocabulary import Phase
 from lmbench.selfcheck.planted import Block, Planted, Work, measure, nothing
 from lmbench.selfcheck.result import CheckResult, judged, needs_gpu
 
@@ -23,14 +26,14 @@ def allocations(device: torch.device) -> list[CheckResult]:
     def allocate() -> None:
         torch.empty(PLANTED_BYTES, dtype=torch.uint8, device=device)
 
-    modules = {
+    modules: dict[Phase, Planted] = {
         "forward": Planted([Block(allocate, nothing)]),
         "backward": Planted([Block(nothing, allocate)]),
         "optimizer": Planted([Block(nothing, nothing)], allocate),
     }
     results = []
     for phase, module in modules.items():
-        peaks = measure(module, device, SCHEDULE).facts["memory"]["phase_peak_allocated_bytes"]
+        peaks = dict((measure(module, device, SCHEDULE).run.memory.phase_peak_allocated_bytes or PerPhase()).items())
         highest = max(peaks, key=peaks.__getitem__)
         others = max(peak for name, peak in peaks.items() if name != phase)
         extra = peaks[phase] - others
@@ -59,12 +62,12 @@ def hidden_syncs(device: torch.device) -> list[CheckResult]:
     """A planted `.item()` is found with its line; a clean module has none."""
     if device.type == "cpu":
         return [needs_gpu("planted .item()", "nothing is asynchronous there")]
-    found = measure(_Peeking([Block(nothing, nothing)]), device, SCHEDULE).facts["probe"]["hidden_syncs"]
-    places = [sync["location"] for sync in found]
-    clean = measure(Planted([Block(nothing, nothing)]), device, SCHEDULE).facts["probe"]["hidden_syncs"]
+    found = measure(_Peeking([Block(nothing, nothing)]), device, SCHEDULE).run.probe.hidden_syncs or []
+    places = [sync.location for sync in found]
+    clean = measure(Planted([Block(nothing, nothing)]), device, SCHEDULE).run.probe.hidden_syncs or []
     return [
         judged("planted .item()", any("loss.item()" in p for p in places), "found", "; ".join(places) or "none"),
-        judged("no planted sync", not clean, "none", "; ".join(s["location"] for s in clean) or "none"),
+        judged("no planted sync", not clean, "none", "; ".join(s.location for s in clean) or "none"),
     ]
 
 
@@ -72,12 +75,12 @@ def training(device: torch.device) -> list[CheckResult]:
     """A weight that gets no gradient, and one that the optimizer does not know, are named."""
     module = Planted([Block(nothing, nothing) for _ in range(3)])
     module.unused = torch.nn.Parameter(torch.ones(3))
-    facts = measure(module, device, SCHEDULE).facts["probe"]["training"]
-    moved = not facts["unmoved_parameters"]
+    facts = measure(module, device, SCHEDULE).run.probe.training or TrainingFacts()
+    moved = not facts.unmoved_parameters
     return [
-        judged("weight without a gradient", facts["missing_gradients"] == ["unused"], "unused",
-               ", ".join(facts["missing_gradients"]) or "none"),
-        judged("the other weights moved", moved, "all", "all" if moved else ", ".join(facts["unmoved_parameters"])),
+        judged("weight without a gradient", facts.missing_gradients == ["unused"], "unused",
+               ", ".join(facts.missing_gradients) or "none"),
+        judged("the other weights moved", moved, "all", "all" if moved else ", ".join(facts.unmoved_parameters or ())),
     ]  # fmt: skip
 
 
@@ -91,7 +94,7 @@ class _Counting(Planted):
 def losses(device: torch.device) -> list[CheckResult]:
     """Every step's loss is recorded with its own step."""
     window = measure(_Counting([Block(nothing, nothing)]), device, Schedule(2, 200)).window
-    wrong = [record["step"] for record in window if record["loss"] != record["step"]]
+    wrong = [step for step in window if step.loss != step.step]
     return [judged("each step has its own loss", not wrong, "200 right", f"{len(window) - len(wrong)} right")]
 
 

@@ -42,9 +42,12 @@ def _one_slow(heavy: Work) -> Planted:
 
 
 def _judge(name: str, module: Planted, expected: str, device: torch.device) -> CheckResult:
-    facts = measure(module, device, SCHEDULE).facts["probe"]["verdicts"]["forward"]
-    found = f"{facts['verdict']} (min lag {facts['min_lag_s'] * 1e3:.3f} ms)"
-    return judged(name, facts["verdict"] == expected, expected, found)
+    verdicts = measure(module, device, SCHEDULE).run.probe.verdicts
+    forward = verdicts.forward if verdicts is not None else None
+    if forward is None:
+        return judged(name, False, expected, "no verdict")
+    found = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)"
+    return judged(name, forward.verdict == expected, expected, found)
 
 
 def _matmuls(device: torch.device, count: int) -> Work:

@@ -26,9 +26,7 @@ def known_durations(device: torch.device) -> list[CheckResult]:
         works[phase], truths[phase] = _work_of(length, device)
     module = Planted([Block(works["forward"], works["backward"])], works["optimizer"])
     run = measure(module, device, SCHEDULE)
-    results = [
-        within(f"known duration in {phase}", truths[phase](), run.median(f"{phase}_s"), 0.01) for phase in lengths
-    ]
+    results = [within(f"known duration in {phase}", truths[phase](), run.median_s(phase), 0.01) for phase in lengths]
     return [*results, _identity(run, device)]
 
 
@@ -68,8 +66,8 @@ def clocks_agree(device: torch.device) -> list[CheckResult]:
         return [needs_gpu(name, "both are the host's clock there")]
     work, _ = _work_of(FORWARD_S, device)
     module = Planted([Block(work, work) for _ in range(3)], work)
-    by_events = measure(module, device, SCHEDULE).median("step_s")
-    by_sync = measure(module, device, SCHEDULE, clock="sync").median("step_s")
+    by_events = measure(module, device, SCHEDULE).median_s("step")
+    by_sync = measure(module, device, SCHEDULE, clock="sync").median_s("step")
     return [within(name, by_sync, by_events, 0.01)]
 
 

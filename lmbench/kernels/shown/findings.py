@@ -27,7 +27,7 @@ from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import part_order
-from lmbench.records.guards.guard import Guard
+from lmbench.records.guard import Guard
 from lmbench.records.paths import lookup
 from lmbench.report.markdown import table_lines
 from lmbench.report.table import Table

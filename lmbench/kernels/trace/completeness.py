@@ -12,7 +12,7 @@ from lmbench.kernels.trace.kinds import UNCLASSIFIED
 from lmbench.kernels.trace.phases import OUTSIDE
 from lmbench.kernels.trace.shares import PhaseShares, captured_s, unclassified_s
 from lmbench.kernels.trace.verdicts import PhaseVerdict
-from lmbench.records.guards.guard import Guard, Status, at_most, not_applicable
+from lmbench.records.guard import Guard, Status, at_most, not_applicable
 
 UNCLASSIFIED_LIMIT = 0.05
 OUTSIDE_LIMIT = 0.01

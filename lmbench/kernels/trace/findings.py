@@ -20,7 +20,7 @@ from lmbench.kernels.trace.shares import (
     whole_step,
 )
 from lmbench.kernels.trace.verdicts import PhaseVerdict, judge_phases
-from lmbench.records.guards.guard import Guard
+from lmbench.records.guard import Guard
 from lmbench.records.vocabulary import Record
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
 
 Status = Literal["pass", "warn", "fail", "n/a"]
 
 _SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 1, "warn": 2, "fail": 3}
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(Struct, frozen=True):
     """One check.
 
     `value` and `limit` are in `unit`, None where the check has no figure; `advice` is empty unless it is
@@ -21,20 +21,16 @@ class Guard:
 
     name: str
     status: Status
-    value: float | None
-    limit: float | None
-    unit: str
-    message: str
+    value: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    message: str = ""
     advice: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The guard as it is stored in run.json."""
-        return asdict(self)
 
 
 def not_applicable(name: str, reason: str) -> Guard:
     """A guard that cannot be judged here, which is not a pass."""
-    return Guard(name, "n/a", None, None, "", reason)
+    return Guard(name, "n/a", message=reason)
 
 
 def at_most(
