@@ -10,9 +10,11 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from lmbench.measure import environment, host
 from lmbench.measure.device_state import DeviceSensor, derive_device_state, other_processes
@@ -23,7 +25,10 @@ from lmbench.measure.environment import (
     torch_flags,
     versions,
 )
-from lmbench.records.fields import absent, unregistered
+from lmbench.records.codec import as_dict
+from lmbench.records.environment import Environment, Gpu, Revision
+from lmbench.records.measured import DeviceReading, DeviceState
+from lmbench.records.process import process_identity
 
 CPU = torch.device("cpu")
 
@@ -31,11 +36,9 @@ CPU = torch.device("cpu")
 # environment
 
 
-def test_the_environment_has_every_registered_field_and_no_other():
-    captured = {"environment": capture_environment(CPU)}
-    assert unregistered(captured, "run") == []
-    assert [name for name in absent(captured, "run") if name.startswith("environment.")] == []
-    json.dumps(captured, allow_nan=False)
+def test_the_environment_fits_its_schema_and_is_json():
+    captured = capture_environment(CPU)
+    assert msgspec.convert(json.loads(json.dumps(as_dict(captured), allow_nan=False)), Environment) == captured
 
 
 def test_planted_secrets_are_nowhere_in_it(monkeypatch):
@@ -46,8 +49,8 @@ def test_planted_secrets_are_nowhere_in_it(monkeypatch):
         monkeypatch.setenv(name, "hunter2-planted")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     captured = capture_environment(CPU)
-    assert "hunter2" not in json.dumps(captured)
-    assert captured["variables"]["NCCL_DEBUG"] == "WARN"
+    assert "hunter2" not in json.dumps(as_dict(captured))
+    assert captured.variables["NCCL_DEBUG"] == "WARN"
 
 
 def test_only_listed_variables_are_recorded(monkeypatch):
@@ -64,11 +67,11 @@ def test_versions_are_those_of_the_modules_themselves():
     import torchmetrics
     import wandb
 
-    found = versions()
-    assert found["torch"] == torch.__version__
-    assert (found["lightning"], found["torchmetrics"]) == (lightning.__version__, torchmetrics.__version__)
-    assert found["wandb"] == wandb.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    found = versions(driver=None)
+    assert found.torch == torch.__version__
+    assert (found.lightning, found.torchmetrics) == (lightning.__version__, torchmetrics.__version__)
+    assert found.wandb == wandb.__version__
+    assert found.python == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_flags_follow_torchs_switches():
@@ -81,10 +84,10 @@ def test_flags_follow_torchs_switches():
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision(before)
-    assert found["float32_matmul_precision"] == "high"
-    assert found["deterministic_algorithms"] is True
-    assert found["anomaly_mode"] is True
-    assert torch_flags()["anomaly_mode"] is False
+    assert found.float32_matmul_precision == "high"
+    assert found.deterministic_algorithms is True
+    assert found.anomaly_mode is True
+    assert torch_flags().anomaly_mode is False
 
 
 def test_flags_that_torch_refuses_to_read_are_null():
@@ -93,7 +96,8 @@ def test_flags_that_torch_refuses_to_read_are_null():
         "import torch, json\n"
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
         "from lmbench.measure.environment import torch_flags\n"
-        "print(json.dumps(torch_flags()))"
+        "from lmbench.records.codec import as_dict\n"
+        "print(json.dumps(as_dict(torch_flags())))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -123,25 +127,25 @@ def repository(tmp_path, monkeypatch):
 def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
     (repository.path / "results").mkdir()
     (repository.path / "results" / "run.json").write_text("{}")
-    assert git_state(repository.path) == {"commit": repository.commit, "is_dirty": False}
+    assert git_state(repository.path) == Revision(repository.commit, False)
     (repository.path / "code.py").write_text("a = 2\n")
-    assert git_state(repository.path) == {"commit": repository.commit, "is_dirty": True}
+    assert git_state(repository.path) == Revision(repository.commit, True)
 
 
 def test_a_package_installed_below_a_project_is_not_its_commit(repository):
     site = repository.path / ".venv" / "site-packages" / "lmbench"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("")
-    assert git_state(site, holds="__init__.py") == {"commit": None, "is_dirty": None}
-    assert git_state(repository.path, holds="code.py")["commit"] == repository.commit
+    assert git_state(site, holds="__init__.py") == Revision(None, None)
+    assert git_state(repository.path, holds="code.py").commit == repository.commit
 
 
 def test_no_repository_and_no_git_are_null(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent.parent))
-    assert git_state(tmp_path.parent / "absent")["commit"] is None
+    assert git_state(tmp_path.parent / "absent").commit is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("git") is None
-    assert git_state(repository.path) == {"commit": None, "is_dirty": None}
+    assert git_state(repository.path) == Revision(None, None)
 
 
 def test_a_git_that_hangs_is_given_up(tmp_path, monkeypatch):
@@ -150,7 +154,7 @@ def test_a_git_that_hangs_is_given_up(tmp_path, monkeypatch):
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(environment, "_GIT_TIMEOUT_S", 0.2)
-    assert git_state(tmp_path) == {"commit": None, "is_dirty": None}
+    assert git_state(tmp_path) == Revision(None, None)
 
 
 # host
@@ -158,17 +162,17 @@ def test_a_git_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_host_facts_agree_with_psutil():
     facts = host.host_facts(CPU)
-    assert facts["core_count"] == psutil.cpu_count()
-    assert facts["memory_total_bytes"] == psutil.virtual_memory().total
-    assert facts["affinity"] == psutil.Process().cpu_affinity()
-    assert facts["cpu_model"]
+    assert facts.core_count == psutil.cpu_count()
+    assert facts.memory_total_bytes == psutil.virtual_memory().total
+    assert facts.affinity == psutil.Process().cpu_affinity()
+    assert facts.cpu_model
 
 
 def test_the_process_identity_is_that_of_this_process():
-    identity = host.process_identity()
-    started = psutil.Process(identity["pid"]).create_time() - psutil.boot_time()
-    assert identity["pid"] == os.getpid()
-    assert identity["process_start_s"] == pytest.approx(started, abs=1.5)
+    identity = process_identity()
+    started = psutil.Process(identity.pid).create_time() - psutil.boot_time()
+    assert identity.pid == os.getpid()
+    assert identity.start_s == pytest.approx(started, abs=1.5)
 
 
 def test_host_scores_are_plausible_and_leave_the_random_state_alone():
@@ -193,62 +197,56 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
 
 
 def test_the_collectors_policy_is_read_and_not_changed():
-    assert host.gc_policy()["is_enabled"] is gc.isenabled()
-    assert host.gc_policy()["thresholds"] == list(gc.get_threshold())
+    assert host.gc_policy().is_enabled is gc.isenabled()
+    assert host.gc_policy().thresholds == list(gc.get_threshold())
 
 
 # device state
 
 
 def _reading(**changes):
-    reading = DeviceSensor(CPU).read() | {
-        "read_at_s": 0.0, "energy_j": 1000.0, "power_capped_s": 1.0, "thermal_capped_s": 0.0,
-        "sm_clock_hz": 1.98e9, "other_process_count": 0,
-    }  # fmt: skip
-    return reading | changes
+    reading = DeviceReading(
+        read_at_s=0.0, energy_j=1000.0, power_capped_s=1.0, thermal_capped_s=0.0, sm_clock_hz=1.98e9,
+        other_process_count=0,
+    )  # fmt: skip
+    return replace(reading, **changes)
 
 
 def test_power_energy_caps_and_clock_follow_from_two_readings():
     closed = _reading(
         read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, other_process_count=2
     )  # fmt: skip
-    assert derive_device_state(_reading(), closed, wall_s=4.0) == pytest.approx(
-        {
-            "mean_power_w": 600.0,
-            "energy_j": 2400.0,
-            "power_capped_fraction": 0.5,
-            "thermal_capped_fraction": 0.0,
-            "sm_clock_drop_fraction": 1 / 6,
-            "other_process_count": 2,
-        }
-    )
-    assert derive_device_state(_reading(), closed)["energy_j"] == pytest.approx(3000.0)
+    found = derive_device_state(_reading(), closed, wall_s=4.0)
+    assert (found.open, found.close) == (_reading(), closed)
+    assert (found.mean_power_w, found.energy_j) == pytest.approx((600.0, 2400.0))
+    assert (found.power_capped_fraction, found.thermal_capped_fraction) == (0.5, 0.0)
+    assert found.sm_clock_drop_fraction == pytest.approx(1 / 6)
+    assert found.other_process_count == 2
+    assert derive_device_state(_reading(), closed).energy_j == pytest.approx(3000.0)
 
 
 def test_counters_that_a_card_lacks_or_that_were_reset_give_null():
     opened, closed = _reading(energy_j=None, sm_clock_hz=None), _reading(read_at_s=5.0, power_capped_s=0.5)
     found = derive_device_state(opened, closed)
-    assert found["mean_power_w"] is None
-    assert found["energy_j"] is None
-    assert found["power_capped_fraction"] is None
-    assert found["sm_clock_drop_fraction"] is None
-    assert found["thermal_capped_fraction"] == 0.0
+    assert found.mean_power_w is None
+    assert found.energy_j is None
+    assert found.power_capped_fraction is None
+    assert found.sm_clock_drop_fraction is None
+    assert found.thermal_capped_fraction == 0.0
 
 
 def test_a_counter_ahead_of_the_clock_is_not_over_the_whole_window():
     found = derive_device_state(_reading(), _reading(read_at_s=5.0, power_capped_s=6.1))
-    assert found["power_capped_fraction"] == 1.0
+    assert found.power_capped_fraction == 1.0
 
 
 def test_a_cpu_has_a_sensor_that_knows_nothing():
     sensor = DeviceSensor(CPU)
-    assert set(sensor.facts().values()) == {None}
+    assert (sensor.facts(), sensor.driver()) == (Gpu(), None)
     reading = sensor.read()
-    assert {value for name, value in reading.items() if name != "read_at_s"} == {None}
-    derived = derive_device_state(reading, sensor.read(), wall_s=1.0)
-    assert set(derived.values()) == {None}
-    state = {"device_state": {"open": reading, "close": reading, **derived}}
-    assert unregistered(state, "run") == []
+    assert reading == DeviceReading(read_at_s=reading.read_at_s)
+    derived = derive_device_state(reading, reading, wall_s=1.0)
+    assert derived == DeviceState(open=reading, close=reading)
 
 
 @pytest.mark.parametrize(
@@ -313,16 +311,15 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     sensor = DeviceSensor(CPU)
     sensor._nvml, sensor._handle = SmallCard(), "handle"
     facts, reading = sensor.facts(), sensor.read()
-    assert {name: value for name, value in facts.items() if value is not None} == {
-        "name": "Small Card", "power_limit_w": 450.0, "compute_capability": "8.9", "driver": "600.1",
-    }  # fmt: skip
-    reading.pop("read_at_s")
-    assert {name: value for name, value in reading.items() if value is not None} == {
-        "sm_clock_hz": 2.52e9,
-        "memory_clock_hz": 10.501e9,
-        "power_capped_s": 2.5,
-        "throttle_reasons": ["software power cap", "hardware thermal slowdown"],
-    }
+    assert facts == Gpu(name="Small Card", power_limit_w=450.0, compute_capability="8.9")
+    assert sensor.driver() == "600.1"
+    assert reading == DeviceReading(
+        read_at_s=reading.read_at_s,
+        sm_clock_hz=2.52e9,
+        memory_clock_hz=10.501e9,
+        power_capped_s=2.5,
+        throttle_reasons=["software power cap", "hardware thermal slowdown"],
+    )
 
 
 @pytest.mark.gpu
@@ -330,20 +327,20 @@ def test_a_real_gpu_tells_what_the_reports_need():
     device = torch.device("cuda", 0)
     sensor = DeviceSensor(device)
     facts, opened = sensor.facts(), sensor.read()
-    print(json.dumps({"facts": facts, "open": opened}, indent=1))
-    assert facts["name"] == torch.cuda.get_device_name(device)
-    assert facts["memory_total_bytes"] >= torch.cuda.get_device_properties(device).total_memory
+    print(facts, opened)
+    assert facts.name == torch.cuda.get_device_name(device)
+    assert facts.memory_total_bytes >= torch.cuda.get_device_properties(device).total_memory
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    end = opened["read_at_s"] + 2.0
-    while (closed := sensor.read())["read_at_s"] < end:
+    end = opened.read_at_s + 2.0
+    while (closed := sensor.read()).read_at_s < end:
         for _ in range(20):
             a @ a
         torch.cuda.synchronize()
     derived = derive_device_state(opened, closed)
-    print(json.dumps({"close": closed, **derived}, indent=1))
-    assert 0.5 * closed["power_w"] < derived["mean_power_w"] < 1.1 * facts["power_limit_w"]
-    assert 0.0 <= derived["power_capped_fraction"] <= 1.0
-    assert closed["sm_clock_hz"] <= facts["max_sm_clock_hz"]
+    print(derived)
+    assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
+    assert 0.0 <= derived.power_capped_fraction <= 1.0
+    assert closed.sm_clock_hz <= facts.max_sm_clock_hz
     assert 1e-7 < host.kernel_launch_s(device) < 1e-4
-    captured = {"environment": capture_environment(device)}
-    assert unregistered(captured, "run") == []
+    captured = capture_environment(device)
+    assert captured.versions.driver

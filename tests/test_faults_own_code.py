@@ -8,7 +8,7 @@ from fit_process import plant
 from lmbench.callbacks import MemoryRecorder
 from lmbench.cli import main
 from lmbench.fit import run as run_module
-from lmbench.records import assemble
+from lmbench.records import summary
 from lmbench.records.load import load_run
 
 QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
@@ -29,22 +29,22 @@ def fit(tmp_path, capsys):
 
 
 def test_a_fault_in_the_summary_keeps_the_steps_and_says_error(fit, monkeypatch):
-    monkeypatch.setattr(assemble, "evaluate_guards", planted)
+    monkeypatch.setattr(summary, "evaluate_guards", planted)
     code, run, printed = fit()
-    assert (code, run.outcome, run.run["exit_code"], len(run.steps)) == (1, "error", 1, 8)
-    assert run.run["error"]["phase"] == "summary"
-    assert "planted in lmbench" in run.run["error"]["message"]
+    assert (code, run.outcome, run.record.exit_code, len(run.steps)) == (1, "error", 1, 8)
+    assert run.record.error.phase == "summary"
+    assert "planted in lmbench" in run.record.error.message
     # What was done before the fault is there.
-    assert run.run["phases"]["step"]["n"] == 6
+    assert run.record.phases.step.n == 6
     assert "ZeroDivisionError" in printed.err
     assert "step " in printed.out
 
 
 def test_a_fault_in_the_summary_of_a_failed_run_does_not_hide_the_failure(fit, monkeypatch):
-    monkeypatch.setattr(assemble, "summarize_steps", planted)
+    monkeypatch.setattr(summary, "summarize_steps", planted)
     code, run, _ = fit(*plant("on_train_batch_end", "raise", 5))
     assert (code, run.outcome, len(run.steps)) == (1, "error", 5)
-    assert run.run["error"]["message"] == "planted in the user's own code"
+    assert run.record.error.message == "planted in the user's own code"
 
 
 def test_a_fault_in_the_printing_names_the_folder_that_has_it_all(fit, monkeypatch):

@@ -26,32 +26,32 @@ def measure(module, *callbacks, schedule=SCHEDULE, **flags):
     torch.manual_seed(0)
     timer, session = PhaseTimer(), MeasurementSession(schedule)
     quiet_trainer(timer, *callbacks, session, **flags).fit(module, SlowBatches())
-    return [record for record in timer.records if record["stage"] == "window"], session.facts
+    return [record for record in timer.records if record.stage == "window"], session.run
 
 
 def least(records, name):
     """The step that a busy machine disturbed least: a sleep lasts at least as long as it was asked to."""
-    return min(record[name] for record in records)
+    return min(getattr(record, name) for record in records)
 
 
 def test_backward_and_update_are_exact_and_the_rest_is_other():
     window, facts = measure(ByHand())
-    assert facts["unseen_phases"] == ["forward", "clip", "zero_grad"]
+    assert facts.unseen_phases == ["forward", "clip", "zero_grad"]
     assert least(window, "backward_s") == pytest.approx(2 * ByHand.backward_s, abs=2e-3)
     assert least(window, "optimizer_s") == pytest.approx(2 * ByHand.optimizer_s, abs=2e-3)
     assert least(window, "data_s") == pytest.approx(Sleeper.data_s, abs=2e-3)
     slept_s = 2 * (ByHand.forward_s + ByHand.zero_s)
     assert slept_s <= least(window, "other_s") < slept_s + 6e-3
     for record in window:
-        assert record["forward_s"] is record["zero_grad_s"] is record["clip_s"] is None
-        assert math.fsum(record[f"{phase}_s"] or 0.0 for phase in PHASES) == pytest.approx(record["step_s"])
+        assert record.forward_s is record.zero_grad_s is record.clip_s is None
+        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
 
 
 @pytest.mark.parametrize("phase", ["backward", "optimizer"])
 def test_a_phase_that_partly_goes_around_lightning_is_unseen(phase):
     window, facts = measure(ByHand(bypass=phase))
-    assert phase in facts["unseen_phases"]
-    assert all(record[f"{phase}_s"] is None for record in window)
+    assert phase in facts.unseen_phases
+    assert all(record.span_s(phase) is None for record in window)
 
 
 def test_without_manual_backward_and_with_the_bare_optimizer_nothing_is_claimed():
@@ -66,9 +66,9 @@ def test_without_manual_backward_and_with_the_bare_optimizer_nothing_is_claimed(
             return {"loss": loss}
 
     window, facts = measure(Alone())
-    assert facts["unseen_phases"] == ["forward", "backward", "clip", "optimizer", "zero_grad"]
-    assert {phase for phase in PHASES if window[-1][f"{phase}_s"] is not None} == {"data", "transfer", "other"}
-    assert all(record["loss"] > 0 for record in window)
+    assert facts.unseen_phases == ["forward", "backward", "clip", "optimizer", "zero_grad"]
+    assert {phase for phase in PHASES if window[-1].span_s(phase) is not None} == {"data", "transfer", "other"}
+    assert all(record.loss > 0 for record in window)
 
 
 def test_a_closure_is_not_the_update():
@@ -81,7 +81,7 @@ def test_a_closure_is_not_the_update():
             self.optimizers()[0].step(closure=closure)
 
     window, facts = measure(WithClosure())
-    assert facts["unseen_phases"] == ["forward", "clip", "zero_grad"]
+    assert facts.unseen_phases == ["forward", "clip", "zero_grad"]
     assert least(window, "backward_s") == pytest.approx(ByHand.backward_s, abs=2e-3)
     assert least(window, "optimizer_s") == pytest.approx(ByHand.optimizer_s, abs=2e-3)
     assert least(window, "other_s") >= ByHand.forward_s
@@ -104,8 +104,8 @@ def test_an_optimizer_that_calls_its_closure_again_hides_the_update():
             return torch.optim.LBFGS(self.parameters(), max_iter=3)
 
     window, facts = measure(Lbfgs())
-    assert "optimizer" in facts["unseen_phases"]
-    assert all(record["optimizer_s"] is None for record in window)
+    assert "optimizer" in facts.unseen_phases
+    assert all(record.optimizer_s is None for record in window)
     assert least(window, "backward_s") >= ByHand.backward_s
 
 
@@ -120,11 +120,11 @@ def test_a_module_that_fetches_its_own_batches_has_its_wait_as_data():
         validation_step = LightningModule.validation_step
 
     window, facts = measure(Fetching())
-    assert facts["unseen_phases"] == []
+    assert facts.unseen_phases == []
     assert least(window, "data_s") == pytest.approx(Sleeper.data_s, abs=2e-3)
     assert least(window, "forward_s") == pytest.approx(Sleeper.forward_s, abs=2e-3)
     assert least(window, "backward_s") == pytest.approx(Sleeper.backward_s, abs=2e-3)
-    assert all(record["transfer_s"] is None for record in window)
+    assert all(record.transfer_s is None for record in window)
 
 
 def test_every_optimizers_parameters_are_checked_at_its_own_step():
@@ -154,25 +154,25 @@ def test_every_optimizers_parameters_are_checked_at_its_own_step():
             return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.generator, self.critic)]
 
     _, facts = measure(Adversaries(), TrainingCheck(), schedule=Schedule(1, 3, probe_steps=1))
-    training = facts["probe"]["training"]
-    assert training["parameters"] == 6
-    assert training["missing_gradients"] == ["idle.weight", "idle.bias"]
-    assert training["unmoved_parameters"] == ["critic.bias"]
+    training = facts.probe.training
+    assert training.parameters == 6
+    assert training.missing_gradients == ["idle.weight", "idle.bias"]
+    assert training.unmoved_parameters == ["critic.bias"]
     # A difference of two judgements does not depend on the critic's bias.
-    assert training["zero_gradients"] == ["critic.bias"]
+    assert training.zero_gradients == ["critic.bias"]
 
 
 def test_the_result_and_the_screen_say_what_is_unseen(tmp_path):
     quiet_trainer(RunRecorder(str(tmp_path)), max_steps=8).fit(ByHand(), SlowBatches())
     (path,) = tmp_path.iterdir()
-    run = load_run(path).run
-    assert run["unseen_phases"] == ["forward", "clip", "zero_grad"]
-    assert "forward" not in run["phases"] or run["phases"]["forward"] is None
+    run = load_run(path).record
+    assert run.unseen_phases == ["forward", "clip", "zero_grad"]
+    assert run.phases.forward is None
     line = next(line for line in figures(run) if line.startswith("unseen"))
     assert "forward, clip, zero_grad: the module optimizes by hand" in line
-    assert {g["name"]: g["status"] for g in run["guards"]}["other_share"] == "n/a"
+    assert {guard.name: guard.status for guard in run.guards}["other_share"] == "n/a"
 
 
 def test_automatic_optimization_hides_nothing(sleeper):
     _, facts = measure(sleeper)
-    assert facts["unseen_phases"] == []
+    assert facts.unseen_phases == []

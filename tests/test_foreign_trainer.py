@@ -25,8 +25,8 @@ from lmbench.callbacks import (
     TrainingCheck,
 )
 from lmbench.measure.schedule import Schedule
-from lmbench.records.fields import unregistered
 from lmbench.records.load import load_run
+from lmbench.records.step import StepRecord
 
 from conftest import quiet_trainer
 
@@ -90,14 +90,13 @@ def test_a_recorder_writes_a_result_alone_and_among_others(extra, is_first, tmp_
     train(*([recorder, *others] if is_first else [*others, recorder]))
     (result,) = runs(tmp_path)
     assert result.outcome == "ok"
-    assert result.run["mode"] == "train_step"
-    assert result.run["zero_grad"] == "native"
-    assert result.run["model"]["name"] == "strangers.Regression"
-    assert [step["step"] for step in result.steps] == list(range(12))
-    assert result.run["window"]["steps"] == 7
-    assert result.run["window"]["steps_sum_s"] == pytest.approx(result.run["window"]["wall_s"], abs=1e-3)
-    assert ("tokens_reason" in result.run["window"]) == ("ThroughputMeter" in extra)
-    assert unregistered(result.run, "run") == []
+    assert result.record.mode == "train_step"
+    assert result.record.zero_grad == "native"
+    assert result.record.model.name == "strangers.Regression"
+    assert [step.step for step in result.steps] == list(range(12))
+    assert result.record.window.steps == 7
+    assert result.record.window.steps_sum_s == pytest.approx(result.record.window.wall_s, abs=1e-3)
+    assert (result.record.window.tokens_reason is not None) == ("ThroughputMeter" in extra)
 
 
 def test_every_fit_of_a_trainer_is_a_run_of_its_own(tmp_path):
@@ -109,8 +108,8 @@ def test_every_fit_of_a_trainer_is_a_run_of_its_own(tmp_path):
     trainer.fit(module, datamodule=Data())
     assert [len(result.steps) for result in runs(tmp_path)] == [12, 12]
     assert [result.outcome for result in runs(tmp_path)] == ["ok", "ok"]
-    assert [r["step"] for r in timer.records] == [r["step"] for r in first] == list(range(12))
-    assert sum(r["is_warmup"] for r in timer.records) == 5
+    assert [r.step for r in timer.records] == [r.step for r in first] == list(range(12))
+    assert sum(r.is_warmup for r in timer.records) == 5
 
 
 def test_fit_after_validate_with_a_sanity_check_measures_training_only(tmp_path):
@@ -120,12 +119,12 @@ def test_fit_after_validate_with_a_sanity_check_measures_training_only(tmp_path)
     trainer.validate(module, verbose=False)
     trainer.fit(module)
     inference, training = runs(tmp_path)
-    assert (inference.run["mode"], training.run["mode"]) == ("inference", "train_step")
+    assert (inference.record.mode, training.record.mode) == ("inference", "train_step")
     assert len(inference.steps) == 6
-    assert all(step["backward_s"] is None for step in inference.steps)
+    assert all(step.backward_s is None for step in inference.steps)
     assert len(training.steps) == 9
     # The epoch's validation lies between steps 5 and 6.
-    assert [step["step"] for step in training.steps if step["excluded_s"]] == [6]
+    assert [step.step for step in training.steps if step.excluded_s] == [6]
 
 
 def test_trainers_of_one_process_do_not_meet(tmp_path):
@@ -175,7 +174,7 @@ def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(place, hoo
     with pytest.raises(ValueError, match="mine"):
         trainer.fit(Regression(), Rows())
     (result,) = runs(tmp_path)
-    assert (result.outcome, result.run["error"]["message"]) == ("error", "mine")
+    assert (result.outcome, result.record.error.message) == ("error", "mine")
     assert len(result.steps) == 7
     assert isinstance(trainer.profiler, PassThroughProfiler)
     assert trainer.callbacks == callbacks
@@ -226,9 +225,9 @@ def test_predicting_records_nothing(tmp_path):
 def test_training_that_ends_in_the_warmup_says_that_nothing_was_measured(steps, tmp_path):
     train(RunRecorder(str(tmp_path / "results")), max_steps=steps)
     (result,) = runs(tmp_path)
-    assert result.run["error"]["kind"] == "EmptyWindow"
+    assert result.record.error.kind == "EmptyWindow"
     assert len(result.steps) == steps
-    assert "fail" not in {guard["status"] for guard in result.run["guards"] if guard["name"] != "window_complete"}
+    assert "fail" not in {guard.status for guard in result.record.guards if guard.name != "window_complete"}
 
 
 def test_an_empty_loader_leaves_no_result(tmp_path):
@@ -243,8 +242,8 @@ def test_a_measuring_session_in_ones_own_trainer_is_obeyed_twice():
         trainer.should_stop = False
         trainer.fit(Regression(), Rows())
         assert len(timer.records) == 5
-        assert session.facts["window"]["steps"] == 4
-        assert session.facts["probe"]["training"]["missing_gradients"] == []
+        assert session.run.window.steps == 4
+        assert session.run.probe.training.missing_gradients == []
     assert trainer.callbacks[-1] is session
 
 
@@ -253,7 +252,7 @@ def test_training_that_ends_among_the_probe_steps_leaves_no_marks():
     session = MeasurementSession(Schedule(warmup_steps=1, steps=3, probe_steps=4))
     quiet_trainer(PhaseTimer(), MemoryRecorder(), SyncFinder(), session, max_steps=7).fit(module, Rows())
     assert not any(child._forward_hooks for child in module.modules())
-    assert session.facts["window"]["steps"] == 3
+    assert session.run.window.steps == 3
 
 
 def test_manual_optimization_is_left_as_it_was():
@@ -279,12 +278,12 @@ def test_an_observer_of_ones_own_hears_of_every_step():
     class Longest(Observer):
         longest_s = 0.0
 
-        def steps_recorded(self, records: list[dict[str, Any]]) -> None:
-            self.longest_s = max(self.longest_s, *(record["step_s"] for record in records), 0.0)
+        def steps_recorded(self, records: list[StepRecord]) -> None:
+            self.longest_s = max(self.longest_s, *(record.step_s for record in records), 0.0)
 
     longest, timer = Longest(), PhaseTimer()
     train(longest, timer)
-    assert longest.longest_s == max(record["step_s"] for record in timer.records)
+    assert longest.longest_s == max(record.step_s for record in timer.records)
 
 
 def test_callbacks_can_be_copied_before_they_are_used():

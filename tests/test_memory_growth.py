@@ -128,5 +128,5 @@ def test_a_real_training_with_collection_off_needs_no_more_memory(tmp_path):
     recorder = RunRecorder(str(tmp_path))
     callbacks = [Sizes(), PhaseTimer(), MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session]
     Trainer(callbacks=callbacks, **QUIET).fit(Nothing(), Endless())
-    assert recorder.run["outcome"] == "ok"
-    assert_flat(sizes, recorder.run["window"]["steps"])
+    assert recorder.run.outcome == "ok"
+    assert_flat(sizes, recorder.run.window.steps)

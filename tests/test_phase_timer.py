@@ -22,11 +22,11 @@ SCHEDULE = Schedule(warmup_steps=2, steps=8)
 def measure(module, *callbacks, schedule=SCHEDULE, loader=None, val=None, **flags):
     timer, session = PhaseTimer(), MeasurementSession(schedule)
     quiet_trainer(timer, session, *callbacks, **flags).fit(module, loader or SlowBatches(), val)
-    return [r for r in timer.records if r["stage"] == "window"], session, list(timer.records)
+    return [r for r in timer.records if r.stage == "window"], session, list(timer.records)
 
 
 def median(records, name):
-    return sorted(record[name] for record in records)[len(records) // 2]
+    return sorted(getattr(record, name) for record in records)[len(records) // 2]
 
 
 def test_each_phase_gets_its_own_time(sleeper):
@@ -35,32 +35,32 @@ def test_each_phase_gets_its_own_time(sleeper):
     assert median(window, "backward_s") == pytest.approx(Sleeper.backward_s, abs=1.5e-3)
     assert median(window, "data_s") == pytest.approx(Sleeper.data_s, abs=1.5e-3)
     assert median(window, "optimizer_s") == pytest.approx(Sleeper.optimizer_s, abs=1.5e-3)
-    assert all(record["clip_s"] is None for record in window)
+    assert all(record.clip_s is None for record in window)
 
 
 def test_phases_sum_to_the_step(sleeper):
     window, _, _ = measure(sleeper, gradient_clip_val=1.0)
     for record in window:
-        assert math.fsum(record[f"{phase}_s"] or 0.0 for phase in PHASES) == pytest.approx(record["step_s"])
-        assert record["clip_s"] > 0
+        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
+        assert record.clip_s > 0
 
 
 def test_steps_sum_to_the_window(sleeper):
     window, session, _ = measure(sleeper)
-    total = math.fsum(record["step_s"] for record in window)
-    assert total == pytest.approx(session.facts["window"]["raw_wall_s"], rel=5e-3)
+    total = math.fsum(record.step_s for record in window)
+    assert total == pytest.approx(session.raw_wall_s, rel=5e-3)
 
 
 def test_warmup_is_recorded_and_marked(sleeper):
     window, _, every = measure(sleeper)
-    assert [record["step"] for record in every] == list(range(10))
-    assert [record["is_warmup"] for record in every] == [True] * 2 + [False] * 8
+    assert [record.step for record in every] == list(range(10))
+    assert [record.is_warmup for record in every] == [True] * 2 + [False] * 8
     assert len(window) == 8
 
 
 def test_accumulation_makes_one_step_of_its_micro_batches(sleeper):
     window, _, _ = measure(sleeper, accumulate_grad_batches=3)
-    assert {record["micro_batches"] for record in window} == {3}
+    assert {record.micro_batches for record in window} == {3}
     assert median(window, "forward_s") == pytest.approx(3 * Sleeper.forward_s, abs=3e-3)
     assert median(window, "backward_s") == pytest.approx(3 * Sleeper.backward_s, abs=3e-3)
     assert median(window, "optimizer_s") == pytest.approx(Sleeper.optimizer_s, abs=1.5e-3)
@@ -74,26 +74,26 @@ def test_a_short_last_group_says_how_short_it_is(sleeper):
         schedule=Schedule(0, 4),
         limit_train_batches=4,
     )
-    assert [record["micro_batches"] for record in window] == [3, 1, 3, 1]
+    assert [record.micro_batches for record in window] == [3, 1, 3, 1]
 
 
 def test_validation_inside_the_window_is_subtracted(sleeper):
     window, session, _ = measure(sleeper, val=SlowBatches(3), val_check_interval=2, limit_val_batches=3)
-    excluded = sum(record["excluded_s"] for record in window)
+    excluded = sum(record.excluded_s for record in window)
     assert excluded >= 3 * 3 * (Sleeper.forward_s + Sleeper.data_s)
     assert median(window, "step_s") < 0.025
-    wall = session.facts["window"]["raw_wall_s"] - excluded
-    assert sum(record["step_s"] for record in window) == pytest.approx(wall, rel=5e-3)
+    wall = session.raw_wall_s - excluded
+    assert sum(record.step_s for record in window) == pytest.approx(wall, rel=5e-3)
 
 
 def test_a_checkpoint_inside_the_window_is_subtracted(sleeper, tmp_path):
     window, _, _ = measure(sleeper, ModelCheckpoint(tmp_path, every_n_train_steps=2), enable_checkpointing=True)
-    assert sum(record["excluded_s"] > 0 for record in window) >= 3
+    assert sum(record.excluded_s > 0 for record in window) >= 3
 
 
 def test_window_lasts_as_long_as_asked(sleeper):
     _, session, _ = measure(sleeper, schedule=Schedule(1, 2, min_window_s=0.3))
-    assert session.facts["window"]["raw_wall_s"] >= 0.3
+    assert session.raw_wall_s >= 0.3
 
 
 def test_another_callbacks_time_belongs_to_the_step(sleeper):
@@ -111,7 +111,7 @@ def test_alone_in_a_strangers_trainer_it_only_watches(sleeper):
     trainer.fit(sleeper, SlowBatches())
     assert trainer.global_step == 12
     assert len(timer.records) == 12
-    assert sum(record["is_warmup"] for record in timer.records) == 5
+    assert sum(record.is_warmup for record in timer.records) == 5
 
 
 def test_two_timers_are_refused(sleeper):
@@ -122,9 +122,9 @@ def test_two_timers_are_refused(sleeper):
 def test_validate_measures_inference_steps(sleeper):
     timer, session = PhaseTimer(), MeasurementSession(Schedule(1, 4))
     quiet_trainer(timer, session).validate(sleeper, SlowBatches(6), verbose=False)
-    window = [record for record in timer.records if record["stage"] == "window"]
+    window = [record for record in timer.records if record.stage == "window"]
     assert len(window) == 4
-    assert all(record["backward_s"] is None and record["forward_s"] > 0 for record in window)
+    assert all(record.backward_s is None and record.forward_s > 0 for record in window)
 
 
 def test_a_slow_run_delivers_records_every_second(sleeper):

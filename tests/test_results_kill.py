@@ -17,19 +17,22 @@ BATCH = 25
 # Says one byte after every batch that is written; now and then replaces run.json as well.
 CHILD = f"""
 import os, sys
-from lmbench.measure.host import process_identity
-from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.process import process_identity
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 folder = RunFolder.create(sys.argv[1], run_id=sys.argv[2])
-run = {{"schema_version": SCHEMA_VERSION, "outcome": "running", **process_identity()}}
+run = RunRecord(SCHEMA_VERSION, "running")
+run.pid, run.boot_id, run.process_start_s = process_identity()
 folder.write_run(run)
 os.write(1, b"r")
 for start in range(0, 10**9, {BATCH}):
     steps = range(start, start + {BATCH})
-    folder.append_steps({{"step": step, "step_s": step / 7, "pad": "x" * 400}} for step in steps)
+    folder.append_steps(StepRecord(step=step, step_s=step / 7) for step in steps)
     os.write(1, b".")
     if start % (10 * {BATCH}) == 0:
-        folder.write_run({{**run, "pad": ["y" * 100] * 200}})
+        run.argv = ["y" * 100] * 200
+        folder.write_run(run)
 """
 
 
@@ -49,7 +52,7 @@ def _check(instants, results_dir):
         finished = _killed_after(seconds, results_dir, f"run{index}")
         run = load_run(results_dir / f"run{index}")
         assert (run.outcome, run.damage) == ("killed", None)
-        assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+        assert [step.step for step in run.steps] == list(range(len(run.steps)))
         assert finished * BATCH <= len(run.steps) <= (finished + 1) * BATCH
 
 

@@ -19,15 +19,15 @@ def fit(tmp_path, *words):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     assert main(["fit", "--config", "smoke", *quick, "--measure.results_dir", str(folder), *words]) == 0
     (path,) = find_runs([folder])
-    return load_run(path).run
+    return load_run(path).record
 
 
 @pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
 def test_windows_of_any_length_leave_the_same_gradient_norm(mode, tmp_path):
     short, long = (fit(tmp_path, "--measure.mode", mode, "--measure.steps", steps) for steps in ("2", "7"))
-    assert short["warmup"] == long["warmup"]
-    assert short["warmup"]["gradient_norm"] > 0
-    assert short["probe"]["training"]["gradient_norm"] != long["probe"]["training"]["gradient_norm"]
+    assert short.warmup == long.warmup
+    assert short.warmup.gradient_norm > 0
+    assert short.probe.training.gradient_norm != long.probe.training.gradient_norm
 
 
 def test_where_there_is_no_gradient_or_no_warm_up_there_is_no_norm(tmp_path):
@@ -45,14 +45,14 @@ def test_it_is_the_norm_that_the_module_itself_sees_in_that_step(sleeper, accumu
     sleeper.on_before_optimizer_step = look
     session = MeasurementSession(Schedule(warmup_steps=3, steps=2, probe_steps=1))
     quiet_trainer(TrainingCheck(), session, accumulate_grad_batches=accumulated).fit(sleeper, SlowBatches())
-    assert session.facts["warmup"]["gradient_norm"] == pytest.approx(seen[2], rel=1e-6)
+    assert session.run.warmup.gradient_norm == pytest.approx(seen[2], rel=1e-6)
     assert seen[2] != pytest.approx(seen[1], rel=1e-6)
 
 
 def test_a_trainer_of_ones_own_is_only_watched(sleeper):
     check = TrainingCheck()
     quiet_trainer(check, max_steps=8).fit(sleeper, SlowBatches())
-    assert "warmup" not in check.session.facts
+    assert check.session.run.warmup.gradient_norm is None
 
 
 def test_one_element_that_comes_to_rest_is_no_unmoved_parameter():

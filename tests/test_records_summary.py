@@ -6,10 +6,16 @@ import time
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 from scipy import stats
 
+from lmbench.records.field import PerPhase
+from lmbench.records.measured import HostSpan
 from lmbench.records.statistics import median_interval, trend
-from lmbench.records.summary import select_window, summarize, summarize_steps
+from lmbench.records.step import StepRecord
+from lmbench.records.summary import summarize, summarize_steps
+from lmbench.records.vocabulary import Stage
+from lmbench.records.window import select_window
 
 SIZES = [1, 2, 3, 5, 6, 19, 20, 37, 99, 100, 101, 250, 1000]
 
@@ -35,16 +41,16 @@ def test_moments_and_quantiles_agree_with_numpy(n):
         "p95_s": np.quantile(values, 0.95) if n >= 20 else None,
         "p99_s": np.quantile(values, 0.99) if n >= 100 else None,
     }
-    assert found["n"] == n
-    assert {name for name in expected if found[name] is None} == {k for k, v in expected.items() if v is None}
+    assert found.n == n
+    assert {name for name in expected if getattr(found, name) is None} == {k for k, v in expected.items() if v is None}
     known = {name: value for name, value in expected.items() if value is not None}
-    assert {name: found[name] for name in known} == pytest.approx(known, rel=1e-12)
+    assert {name: getattr(found, name) for name in known} == pytest.approx(known, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_autocorrelation_agrees_with_numpy(n):
     values = _series(n)
-    found = summarize(values.tolist())["lag1_autocorrelation"]
+    found = summarize(values.tolist()).lag1_autocorrelation
     if n < 3:
         assert found is None
         return
@@ -58,7 +64,7 @@ def test_autocorrelation_of_a_process_that_has_one_is_found():
     values = np.zeros_like(noise)
     for i in range(1, len(noise)):
         values[i] = 0.6 * values[i - 1] + noise[i]
-    assert summarize((values + 100).tolist())["lag1_autocorrelation"] == pytest.approx(0.6, abs=0.03)
+    assert summarize((values + 100).tolist()).lag1_autocorrelation == pytest.approx(0.6, abs=0.03)
 
 
 def _reference_rank(n):
@@ -125,8 +131,8 @@ def test_trend_with_ties_agrees_with_scipy():
 def test_trend_of_a_long_series_is_found_by_blocks(n):
     values = 1.0 + 0.05 * np.arange(n) / (n - 1) + np.random.default_rng(0).normal(0, 0.01, n)
     found = summarize(values.tolist())
-    assert found["trend_fraction"] == pytest.approx(0.05 / 1.025, rel=0.1)
-    assert found["trend_p"] < 1e-6
+    assert found.trend_fraction == pytest.approx(0.05 / 1.025, rel=0.1)
+    assert found.trend_p < 1e-6
 
 
 def test_a_trend_in_pure_noise_is_rarely_significant():
@@ -140,35 +146,29 @@ def test_outliers_are_those_of_the_modified_z_score():
     values[[3, 77, 400]] *= 3
     deviation = np.abs(values - np.median(values))
     expected = int((0.6745 * deviation / stats.median_abs_deviation(values) > 3.5).sum())
-    assert summarize(values.tolist())["outlier_count"] == expected
+    assert summarize(values.tolist()).outlier_count == expected
     assert expected >= 3
 
 
 def test_a_coarse_clock_makes_no_outliers_and_a_real_one_is_still_found():
     values = [2.0e-6] * 60 + [2.5e-6] * 40
-    assert summarize(values)["outlier_count"] == 0
-    assert summarize([*values, 50e-6])["outlier_count"] == 1
+    assert summarize(values).outlier_count == 0
+    assert summarize([*values, 50e-6]).outlier_count == 1
 
 
 def test_a_constant_series_has_no_spread_trend_or_outliers():
     found = summarize([0.25] * 30)
-    assert (found["std_s"], found["cv_fraction"], found["outlier_count"]) == (0, 0, 0)
-    assert (found["trend_fraction"], found["trend_p"], found["lag1_autocorrelation"]) == (0, 1, None)
+    assert (found.std_s, found.cv_fraction, found.outlier_count) == (0, 0, 0)
+    assert (found.trend_fraction, found.trend_p, found.lag1_autocorrelation) == (0, 1, None)
 
 
-def test_short_series_have_every_key_and_null_where_too_short():
-    keys = set(summarize(_series(200).tolist()))
+def test_short_series_have_null_where_they_are_too_short():
     for n in range(7):
         found = summarize(_series(n).tolist())
-        assert set(found) == keys
-        assert (found["median_low_s"] is None) == (n < 6)
-        assert (found["std_s"] is None) == (n < 2)
-    assert summarize([])["mean_s"] is None
-
-
-def test_the_unit_ends_the_names():
-    assert "mean_bytes" in summarize([1.0], unit="bytes")
-    assert "mean" in summarize([1.0], unit="")
+        assert found.n == n
+        assert (found.median_low_s is None) == (n < 6)
+        assert (found.std_s is None) == (n < 2)
+    assert summarize([]).mean_s is None
 
 
 def test_a_non_finite_value_is_refused():
@@ -177,21 +177,22 @@ def test_a_non_finite_value_is_refused():
 
 
 def _step(step, stage="window", micro_batches=2, is_skipped=False, **spans):
-    return {
-        "step": step,
-        "stage": stage,
-        "micro_batches": micro_batches,
-        "is_skipped": is_skipped,
-        "step_s": 1.0,
-        "step_host_s": 0.5,
-        "lag_step_s": 0.01 * step,
-        "forward_s": 0.25,
-        "forward_host_s": 0.2,
-        "lag_forward_s": -0.001,
-        "backward_s": 0.75,
-        "clip_s": None,
-        **spans,
-    }
+    return StepRecord(
+        step=step,
+        stage=Stage(stage),
+        micro_batches=micro_batches,
+        is_skipped=is_skipped,
+        **{
+            "step_s": 1.0,
+            "step_host_s": 0.5,
+            "lag_step_s": 0.01 * step,
+            "forward_s": 0.25,
+            "forward_host_s": 0.2,
+            "lag_forward_s": -0.001,
+            "backward_s": 0.75,
+            **spans,
+        },
+    )
 
 
 def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
@@ -203,10 +204,10 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
         _step(4),
     ]
     window = select_window(records)
-    assert [step["step"] for step in window.used] == [2, 4]
+    assert [step.step for step in window.used] == [2, 4]
     assert (window.micro_batches, window.skipped_count, window.short_count) == (2, 1, 1)
     summary = summarize_steps(records)
-    assert (summary["step"]["n"], summary["step"]["max_s"]) == (2, 1.0)
+    assert (summary.step.n, summary.step.max_s) == (2, 1.0)
 
 
 def test_a_full_step_is_known_even_if_the_window_has_only_short_ones():
@@ -215,14 +216,14 @@ def test_a_full_step_is_known_even_if_the_window_has_only_short_ones():
 
 def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
     summary = summarize_steps([_step(step) for step in range(10)])
-    assert list(summary) == ["step", "forward", "backward"]
-    assert summary["forward"]["share_fraction"] == 0.25
-    assert summary["step"]["share_fraction"] == 1.0
-    assert summary["forward"]["host"] == {"mean_s": 0.2, "min_s": 0.2, "median_s": 0.2, "max_s": 0.2}
-    assert summary["backward"]["host"]["mean_s"] is None
-    assert summary["step"]["lag"] == pytest.approx({"min_s": 0.0, "median_s": 0.045, "max_s": 0.09})
+    assert [span for span, _ in summary.items()] == ["step", "forward", "backward"]
+    assert summary.forward.share_fraction == 0.25
+    assert summary.step.share_fraction == 1.0
+    assert summary.forward.host == HostSpan(0.2, 0.2, 0.2, 0.2)
+    assert summary.backward.host.mean_s is None
+    assert astuple(summary.step.lag) == pytest.approx((0.0, 0.045, 0.09))
 
 
 def test_no_steps_have_no_summary():
-    assert summarize_steps([]) == {}
-    assert summarize_steps([_step(0, stage="warmup")]) == {}
+    assert summarize_steps([]) == PerPhase()
+    assert summarize_steps([_step(0, stage="warmup")]) == PerPhase()

@@ -11,18 +11,18 @@ import time
 import pytest
 
 from lmbench.errors import UsageError
-from lmbench.measure.host import process_identity
-from lmbench.records.fields import SCHEMA_VERSION
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.process import boot_id, is_running, process_start_s
+from lmbench.records.process import boot_id, is_running, process_identity, process_start_s
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 
 
 @pytest.fixture
 def folder(tmp_path):
     folder = RunFolder.create(tmp_path, run_id="run")
-    folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "ok"})
-    folder.append_steps([{"step": 0}, {"step": 1}])
+    folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
+    folder.append_steps([StepRecord(step=0), StepRecord(step=1)])
     return folder
 
 
@@ -35,7 +35,7 @@ def _append(folder, data):
 def test_torn_last_line_is_ignored(folder, torn):
     _append(folder, torn)
     run = load_run(folder.path)
-    assert run.steps == [{"step": 0}, {"step": 1}]
+    assert run.steps == [StepRecord(step=0), StepRecord(step=1)]
     assert run.damage is None
 
 
@@ -48,18 +48,18 @@ def test_a_last_line_that_lacks_only_its_newline_counts(folder):
 def test_an_unreadable_line_in_the_middle_is_damage_and_the_rest_is_kept(folder, bad):
     _append(folder, bad + b'{"step": 3}\n')
     run = load_run(folder.path)
-    assert [step["step"] for step in run.steps] == [0, 1, 3]
+    assert [step.step for step in run.steps] == [0, 1, 3]
     assert run.damage == "steps.jsonl: 1 unreadable line, the first is line 3"
     assert run.outcome == "ok"
 
 
 def test_every_truncation_of_run_json_is_damage_and_never_fatal(folder):
     whole = (folder.path / "run.json").read_bytes().rstrip()
-    for length in range(len(whole)):
+    for length in (*range(40), *range(40, len(whole), 97)):
         (folder.path / "run.json").write_bytes(whole[:length])
         run = load_run(folder.path)
-        assert (run.outcome, run.run, len(run.steps)) == ("damaged", {}, 2)
-        assert run.damage.startswith("run.json cannot be read: ")
+        assert (run.outcome, run.record.run_id, len(run.steps)) == ("damaged", None, 2)
+        assert run.damage.startswith("run.json is damaged: ")
         assert "\n" not in run.damage
 
 
@@ -70,12 +70,12 @@ def test_a_missing_run_json_beside_steps_is_damage(folder):
 
 
 def test_an_unknown_outcome_is_read_as_damaged(folder):
-    folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "splendid"})
+    folder.write_run(RunRecord(SCHEMA_VERSION, "splendid"))
     assert load_run(folder.path).outcome == "damaged"
 
 
 def test_another_schema_version_is_refused_naming_both(folder):
-    folder.write_run({"schema_version": 99, "outcome": "ok"})
+    folder.write_run(RunRecord(99, "ok"))
     with pytest.raises(UsageError, match=rf"schema version 99, this lmbench reads {SCHEMA_VERSION};"):
         load_run(folder.path)
 
@@ -95,7 +95,9 @@ def test_the_path_of_run_json_stands_for_its_folder(folder):
 
 
 def _running(folder, **changes):
-    folder.write_run({"schema_version": SCHEMA_VERSION, "outcome": "running", **process_identity(), **changes})
+    pid, boot, start_s = process_identity()
+    identity = {"pid": pid, "boot_id": boot, "process_start_s": start_s, **changes}
+    folder.write_run(RunRecord(SCHEMA_VERSION, "running", **identity))
     return load_run(folder.path).outcome
 
 
@@ -151,7 +153,7 @@ def test_runs_are_found_at_any_depth_once_and_sorted(tmp_path):
     paths = []
     for name in names:
         run = RunFolder.create((tmp_path / name).parent, run_id=name.rpartition("/")[2])
-        run.write_run({"schema_version": SCHEMA_VERSION, "outcome": "ok"})
+        run.write_run(RunRecord(SCHEMA_VERSION, "ok"))
         paths.append(run.path)
     # What a run keeps inside its own folder is not another run.
     inner = tmp_path / "a" / "wandb"
