@@ -15,10 +15,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.interruption import held
-from lmbench.measure.clock import make_clock, synchronize
-from lmbench.measure.lag import HOST_BOUND_LAG_S, lag_verdicts
-from lmbench.measure.probe_marks import ProbeMarks
-from lmbench.measure.scalars import ScalarRing
+from lmbench.measure.clock import ScalarRing, make_clock, synchronize
+from lmbench.measure.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
 from lmbench.measure.schedule import ProbeKind
 from lmbench.measure.timeline import StepFacts, StepSpans, Timeline, step_record
 from lmbench.records.step import StepRecord

@@ -20,9 +20,9 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held, interrupt, received
 from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
-from lmbench.measure.losses import loss_facts
 from lmbench.measure.milestones import milestones, reach
 from lmbench.measure.subject import describe_data, describe_flops, describe_model
+from lmbench.measure.training import loss_facts
 from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.process import process_identity

@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
-from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.step_hooks import LeanCallback
+from lmbench.callbacks.observer import LeanCallback, Observer
 from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
 from lmbench.measure.phases import BorderProfiler, PhaseTrack

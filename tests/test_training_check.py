@@ -31,8 +31,8 @@ def test_windows_of_any_length_leave_the_same_gradient_norm(mode, tmp_path):
 
 
 def test_where_there_is_no_gradient_or_no_warm_up_there_is_no_norm(tmp_path):
-    assert "warmup" not in fit(tmp_path, "--measure.mode", "forward", "--measure.steps", "2")
-    assert "warmup" not in fit(tmp_path, "--measure.warmup_steps", "0", "--measure.steps", "2")
+    assert fit(tmp_path, "--measure.mode", "forward", "--measure.steps", "2").warmup.gradient_norm is None
+    assert fit(tmp_path, "--measure.warmup_steps", "0", "--measure.steps", "2").warmup.gradient_norm is None
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])

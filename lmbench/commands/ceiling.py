@@ -11,7 +11,7 @@ from typing import Any
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.whole_file import write_whole
+from lmbench.records.store import write_whole
 
 DESCRIPTION = """\
 Measures what matrix products and copies attain on this device, in bursts of 40 ms and

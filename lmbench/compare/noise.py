@@ -18,9 +18,9 @@ from lmbench.errors import UsageError
 from lmbench.records.load import Run
 from lmbench.records.paths import lookup
 from lmbench.records.statistics import quantile
+from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Record
 from lmbench.records.welch import CONFIDENCE, ratio_of
-from lmbench.records.whole_file import write_whole
 
 NOISE_FILE = "noise.json"
 NOISE_SCHEMA_VERSION = 1

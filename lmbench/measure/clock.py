@@ -2,7 +2,8 @@
 
 A clock hands out opaque stamps. `events` never makes the host wait: stamps are CUDA events, read after the device
 has passed them. `sync` waits for the device at every stamp, which is the classic method and slows the run; it is
-the second instrument, never the source of a timing table. `host` is the clock of a CPU run.
+the second instrument, never the source of a timing table. `host` is the clock of a CPU run. Beside them a ring for
+scalars that live on the device, which are read when their step has been passed.
 """
 
 from __future__ import annotations
@@ -102,3 +103,35 @@ def make_clock(name: str, device: torch.device) -> Clock:
     if device.type != "cuda":
         return HostClock()
     return EventClock(device) if name == "events" else SyncClock(device)
+
+
+class ScalarRing:
+    """Copies device scalars into pinned host memory, in stream order, and reads them once their step is done.
+
+    A copy costs one asynchronous launch. A value may be read when an event recorded after its copy has been reached;
+    the ring holds as many values as can be under way at once.
+
+    Args:
+        device: where the scalars live.
+        size: values that may be under way at once. Older ones are overwritten.
+    """
+
+    def __init__(self, device: torch.device, size: int = 8192) -> None:
+        self._host = torch.zeros(size, dtype=torch.float32, pin_memory=device.type == "cuda")
+        self._slots = self._host.unbind()
+        self._next = 0
+
+    def put(self, value: torch.Tensor) -> int:
+        """Copy a one-element tensor; returns the slot to read later."""
+        slot = self._next
+        self._next = (slot + 1) % len(self._slots)
+        # What Lightning hands out needs neither, and each would be one more call for every step.
+        if value.requires_grad:
+            value = value.detach()
+        if value.ndim:
+            value = value.reshape(())
+        self._slots[slot].copy_(value, non_blocking=True)
+        return slot
+
+    def get(self, slot: int) -> float:
+        return float(self._host[slot])

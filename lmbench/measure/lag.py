@@ -1,8 +1,13 @@
-"""Is a phase waiting for the host? The verdict from the lowest lag inside it."""
+"""Is a phase waiting for the host? The verdict from the lowest lag inside it, by marks at every block's border."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lmbench.measure.timeline import StepSpans
 from lmbench.records.field import PerPhase
@@ -33,3 +38,88 @@ def lag_verdicts(steps: Sequence[StepSpans]) -> PerPhase[LagVerdict]:
         marks = min(step.mark_count[phase] for step in steps if phase in step.mark_count)
         verdicts.set(phase, LagVerdict(word, lags[len(lags) // 2], agree, marks))
     return verdicts
+
+
+# More marks than this in one phase would themselves slow the host.
+MAX_MARKED_MODULES = 256
+
+
+def block_modules(module: nn.Module) -> list[nn.Module]:
+    """The modules whose ends are marked: the members of every list of modules, else the children of the first module
+    that has more than one child; then everything beside them on the way down (embedding, head)."""
+    return list(dict.fromkeys(_walk(module)))[:MAX_MARKED_MODULES]
+
+
+def _walk(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            yield from child
+        elif any(isinstance(m, nn.ModuleList | nn.Sequential) for m in child.modules()) or (
+            len(list(module.children())) == 1 and len(list(child.children())) > 1
+        ):
+            yield from _walk(child)
+        else:
+            yield child
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+class ProbeMarks:
+    """Calls `note` whenever a block's forward ends and whenever the gradient of its output is ready.
+
+    Gradients are watched by hooks on the output tensors: module backward hooks would insert views into the graph.
+
+    A module compiled as a whole runs without its inner hooks; then `count` stays what it was and the borders decide.
+    """
+
+    def __init__(self, module: nn.Module, note: Callable[[], None]) -> None:
+        self._note = note
+        self._modules = block_modules(module)
+        self._handles: list[RemovableHandle] = []
+        self._compiled: dict[nn.Module, Callable[..., Any]] = {}
+        for marked in self._modules:
+            self._watch(marked)
+
+    def _watch(self, module: nn.Module) -> None:
+        compiled = module._compiled_call_impl
+        if compiled is None:
+            self._handles.append(module.register_forward_hook(self._forward))
+            return
+        # A compiled call does not look at hooks that come after its compilation.
+        self._compiled[module] = compiled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = compiled(*args, **kwargs)
+            self._forward(module, args, output)
+            return output
+
+        module._compiled_call_impl = call
+
+    @property
+    def count(self) -> int:
+        return len(self._modules)
+
+    def _forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._note()
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._backward)
+                break
+
+    def _backward(self, grad: torch.Tensor) -> None:
+        self._note()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for module, compiled in self._compiled.items():
+            module._compiled_call_impl = compiled

@@ -1,15 +1,16 @@
-"""Which parameters got gradients, and which moved."""
+"""Did it train? Which parameters got gradients and which moved, and the losses of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from lmbench.records.measured import TrainingFacts
+from lmbench.records.measured import Loss, TrainingFacts
+from lmbench.records.step import StepRecord
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -70,3 +71,27 @@ class MovementSample:
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+
+
+def loss_facts(steps: Sequence[StepRecord]) -> Loss:
+    """The `loss` part of a run's record: first of the run, last and mean of the window, perplexity exp(mean).
+
+    A nan or an infinity stays one: torchmetrics' own check for nan is off, since it would hide a diverged run.
+    """
+    every = [step.loss for step in steps if step.loss is not None]
+    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
+    # Importing it takes a third of a second, which belongs to nobody's first step.
+    from torchmetrics.aggregation import MeanMetric
+
+    metric = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+    mean = None
+    if window:
+        metric.update(torch.tensor(window, dtype=torch.float64))
+        mean = float(metric.compute())
+    return Loss(
+        first=every[0] if every else None,
+        last=window[-1] if window else None,
+        mean=mean,
+        # Over 709 the perplexity is no float any more; the loss itself says enough.
+        perplexity=math.exp(mean) if mean is not None and not mean > 700 else None,
+    )

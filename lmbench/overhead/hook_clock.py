@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lmbench.callbacks import MeasurementSession, Observer
-from lmbench.callbacks.step_hooks import STEP_HOOKS
+from lmbench.callbacks.observer import STEP_HOOKS
 from lmbench.measure.phases import BorderProfiler, Scope
 from lmbench.measure.schedule import ProbeKind
 from lmbench.records.vocabulary import Stage

@@ -14,7 +14,6 @@ from lmbench.errors import UsageError
 from lmbench.records.codec import encode_run, encode_step
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.whole_file import write_whole
 
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
@@ -185,3 +184,20 @@ def _sync_folder(path: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one move: a reader sees the old or the new one, also after a crash.
+
+    Raises OSError (a full disk, say); the old file is then as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

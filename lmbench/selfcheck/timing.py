@@ -9,6 +9,7 @@ import torch
 
 from lmbench.measure.clock import synchronize
 from lmbench.measure.schedule import Schedule
+from lmbench.records.vocabulary import Span
 from lmbench.selfcheck.planted import Block, Measured, Planted, Work, measure, spin
 from lmbench.selfcheck.result import CheckResult, judged, needs_gpu, within
 
@@ -20,8 +21,9 @@ SCHEDULE = Schedule(warmup_steps=2, steps=12)
 
 def known_durations(device: torch.device) -> list[CheckResult]:
     """Work of a known length in each phase comes back within 1 %, and the steps sum to the window."""
-    lengths = {"forward": FORWARD_S, "backward": BACKWARD_S, "optimizer": OPTIMIZER_S}
-    works, truths = {}, {}
+    lengths: dict[Span, float] = {"forward": FORWARD_S, "backward": BACKWARD_S, "optimizer": OPTIMIZER_S}
+    works: dict[Span, Work] = {}
+    truths: dict[Span, Callable[[], float]] = {}
     for phase, length in lengths.items():
         works[phase], truths[phase] = _work_of(length, device)
     module = Planted([Block(works["forward"], works["backward"])], works["optimizer"])

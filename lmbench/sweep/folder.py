@@ -16,9 +16,8 @@ from lmbench.errors import UsageError
 from lmbench.records.encoding import decode, encode
 from lmbench.records.fields import SCHEMA_VERSION
 from lmbench.records.load import Run, is_run_folder, load_run
-from lmbench.records.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, Record
-from lmbench.records.whole_file import write_whole
 from lmbench.sweep.grid import axes_of
 from lmbench.sweep.plan import CONFIG, Job, Plan
 from lmbench.sweep.sweep_file import SweepFile, sweep_from

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.whole_file import write_whole
+from lmbench.records.store import write_whole
 from lmbench.wandb.problem import BoardProblem
 
 _POLL_S = 0.1
