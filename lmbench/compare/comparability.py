@@ -158,8 +158,8 @@ def _differing(what: str, name: str, a: set[str], b: set[str]) -> list[str]:
 
 def _variables(a: Sequence[Run], b: Sequence[Run], about: Sequence[str]) -> list[str]:
     """Unlike other facts, a variable that is not there is known: it is unset."""
-    sides = [[run.record.environment and run.record.environment.variables for run in side] for side in (a, b)]
-    mine, theirs = ([variables for variables in side if variables is not None] for side in sides)
+    environments = [[run.record.environment for run in side] for side in (a, b)]
+    mine, theirs = ([e.variables for e in side if e is not None and e.variables is not None] for side in environments)
     if len(mine) < len(a) or len(theirs) < len(b):
         return []
     reasons = []

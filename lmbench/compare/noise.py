@@ -26,6 +26,7 @@ from lmbench.compare.metrics import METRICS, STEP
 from lmbench.compare.sides import LeftOut, join_cells, read_side, split_usable
 from lmbench.compare.verdict import MIN_REPEATS
 from lmbench.errors import UsageError
+from lmbench.records.environment import Environment
 from lmbench.records.load import Run, is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.settings import as_text, settings
@@ -152,10 +153,10 @@ def measure_noise(values: Sequence[float], seed: int = 0) -> Noise:
 def noise_key(record: RunRecord) -> NoiseKey:
     """The configuration and machine that a run's noise belongs to."""
     chosen = json.dumps({name: as_text(value) for name, value in sorted(settings(record).items())})
-    gpu, host = (record.environment.gpu, record.environment.host) if record.environment else (None, None)
+    environment = record.environment or Environment()
     return NoiseKey(
-        host=host.hostname if host else None,
-        device=(gpu and gpu.name) or (host and host.cpu_model),
+        host=environment.host.hostname,
+        device=environment.gpu.name or environment.host.cpu_model,
         settings_digest=sha256(chosen.encode()).hexdigest()[:16],
     )
 
