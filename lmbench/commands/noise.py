@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
+from lmbench.compare.metrics import STEP
 from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_noise, store_noise, survey
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, run_fit
@@ -69,7 +70,7 @@ def _repeat(options: argparse.Namespace) -> Path:
     folder = Path(options.results_dir) / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     for index in range(options.repeats):
         record = run_fit(options.fit, folder / f"r{index}")
-        step_ms = record["window"]["wall_s"] / record["window"]["steps"] * 1e3
+        step_ms = (STEP.of(record) or 0.0) * 1e3
         print(f"lmbench: noise: {index + 1} of {options.repeats}: {step_ms:.3f} ms/step", file=sys.stderr, flush=True)
     return folder
 
