@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
-from comparison_runs import make_run, make_runs, make_sweep
+from comparison_runs import make_runs, make_sweep
 from fit_process import start_fit
 
 from lmbench.cli import main
 from lmbench.commands.compare import parse_gate
-from lmbench.compare.noise import measure_noise, noise_key, store_noise
+from lmbench.compare import comparison
+from lmbench.compare.metrics import METRICS, Metric
+from lmbench.compare.noise import NoiseEntry, NoiseSubject, measure_noise, noise_key, store_noise
 from lmbench.errors import UsageError
-from lmbench.records.store import RunFolder
+from lmbench.records.load import load_run
 
 TIMES = (0.0500, 0.0501, 0.0499)
 
@@ -69,6 +72,21 @@ def test_markdown_can_be_pasted_and_is_identical_for_identical_input(tmp_path, c
     assert capsys.readouterr().out == text
 
 
+def test_a_figure_is_shown_in_the_unit_that_the_schema_gives_it(tmp_path, capsys, monkeypatch):
+    added = {"power": ("mean_power_w", 612.5), "clock drop": ("sm_clock_drop_fraction", 0.02)}
+    metrics = [Metric(name, title, f"device_state.{name}") for title, (name, _) in added.items()]
+    monkeypatch.setattr(comparison, "METRICS", (*METRICS, *metrics, Metric("tokens", "tokens", "window.tokens")))
+    values = {f"device_state__{name}": value for name, value in added.values()}
+    make_runs(tmp_path / "a", TIMES, **values)
+    make_runs(tmp_path / "b", TIMES, **values)
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--markdown"]) == 0
+    rows = [re.split(r" *\| *", line) for line in capsys.readouterr().out.splitlines()]
+    figures = {row[1]: row[2] for row in rows if len(row) > 2}
+    assert figures["step"] == "50.00 ms"
+    assert figures["run peak"] == "5.00 GiB"
+    assert (figures["power"], figures["clock drop"], figures["tokens"]) == ("612.5 W", "2 %", "204,800")
+
+
 def test_many_cells_are_one_table_and_the_reasons(tmp_path, capsys):
     make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
     slow = [value * 1.05 for value in TIMES]
@@ -91,10 +109,9 @@ def test_every_figure_fits_into_80_columns_or_is_printed_whole(tmp_path, capsys,
 
 def test_a_noise_floor_beside_the_results_is_found(tmp_path, capsys):
     words = sides(tmp_path, 1.03)
-    run = json.loads(next((tmp_path / "a").glob("*/run.json")).read_text())
+    run = load_run(next((tmp_path / "a").iterdir())).record
     noise = measure_noise([0.050, 0.051, 0.052, 0.053, 0.054, 0.055])
-    entry = {"key": noise_key(run), "metrics": {"step_s": {"floor_fraction": noise.floor_fraction}}}
-    store_noise(tmp_path, [entry])
+    store_noise(tmp_path, [NoiseEntry(noise_key(run), NoiseSubject(), "", {"step_s": noise})])
     assert main(["compare", *words]) == 11
     assert "is not above the A/A noise floor of" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "noise.json").write_text("{")
@@ -165,8 +182,3 @@ def test_compare_and_noise_work_without_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "(0, 0) []"
-
-
-def test_builder_writes_what_a_reader_accepts(tmp_path):
-    path = make_run(tmp_path)
-    assert RunFolder(path).run_id == json.loads((path / "run.json").read_text())["run_id"]

@@ -11,8 +11,10 @@ from comparison_runs import make_run, make_runs, make_sweep
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.metrics import step_sample_s
-from lmbench.compare.side import read_side
+from lmbench.compare.sides import read_side
 from lmbench.errors import UsageError
+from lmbench.records.measured import PhaseSummary, Window
+from lmbench.records.run import RunRecord
 
 TIMES = (0.0500, 0.0501, 0.0499)
 SLOWER = (0.0520, 0.0521, 0.0519)
@@ -27,14 +29,14 @@ def verdicts(found):
 
 
 def test_the_sample_is_the_windows_wall_time_divided_by_its_steps():
-    window = {"wall_s": 5.0, "steps": 100, "skipped_count": 0, "short_count": 0}
-    run = {"window": window, "phases": {"step": {"mean_s": 0.049, "median_s": 0.048}}}
-    assert step_sample_s(run) == 0.05
+    record = RunRecord(1, "ok", window=Window(wall_s=5.0, steps=100, skipped_count=0, short_count=0))
+    record.phases.step = PhaseSummary(mean_s=0.049, median_s=0.048)
+    assert step_sample_s(record) == 0.05
     # Skipped steps are shorter and in no statistic.
-    window["skipped_count"] = 3
-    assert step_sample_s(run) == 0.049
-    assert step_sample_s({"window": {"wall_s": 5.0, "steps": 0}}) is None
-    assert step_sample_s({}) is None
+    record.window.skipped_count = 3
+    assert step_sample_s(record) == 0.049
+    assert step_sample_s(RunRecord(1, "ok", window=Window(wall_s=5.0, steps=0))) is None
+    assert step_sample_s(RunRecord(1, "ok")) is None
 
 
 def test_two_single_runs_show_their_ratio(tmp_path):
@@ -80,7 +82,7 @@ def test_a_figure_without_a_logarithm_is_left_out(tmp_path):
         ({"outcome": "timeout"}, "outcome timeout"),
         ({"outcome": "running", "pid": 2**22 + 1}, "outcome killed"),
         ({"window__steps": 0, "window__wall_s": 0.0}, "empty window: no step was measured"),
-        ({"window": None}, "empty window: no step was measured"),
+        ({"window": {}}, "empty window: no step was measured"),
         ({"is_profiled": True}, "profiled: its step times are in no comparison"),
         ({"clock": "sync"}, "clock sync: synchronizes at phase borders are in its step times"),
     ],

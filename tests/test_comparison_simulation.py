@@ -8,8 +8,7 @@ from functools import lru_cache
 
 import pytest
 
-from lmbench.compare.holm import holm
-from lmbench.compare.verdict import decide
+from lmbench.compare.verdict import decide, holm
 from lmbench.records.welch import detectable_fraction, ratio_of
 
 TRIALS = 4000

@@ -8,9 +8,8 @@ import random
 import pytest
 from scipy import stats
 
-from lmbench.compare.holm import holm
 from lmbench.compare.noise import measure_noise
-from lmbench.compare.verdict import decide
+from lmbench.compare.verdict import decide, holm
 from lmbench.records.welch import detectable_fraction, geometric_mean, ratio_of, repeats_for
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from comparison_runs import H200, make_run, make_runs
 
-from lmbench.compare.comparability_table import CHECKS
+from lmbench.compare.comparability import CHECKS
 from lmbench.compare.comparison import compare
-from lmbench.records.fields import FIELD
+from lmbench.compare.metrics import METRICS
+from lmbench.records.schema import fields
+from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
 A_TIMES = (0.0500, 0.0501, 0.0499)
 B_TIMES = (0.0520, 0.0521, 0.0519)
@@ -24,8 +26,12 @@ def compared(tmp_path, about=(), common=None, **changes):
 HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
 
 
-def test_every_check_is_on_a_recorded_field():
-    assert [check.path for check in CHECKS if check.path not in FIELD] == []
+def test_everything_that_is_looked_up_by_name_is_in_the_schema():
+    known = fields("run")
+    names = [*(check.field for check in CHECKS), *(metric.field for metric in METRICS), *CONSEQUENCES]
+    assert [name for name in names if name not in known] == []
+    # These may name a part, with all that is in it.
+    assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in known)] == []
 
 
 @pytest.mark.parametrize(
@@ -159,11 +165,3 @@ def test_interleaved_repeats_have_no_drift_to_note(tmp_path):
         make_run(tmp_path / "b", b)
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.notes == ()
-
-
-def test_forked_repeats_decide_nothing(tmp_path):
-    sweep = {"name": "s", "cell": "c", "axes": {"size": "small"}, "engine": "forkserver"}
-    cell = compared(tmp_path, common={"sweep": sweep})
-    assert cell.verdict == "undecided"
-    assert "are not independent" in cell.reasons[0]
-    assert "if they were: slower" in cell.reasons[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmbench.compare.verdict import EXIT_CODES, SIZE_WORDS, decide, interval, overall, percent, signed
+from lmbench.compare.metrics import SIZE_WORDS
+from lmbench.compare.verdict import EXIT_CODES, decide, interval, overall, percent, signed
 from lmbench.errors import ExitCode
 from lmbench.records.welch import Ratio, ratio_of
 

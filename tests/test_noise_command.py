@@ -7,10 +7,10 @@ import random
 
 import pytest
 from comparison_runs import make_run, make_runs, make_sweep
+from msgspec import to_builtins
 
 from lmbench.cli import main
-from lmbench.compare.noise import NoiseFloors, noise_key
-from lmbench.compare.noise_survey import survey
+from lmbench.compare.noise import NoiseFloors, noise_key, survey
 from lmbench.records.load import find_runs, load_run
 
 GENERATOR = random.Random(4)
@@ -49,7 +49,7 @@ def test_a_floor_belongs_to_host_device_and_settings_not_to_the_code(tmp_path):
     ):
         make_run(tmp_path / "results" / name, **changes)
         assert (floor(tmp_path / "results" / name) is not None) == known, name
-    assert survey_of.cells[0].entry["key"] == noise_key(load_run(find_runs([tmp_path / "results"])[0]).run)
+    assert survey_of.cells[0].entry.key == noise_key(load_run(find_runs([tmp_path / "results"])[0]).record)
 
 
 def test_measuring_again_replaces_the_floor_of_the_same_configuration_only(tmp_path):
@@ -76,12 +76,12 @@ def test_of_two_commits_the_larger_floor_is_kept(tmp_path):
         home = tmp_path / str(order[0] is TIMES)
         for name, times in zip("ab", order, strict=True):
             for time_s in times:
-                place = {"name": "s", "cell": name, "axes": {"environment": name}, "engine": "exec"}
+                place = {"name": "s", "cell": name, "axes": {"environment": name}}
                 make_run(home / name, time_s, sweep=place)
         assert main(["noise", str(home)]) == 0
         (entry,) = stored(home)
         noisy = survey([str(home / ("a" if order[0] is TIMES else "b"))]).cells[0].entry
-        assert entry["metrics"]["step_s"] == noisy["metrics"]["step_s"]
+        assert entry["metrics"]["step_s"] == to_builtins(noisy.metrics["step_s"])
 
 
 def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
@@ -90,9 +90,6 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     odd = {
         make_run(folder, 0.07, outcome="oom"): "outcome oom",
         make_run(folder, 0.07, guards=[{"name": "trained", "status": "fail"}]): "guard trained failed",
-        make_run(
-            folder, 0.07, sweep={"engine": "forkserver"}
-        ): "forked: measure them anew with `lmbench sweep SWEEP --engine exec --name NAME`",
         make_run(folder, 0.07, is_profiled=True): "profiled: its step times are in no comparison",
     }
     assert main(["noise", str(folder)]) == 0
@@ -100,18 +97,6 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     assert stored(folder)[0]["metrics"]["step_s"]["n"] == 8
     for path, reason in odd.items():
         assert f"left out  {path}: {reason}" in out
-
-
-def test_forked_repeats_alone_have_no_floor_and_it_is_told_what_to_do(tmp_path, capsys):
-    for time_s in TIMES:
-        make_run(tmp_path, time_s, sweep={"engine": "forkserver"})
-    assert main(["noise", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert (
-        f"0 repeats that count; a noise floor takes 6 (left out: {len(TIMES)} forked: measure them anew with" in error
-    )
-    assert "`lmbench sweep SWEEP --engine exec --name NAME`" in error
-    assert error.count("\n") == 1
 
 
 def test_runs_of_two_commits_are_no_repeats(tmp_path, capsys):
@@ -164,7 +149,7 @@ def test_noise_measures_its_repeats_in_fresh_processes(tmp_path, capsys):
     words += ["--measure.probe_steps", "0", "--measure.results_dir", str(tmp_path), "--trainer.logger", "false"]
     assert main(["noise", "--run", "--repeats", "6", *words]) == 0
     runs = [load_run(folder) for folder in find_runs([tmp_path])]
-    assert len({(run.run["pid"], run.run["process_start_s"]) for run in runs}) == 6
+    assert len({(run.record.pid, run.record.process_start_s) for run in runs}) == 6
     assert stored(tmp_path)[0]["metrics"]["step_s"]["n"] == 6
     assert floor(tmp_path) > 0
     assert "6 of 6:" in capsys.readouterr().err

@@ -12,14 +12,24 @@ import pytest
 import torch
 from rich.console import Console
 
-from lmbench.commands.overhead import check_same_work, run
+from lmbench.commands.overhead import run
 from lmbench.errors import ExitCode, UsageError
-from lmbench.overhead.arms import ArmFailed, execute, harness_record, measure_arm
+from lmbench.overhead.arms import ArmFailed, check_same_work, execute, harness_figures, measure_arm
 from lmbench.overhead.bare_loop import LoopSettings
 from lmbench.overhead.control import ARMS as CONTROL_ARMS
-from lmbench.overhead.hook_clock import HookClock, clocking_costs
-from lmbench.overhead.statistics import ARMS, Interval, bottleneck, interval, summarize_arms
-from lmbench.overhead.table import answer_table, arm_table
+from lmbench.overhead.control import HookClock, clocking_costs
+from lmbench.overhead.result import (
+    ARMS,
+    HookFigures,
+    Interval,
+    Measurement,
+    bottleneck,
+    overhead_of,
+    summarize_arms,
+)
+from lmbench.overhead.table import print_overhead
+from lmbench.records.measured import Loss, Memory, Window
+from lmbench.records.run import RunRecord
 
 TINY = [
     *("fit", "--trainer.accelerator", "cpu", "--model.size", "tiny", "--model.d_model", "16"),
@@ -30,9 +40,9 @@ TINY = [
 
 
 def control(arm, *options):
-    """Run a control arm in this process; returns its record and the trained weights."""
+    """Run a control arm in this process; returns its figures and the trained weights."""
     cli = CONTROL_ARMS[arm]([*TINY, *options])
-    return cli.record, {name: weight.detach().clone() for name, weight in cli.model.named_parameters()}
+    return cli.figures, {name: weight.detach().clone() for name, weight in cli.model.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -57,9 +67,9 @@ def control(arm, *options):
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     bare, bare_weights = control("bare", *options)
     trainer, trainer_weights = control("trainer", *options)
-    assert bare["steps"] == trainer["steps"] == 4
-    assert bare["first_loss"] == pytest.approx(trainer["first_loss"], rel=1e-6)
-    assert bare["last_loss"] == pytest.approx(trainer["last_loss"], rel=1e-6)
+    assert bare.steps == trainer.steps == 4
+    assert bare.first_loss == pytest.approx(trainer.first_loss, rel=1e-6)
+    assert bare.last_loss == pytest.approx(trainer.last_loss, rel=1e-6)
     assert bare_weights.keys() == trainer_weights.keys()
     for name, weight in bare_weights.items():
         assert torch.equal(weight, trainer_weights[name]), name
@@ -77,14 +87,14 @@ def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
     harness = measure_arm("harness", TINY[1:], tmp_path / "harness")
     hooks = measure_arm("hooks", TINY[1:], tmp_path / "hooks")
     for arm in (harness, hooks):
-        assert arm["steps"] == 4
-        assert arm["first_loss"] == pytest.approx(bare["first_loss"], rel=1e-6)
-        assert arm["last_loss"] == pytest.approx(bare["last_loss"], rel=1e-6)
-    found = hooks["hooks"]
-    assert 0 < found["step_median_s"] < harness["wall_s"] / 4
-    assert sum(each["step_mean_s"] for each in found["by_name"].values()) <= found["step_mean_s"] * 1.001
-    assert found["by_name"]["PhaseTimer.on_train_batch_end"]["calls"] == pytest.approx(1.0, abs=0.3)
-    assert 0 < found["clocking_s"] < found["step_mean_s"]
+        assert arm.steps == 4
+        assert arm.first_loss == pytest.approx(bare.first_loss, rel=1e-6)
+        assert arm.last_loss == pytest.approx(bare.last_loss, rel=1e-6)
+    found = hooks.hooks
+    assert 0 < found.step_median_s < harness.wall_s / 4
+    assert sum(each.step_mean_s for each in found.by_name.values()) <= found.step_mean_s * 1.001
+    assert found.by_name["PhaseTimer.on_train_batch_end"].calls == pytest.approx(1.0, abs=0.3)
+    assert 0 < found.clocking_s < found.step_mean_s
 
 
 def test_a_nested_hook_is_counted_once():
@@ -138,7 +148,7 @@ def test_the_clocks_own_cost_is_under_a_few_microseconds():
 
 def test_interval_is_students():
     # t of 0.975 with 4 degrees of freedom is 2.776; the standard error of 1..5 is sqrt(2.5 / 5).
-    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = Interval.of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.mean == 3.0
     assert found.high - found.mean == pytest.approx(2.7764 * 0.5**0.5, rel=1e-4)
     assert found.mean - found.low == pytest.approx(found.high - found.mean)
@@ -151,14 +161,15 @@ def test_an_answer_needs_the_whole_interval_on_one_side():
 
 
 def measurements(costs_s, peaks=None, rounds=4):
-    """Records of every arm whose steps take the given time, on a machine that slows from round to round."""
+    """Every arm, with steps of the given time, on a machine that slows from round to round."""
     peaks = peaks or {}
+    hooks = HookFigures(7e-5, 7e-5, 50.0, 0.0, 1e-5, {})
     return [
-        {
-            "arm": arm, "round": index, "steps": 10, "wall_s": 10 * (costs_s[arm] + 1e-3 * index),
-            "steady_peak_allocated_bytes": peaks.get(arm), "run_peak_allocated_bytes": peaks.get(arm),
-            "host_peak_rss_bytes": 10**9, "first_loss": 4.0, "last_loss": 3.0,
-        }
+        Measurement(
+            arm=arm, round=index, steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index),
+            steady_peak_allocated_bytes=peaks.get(arm), run_peak_allocated_bytes=peaks.get(arm),
+            host_peak_rss_bytes=10**9, first_loss=4.0, last_loss=3.0, hooks=hooks if arm == "hooks" else None,
+        )
         for index in range(rounds) for arm in ARMS
     ]  # fmt: skip
 
@@ -169,29 +180,30 @@ COSTS_S = {"bare": 0.010, "trainer": 0.0104, "harness": 0.0105, "hooks": 0.0107}
 def test_differences_are_paired_by_round():
     found = summarize_arms(measurements(COSTS_S))["harness"]
     # The drift of 1 ms a round is in both arms and cancels, so nothing of it is in the interval.
-    assert found["over_bare_s"]["mean"] == pytest.approx(0.5e-3)
-    assert found["over_bare_s"]["high"] - found["over_bare_s"]["low"] < 1e-9
-    assert found["step_s"]["max"] - found["step_s"]["min"] == pytest.approx(3e-3)
+    assert found.over_bare_s.mean == pytest.approx(0.5e-3)
+    assert found.over_bare_s.high - found.over_bare_s.low < 1e-9
+    assert found.step_s.max - found.step_s.min == pytest.approx(3e-3)
 
 
 def test_peaks_are_compared_with_bares():
     peaks = {"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512, "hooks": 2**30 + 512}
     found = summarize_arms(measurements(COSTS_S, peaks))
-    assert found["harness"]["over_bare_run_peak_allocated_bytes"] == 512
-    assert found["trainer"]["over_bare_steady_peak_allocated_bytes"] == 2**24
-    assert summarize_arms(measurements(COSTS_S))["harness"]["over_bare_run_peak_allocated_bytes"] is None
+    assert found["harness"].over_bare_run_peak_allocated_bytes == 512
+    assert found["trainer"].over_bare_steady_peak_allocated_bytes == 2**24
+    assert summarize_arms(measurements(COSTS_S))["harness"].over_bare_run_peak_allocated_bytes is None
 
 
 def test_arms_that_did_not_do_the_same_are_not_compared():
-    records = measurements(COSTS_S)
-    check_same_work(records)
-    records[2]["first_loss"] = 4.1
-    with pytest.raises(ArmFailed, match="first loss"):
-        check_same_work(records)
-    records = measurements(COSTS_S)
-    records[1]["steps"] = 9
+    found = measurements(COSTS_S)
+    check_same_work(found)
+    for loss in (4.1, None):
+        found[2].first_loss = loss
+        with pytest.raises(ArmFailed, match="first loss"):
+            check_same_work(found)
+    found = measurements(COSTS_S)
+    found[1].steps = 9
     with pytest.raises(ArmFailed, match="took 9 steps where bare took 10"):
-        check_same_work(records)
+        check_same_work(found)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +220,9 @@ def test_bottleneck_follows_the_lag_probes(verdicts, expected):
 
 
 def test_a_pause_of_the_harness_is_part_of_its_cost():
-    run_record = {
-        "window": {"steps": 5, "wall_s": 1.0, "excluded_s": 0.25},
-        "memory": {"host_peak_rss_bytes": 7},
-        "loss": {"first": 2.0, "last": 1.0},
-    }
-    assert harness_record(run_record)["wall_s"] == 1.25
+    window = Window(steps=5, wall_s=1.0, excluded_s=0.25)
+    memory, loss = Memory(host_peak_rss_bytes=7), Loss(first=2.0, last=1.0)
+    assert harness_figures(RunRecord(1, "ok", window=window, memory=memory, loss=loss)).wall_s == 1.25
 
 
 def test_a_failing_arm_is_one_line_with_the_end_of_its_standard_error():
@@ -292,17 +301,12 @@ def test_what_complete_rounds_say_survives_a_signal(tmp_path):
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns():
     peaks = dict.fromkeys(ARMS, 70 * 2**30)
-    costs_s = dict.fromkeys(ARMS, 0.8)
-    result = {
-        "rounds": 10, "steps": 20, "warmup_steps": 5, "bottleneck": "device",
-        "arms": summarize_arms(measurements(costs_s, peaks)),
-        "hooks": {"step_s": {"mean": 6e-5, "low": 5e-5, "high": 7e-5}},
-        "harness_over_trainer_s": {"mean": 1e-4, "low": -2e-2, "high": 2e-2},
-    }  # fmt: skip
+    found = measurements(dict.fromkeys(ARMS, 0.8), peaks, rounds=10)
+    pilot = RunRecord(1, "ok", device_type="cuda", window=Window(warmup_steps=5))
     console = Console(width=80, record=True, file=sys.stderr)
-    console.print(arm_table(result))
-    console.print(answer_table(result))
+    print_overhead(overhead_of(pilot, found, "lmbench overhead"), console)
     text = console.export_text()
     assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
     assert "71,680" in text
-    assert "800.00 .. 803.00" in text
+    assert "800.00 .. 809.00" in text

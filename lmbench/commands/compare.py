@@ -8,8 +8,7 @@ import re
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.compare.comparison import compare
-from lmbench.compare.record import as_record
-from lmbench.compare.shown import markdown, print_comparison
+from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.terminal import make_console

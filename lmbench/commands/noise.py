@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
-from lmbench.compare.noise import MIN_NOISE_REPEATS, NOISE_SCHEMA_VERSION, store_noise
-from lmbench.compare.noise_survey import Survey, survey
-from lmbench.compare.noise_table import print_noise
+from lmbench.compare.metrics import STEP
+from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_noise, store_noise, survey
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, run_fit
 from lmbench.report.terminal import make_console
@@ -36,7 +34,7 @@ def run(args: list[str]) -> int:
         print(f"lmbench: noise: {failure}", file=sys.stderr)
         return failure.exit_code
     if options.json:
-        print(json.dumps({"schema_version": NOISE_SCHEMA_VERSION, "entries": _entries(found)}, indent=1))
+        print(noise_json(found.entries), end="")
     else:
         print_noise(found, make_console())
     return ExitCode.OK
@@ -72,17 +70,12 @@ def _repeat(options: argparse.Namespace) -> Path:
     folder = Path(options.results_dir) / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     for index in range(options.repeats):
         record = run_fit(options.fit, folder / f"r{index}")
-        step_ms = record["window"]["wall_s"] / record["window"]["steps"] * 1e3
+        step_ms = (STEP.of(record) or 0.0) * 1e3
         print(f"lmbench: noise: {index + 1} of {options.repeats}: {step_ms:.3f} ms/step", file=sys.stderr, flush=True)
     return folder
 
 
 def _store(found: Survey, folder: Path) -> None:
-    entries = _entries(found)
-    if not entries:
+    if not found.entries:
         raise UsageError("; ".join(f"{cell.name}: {cell.problem}".removeprefix(": ") for cell in found.cells[:3]))
-    print(f"lmbench: noise: stored in {store_noise(folder, entries)}", file=sys.stderr)
-
-
-def _entries(found: Survey) -> list[dict[str, object]]:
-    return [cell.entry for cell in found.cells if cell.entry is not None]
+    print(f"lmbench: noise: stored in {store_noise(folder, found.entries)}", file=sys.stderr)

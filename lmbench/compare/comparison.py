@@ -1,27 +1,24 @@
-"""Two sides compared, cell by cell: ratios with intervals, verdicts with reasons (design section 8)."""
+"""Two sides compared, cell by cell: ratios with intervals, verdicts with reasons (design section 8).
+
+Sides are read and joined to cells; a cell is checked for what makes it invalid; its figures become ratios; their p
+values are corrected over all cells; then each ratio has its verdict, and each cell its notes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from lmbench.compare.comparability import Difference, differences, invalid_reasons, known_names, names_something
-from lmbench.compare.holm import holm
-from lmbench.compare.identity import Cell, join_cells
+from lmbench.compare.comparability import check_about, invalid_reasons
 from lmbench.compare.metrics import METRICS, STEP, Metric
 from lmbench.compare.noise import NoiseFloors
 from lmbench.compare.notes import notes
-from lmbench.compare.side import LeftOut, Side, is_forked, read_side, refuse_overlap, split_usable
-from lmbench.compare.verdict import EXIT_CODES, INVALID, UNDECIDED, Decision, decide, overall
+from lmbench.compare.sides import Cell, LeftOut, Side, join_cells, read_side, refuse_overlap, split_usable
+from lmbench.compare.verdict import EXIT_CODES, INVALID, UNDECIDED, Decision, decide, holm, overall
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
+from lmbench.records.settings import Difference, differences
 from lmbench.records.welch import Ratio, geometric_mean, ratio_of
-
-_FORKED = (
-    "some repeats were forked from one process, share its hash seed and address layout, and are not independent: "
-    "measure them anew with `lmbench sweep SWEEP --engine exec --name NAME`, or write `engine: exec` in the file"
-)
 
 
 @dataclass(frozen=True)
@@ -83,24 +80,31 @@ class Comparison:
         return sum(any(m.metric is STEP and m.adjusted_p is not None for m in cell.metrics) for cell in self.cells)
 
 
-@dataclass
 class _Pair:
-    """A cell while it is worked on: its runs that count, and figures before the corrections over all cells."""
+    """A cell while it is worked on: its runs that count, why they cannot be compared, and its figures."""
 
-    cell: Cell
-    a: list[Run]
-    b: list[Run]
-    left_out_a: list[LeftOut]
-    left_out_b: list[LeftOut]
-    invalid: list[str]
-    ratios: dict[Metric, Ratio]
-    adjusted: dict[Metric, float]
+    def __init__(self, cell: Cell, about: Sequence[str]) -> None:
+        self.name = cell.name
+        self.a, self.left_out_a = split_usable(cell.a)
+        self.b, self.left_out_b = split_usable(cell.b)
+        self.invalid: list[str] = []
+        #: Of each figure that every run of both sides has: a value of each run.
+        self.values: dict[Metric, tuple[list[float], list[float]]] = {}
+        if self.a and self.b:
+            self.invalid = invalid_reasons(self.a, self.b, about)
+            self.values = {metric: found for metric in METRICS if (found := _values(metric, self.a, self.b))}
+        self.ratios = {metric: ratio_of(*values) for metric, values in self.values.items()}
+        self.adjusted_p: dict[Metric, float] = {}
 
-    @classmethod
-    def of(cls, cell: Cell, about: Sequence[str]) -> _Pair:
-        (a, left_out_a), (b, left_out_b) = split_usable(cell.a), split_usable(cell.b)
-        invalid = invalid_reasons(a, b, about) if a and b else []
-        return cls(cell, a, b, left_out_a, left_out_b, invalid, _ratios(a, b), {})
+    @property
+    def without_runs(self) -> list[str]:
+        """How the runs of a side without one that counts ended; empty where both sides have some."""
+        sides = (("A", self.a, self.left_out_a), ("B", self.b, self.left_out_b))
+        return [
+            f"no run of {name} counts: " + ", ".join(sorted({run.reason for run in left_out}))
+            for name, used, left_out in sides
+            if not used
+        ]
 
 
 def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comparison:
@@ -115,13 +119,13 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     """
     mine, theirs = read_side(a), read_side(b)
     refuse_overlap(mine, theirs)
-    _check_names(about, mine, theirs)
+    check_about(about, (*mine.runs, *theirs.runs))
     cells = join_cells(mine.runs, theirs.runs)
-    joined = [_Pair.of(cell, about) for cell in cells if cell.a and cell.b]
+    joined = [_Pair(cell, about) for cell in cells if cell.a and cell.b]
     if not joined:
         raise UsageError(_nothing_in_common(cells, mine, theirs))
     pairs = [pair for pair in joined if pair.a or pair.b]
-    families = _correct(pairs)
+    families = {is_step: _correct(pairs, is_step) for is_step in (True, False)}
     floors = NoiseFloors()
     results = tuple(_result(pair, tolerance, floors, families) for pair in pairs)
     return Comparison(
@@ -133,94 +137,56 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         results,
         tuple(cell.name for cell in cells if not cell.b),
         tuple(cell.name for cell in cells if not cell.a),
-        tuple((pair.cell.name, "; ".join(_without_runs(pair))) for pair in joined if not (pair.a or pair.b)),
+        tuple((pair.name, "; ".join(pair.without_runs)) for pair in joined if not (pair.a or pair.b)),
         tuple(floors.problems),
     )
 
 
-def _ratios(a: Sequence[Run], b: Sequence[Run]) -> dict[Metric, Ratio]:
-    """Figures that every run of both sides has."""
-    found = {}
-    for metric in METRICS:
-        sides = _values(metric, a), _values(metric, b)
-        if a and b and None not in (*sides[0], *sides[1]):
-            found[metric] = ratio_of(*([v for v in side if v is not None] for side in sides))
-    return found
+def _values(metric: Metric, a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
+    mine, theirs = ([v for run in side if (v := metric.of(run.record)) is not None] for side in (a, b))
+    return (mine, theirs) if (len(mine), len(theirs)) == (len(a), len(b)) else None
 
 
-def _values(metric: Metric, runs: Sequence[Run]) -> list[float | None]:
-    return [metric.of(run.run) for run in runs]
-
-
-def _correct(pairs: Sequence[_Pair]) -> dict[bool, int]:
-    """Holm's correction: over the step times of all cells (True), and apart from those over everything else of all
-    cells (False). Returns the sizes of both families."""
-    sizes = {}
-    for is_step in (True, False):
-        tests = [(pair, metric, ratio.p) for pair, metric, ratio in _tests(pairs) if (metric is STEP) == is_step]
-        adjusted = holm([p for _, _, p in tests if p is not None])
-        for (pair, metric, _), p in zip(tests, adjusted, strict=True):
-            pair.adjusted[metric] = p
-        sizes[is_step] = len(tests)
-    return sizes
-
-
-def _tests(pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, Metric, Ratio]]:
-    """What is tested: nothing of a cell that is invalid, and no side of one repeat."""
-    for pair in pairs:
-        if not pair.invalid:
-            yield from ((pair, metric, ratio) for metric, ratio in pair.ratios.items() if ratio.p is not None)
+def _correct(pairs: Sequence[_Pair], is_step: bool) -> int:
+    """Holm's correction over the step times of all cells, or over everything else of all cells; returns how many were
+    tested together: nothing of a cell that is invalid, and no side of one repeat."""
+    tests = [
+        (pair, metric, ratio.p)
+        for pair in pairs
+        for metric, ratio in pair.ratios.items()
+        if (metric is STEP) == is_step and ratio.p is not None and not pair.invalid
+    ]
+    for (pair, metric, _), p in zip(tests, holm([p for _, _, p in tests]), strict=True):
+        pair.adjusted_p[metric] = p
+    return len(tests)
 
 
 def _result(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[bool, int]) -> CellResult:
-    found = differences(pair.a[0].run, pair.b[0].run) if pair.a and pair.b else []
-    metrics = _metrics(pair, tolerance, floors, families)
-    reasons = pair.invalid or _without_runs(pair) or [metrics[0].decision.reason]
-    verdict = INVALID if pair.invalid else UNDECIDED if not metrics else metrics[0].decision.word
+    found = differences(pair.a[0].record, pair.b[0].record) if pair.a and pair.b else []
+    metrics: list[MetricResult] = []
+    for metric, ratio in pair.ratios.items():
+        floor = floors.floor((pair.a[0], pair.b[0]), metric.name)
+        adjusted_p, family = pair.adjusted_p.get(metric), families[metric is STEP]
+        decision = Decision(INVALID, "")
+        if not pair.invalid:
+            decision = decide(
+                ratio, tolerance=tolerance, floor=floor, adjusted_p=adjusted_p, family=family, words=metric.words
+            )
+        a, b = map(geometric_mean, pair.values[metric])
+        share = (b - a) / metrics[0].a if metric.unit == "s" and metrics else None
+        metrics.append(MetricResult(metric, a, b, ratio, floor, adjusted_p, decision, share))
     return CellResult(
-        pair.cell.name,
-        verdict,
-        tuple(reasons),
+        pair.name,
+        INVALID if pair.invalid else metrics[0].decision.word if metrics else UNDECIDED,
+        tuple(pair.invalid or pair.without_runs or [metrics[0].decision.reason]),
         tuple(notes(pair.a, pair.b, found) if metrics else []),
         tuple(found),
-        metrics,
+        tuple(metrics),
         tuple(run.run_id for run in pair.a),
         tuple(run.run_id for run in pair.b),
         tuple(pair.left_out_a),
         tuple(pair.left_out_b),
     )
-
-
-def _metrics(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[bool, int]) -> tuple[MetricResult, ...]:
-    results: list[MetricResult] = []
-    for metric, ratio in pair.ratios.items():
-        floor = floors.floor([pair.a[0], pair.b[0]], metric.name)
-        adjusted = pair.adjusted.get(metric)
-        decision = Decision(INVALID, "")
-        if not pair.invalid:
-            decision = decide(
-                ratio,
-                tolerance=tolerance,
-                floor=floor,
-                adjusted_p=adjusted,
-                family=families[metric is STEP],
-                words=metric.words,
-            )
-            if decision.word != UNDECIDED and any(map(is_forked, (*pair.a, *pair.b))):
-                decision = Decision(UNDECIDED, f"{_FORKED}; if they were: {decision.word}, {decision.reason}")
-        a, b = (geometric_mean([v for v in _values(metric, runs) if v is not None]) for runs in (pair.a, pair.b))
-        share = (b - a) / results[0].a if metric.unit == "s" and results else None
-        results.append(MetricResult(metric, a, b, ratio, floor, adjusted, decision, share))
-    return tuple(results)
-
-
-def _without_runs(pair: _Pair) -> list[str]:
-    """Why a cell has nothing to compare: how the runs of the side without one ended."""
-    lines = []
-    for name, used, left_out in (("A", pair.a, pair.left_out_a), ("B", pair.b, pair.left_out_b)):
-        if not used:
-            lines.append(f"no run of {name} counts: " + ", ".join(sorted({run.reason for run in left_out})))
-    return lines
 
 
 def _nothing_in_common(cells: Sequence[Cell], a: Side, b: Side) -> str:
@@ -232,12 +198,3 @@ def _nothing_in_common(cells: Sequence[Cell], a: Side, b: Side) -> str:
         f"A and B have no cell in common: A has {len(mine)} (such as {mine[0]!r}), B {len(theirs)} (such as "
         f"{theirs[0]!r}); give one cell each, or pick cells with FOLDER@AXIS=VALUE"
     )
-
-
-def _check_names(about: Sequence[str], a: Side, b: Side) -> None:
-    known = known_names((*a.runs, *b.runs))
-    for name in about:
-        if not names_something(name, known):
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"--about {name}: these runs record nothing of that name{hint}")

@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from lmbench.compare.verdict import SIZE_WORDS, TIME_WORDS
-from lmbench.records.paths import number
-from lmbench.records.vocabulary import PHASES, Record
+from lmbench.records.run import RunRecord
+from lmbench.records.schema import fields, value_at
+from lmbench.records.vocabulary import PHASES
+
+#: What a change up or down is called: of times, and of anything else.
+TIME_WORDS = ("slower", "faster")
+SIZE_WORDS = ("larger", "smaller")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of one run. `words` are what more and less of it are called."""
+    """A figure of one run: its name in a comparison, its title in tables, and the record's field that it is."""
 
     name: str
     title: str
-    unit: str
-    path: str
+    field: str
+
+    @property
+    def unit(self) -> str:
+        return fields("run")[self.field].unit
 
     @property
     def words(self) -> tuple[str, str]:
+        """What more and less of it are called."""
         return TIME_WORDS if self.unit == "s" else SIZE_WORDS
 
-    def of(self, run: Record) -> float | None:
+    def of(self, record: RunRecord) -> float | None:
         """The run's value, None where it has none or none above 0 (whose logarithm a ratio takes)."""
-        value = step_sample_s(run) if self is STEP else number(run, self.path)
-        return value if value is not None and 0 < value < float("inf") else None
+        value = step_sample_s(record) if self is STEP else value_at(record, self.field)
+        return value if value is not None and 0 < value < math.inf else None
 
 
-STEP = Metric("step_s", "step", "s", "window.wall_s")
+STEP = Metric("step_s", "step", "window.wall_s")
 
 METRICS = (
     STEP,
-    *(Metric(f"{phase}_s", phase, "s", f"phases.{phase}.mean_s") for phase in PHASES),
-    *(
-        Metric(name, title, "bytes", f"memory.{name}")
-        for name, title in (
-            ("steady_peak_allocated_bytes", "steady peak"),
-            ("run_peak_allocated_bytes", "run peak"),
-            ("run_peak_reserved_bytes", "peak reserved"),
-            ("host_peak_rss_bytes", "host peak"),
-        )
-    ),
+    *(Metric(f"{phase}_s", phase, f"phases.{phase}.mean_s") for phase in PHASES),
+    Metric("steady_peak_allocated_bytes", "steady peak", "memory.steady_peak_allocated_bytes"),
+    Metric("run_peak_allocated_bytes", "run peak", "memory.run_peak_allocated_bytes"),
+    Metric("run_peak_reserved_bytes", "peak reserved", "memory.run_peak_reserved_bytes"),
+    Metric("host_peak_rss_bytes", "host peak", "memory.host_peak_rss_bytes"),
 )
 
 SAMPLE = (
     "one process is one sample: its window's wall time divided by its steps (where some steps were skipped or short, "
-    "the mean of the others); A and B are geometric means of these"
+    "the mean of the others); A and B are geometric means of these; every round of a sweep's repeats has a server of "
+    "its own"
 )
 
 
-def step_sample_s(run: Record) -> float | None:
+def step_sample_s(record: RunRecord) -> float | None:
     """Seconds a step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
 
     Skipped and short steps take another time and are in no statistic (design section 7); where the window has some it
     is the mean of the others. None for a window without steps.
     """
-    wall_s, steps = number(run, "window.wall_s"), number(run, "window.steps")
-    if not wall_s or not steps or min(wall_s, steps) < 0:
+    window, step = record.window, record.phases.step
+    if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
         return None
-    if number(run, "window.skipped_count") or number(run, "window.short_count"):
-        return number(run, "phases.step.mean_s")
-    return wall_s / steps
+    if window.skipped_count or window.short_count:
+        return step.mean_s if step else None
+    return window.wall_s / window.steps

@@ -1,16 +1,19 @@
-"""A comparison as people read it: lines and tables, on the screen and as Markdown."""
+"""A comparison as people and programs read it: lines and tables on the screen, the same as Markdown, and JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 
 from lmbench.compare.comparison import CellResult, Comparison, MetricResult
 from lmbench.compare.metrics import SAMPLE
-from lmbench.compare.side import LeftOut
-from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval, signed
+from lmbench.compare.sides import LeftOut, Side
+from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval, percent, signed
+from lmbench.records.welch import CONFIDENCE
 from lmbench.report.markdown import table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Heading, Table, fact
@@ -20,6 +23,7 @@ from lmbench.report.units import MISSING, gib, milliseconds
 #: More cells than this in one line are counted instead of named.
 _NAMED = 4
 _LEFT_OUT_SHOWN = 8
+COMPARISON_SCHEMA_VERSION = 1
 Line = tuple[str, str]
 
 
@@ -124,19 +128,29 @@ def _headings(first: str) -> list[Heading]:
 
 def _figures(found: MetricResult) -> list[Entry]:
     ratio = found.ratio
-    show = milliseconds if found.metric.unit == "s" else gib
-    unit = " ms" if found.metric.unit == "s" else ""
     change = f"{ratio.ratio:.4f}" if ratio.ratio < 10 else f"{ratio.ratio:.4g}"
     limits = interval(ratio) if ratio.low is not None else MISSING
     share = MISSING if found.step_share is None else signed(found.step_share)
     return [
-        Entry(f"{show(found.a)}{unit}"),
-        Entry(f"{show(found.b)}{unit}"),
+        Entry(_with_unit(found.a, found.metric.unit)),
+        Entry(_with_unit(found.b, found.metric.unit)),
         Entry(change),
         Entry(limits, "number" if ratio.low is not None else "missing"),
         Entry(share),
         Entry(found.decision.word, "outcome"),
     ]
+
+
+def _with_unit(value: float, unit: str) -> str:
+    """A figure in the unit that people read it in: seconds as ms, bytes as GiB, fractions in percent."""
+    if unit == "s":
+        return f"{milliseconds(value)} ms"
+    if unit == "bytes":
+        return gib(value)
+    if unit == "fraction":
+        return percent(value)
+    text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return text if unit in ("1", "count") else f"{text} {unit}"
 
 
 def _differing(cells: Sequence[CellResult]) -> list[str]:
@@ -181,3 +195,63 @@ def _left_out(side: str, left_out: Iterable[LeftOut]) -> list[Line]:
         listed = ", ".join(f"{n} {outcome}" for outcome, n in sorted(more.items()))
         lines.append(("left out", f"{side}: {sum(more.values())} more runs ({listed}); --json names them"))
     return lines
+
+
+def as_record(found: Comparison) -> dict[str, Any]:
+    """The whole comparison for `--json`, in SI units, ratios as B over A."""
+    return {
+        "schema_version": COMPARISON_SCHEMA_VERSION,
+        "verdict": found.verdict,
+        "exit_code": int(found.exit_code),
+        "a": _side_record(found.a),
+        "b": _side_record(found.b),
+        "tolerance_fraction": found.tolerance,
+        "confidence_fraction": CONFIDENCE,
+        "about": list(found.about),
+        "sample": SAMPLE,
+        "cells": [_cell_record(cell) for cell in found.cells],
+        "only_a": list(found.only_a),
+        "only_b": list(found.only_b),
+        "neither": [{"name": name, "reason": reason} for name, reason in found.neither],
+        "problems": list(found.problems),
+    }
+
+
+def _side_record(side: Side) -> dict[str, Any]:
+    return {
+        "given": side.given,
+        "run_count": len(side.runs) + len(side.left_out),
+        "left_out": [asdict(run) for run in side.left_out],
+    }
+
+
+def _cell_record(cell: CellResult) -> dict[str, Any]:
+    return {
+        "name": cell.name,
+        "verdict": cell.verdict,
+        "reasons": list(cell.reasons),
+        "notes": list(cell.notes),
+        "differences": [asdict(difference) for difference in cell.differences],
+        "a": {"used": list(cell.used_a), "left_out": [asdict(run) for run in cell.left_out_a]},
+        "b": {"used": list(cell.used_b), "left_out": [asdict(run) for run in cell.left_out_b]},
+        "metrics": [_metric_record(metric) for metric in cell.metrics],
+    }
+
+
+def _metric_record(found: MetricResult) -> dict[str, Any]:
+    ratio = found.ratio
+    return {
+        "name": found.metric.name,
+        "unit": found.metric.unit,
+        "a": {"n": ratio.n_a, "geometric_mean": found.a, "std_fraction": ratio.std_a},
+        "b": {"n": ratio.n_b, "geometric_mean": found.b, "std_fraction": ratio.std_b},
+        "ratio": ratio.ratio,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "p": ratio.p,
+        "p_holm": found.adjusted_p,
+        "noise_floor_fraction": found.floor,
+        "step_share_fraction": found.step_share,
+        "finding": found.decision.word,
+        "reason": found.decision.reason,
+    }

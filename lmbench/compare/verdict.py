@@ -1,10 +1,12 @@
-"""From a ratio with its interval to a verdict with its reason, in the order of design section 8."""
+"""From ratios to verdicts with their reasons, in the order of design section 8, and Holm's correction before it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmbench.compare.metrics import TIME_WORDS
 from lmbench.errors import ExitCode
 from lmbench.records.welch import CONFIDENCE, Ratio, repeats_for
 
@@ -12,10 +14,8 @@ from lmbench.records.welch import CONFIDENCE, Ratio, repeats_for
 MIN_REPEATS = 3
 DEFAULT_TOLERANCE_FRACTION = 0.01
 
-FASTER, SLOWER, SAME, UNDECIDED, INVALID = "faster", "slower", "same", "undecided", "invalid"
-#: What a change up or down is called: times, and bytes.
-TIME_WORDS = (SLOWER, FASTER)
-SIZE_WORDS = ("larger", "smaller")
+SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
+SLOWER, FASTER = TIME_WORDS
 
 #: Verdicts of many cells together: the first of these that occurs. A cell proven slower stays so whatever the others
 #: are; a comparison that cannot be made is graver than one that needs more repeats.
@@ -38,6 +38,20 @@ class Decision:
     reason: str
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order given: below 0.05 with at most 5 % for any false one among them.
+
+    Sequential rejection (Holm, Scandinavian Journal of Statistics 6, 1979): the k-th smallest of m is multiplied by
+    m - k + 1, and no adjusted value is below that of a smaller p.
+    """
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = highest
+    return adjusted
+
+
 def decide(
     found: Ratio,
     *,
@@ -56,14 +70,16 @@ def decide(
         words: what a ratio above 1 and one below are called.
     """
     if min(found.n_a, found.n_b) < MIN_REPEATS or found.low is None or adjusted_p is None:
-        why = f"A has {_repeats(found.n_a)}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
+        repeats = f"{found.n_a} repeat{'' if found.n_a == 1 else 's'}"
+        why = f"A has {repeats}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
         return Decision(UNDECIDED, f"{why} ({signed(found.change)} so far)")
     if found.lies_within(tolerance):
-        return Decision(
-            SAME, f"the interval {interval(found)} lies within ±{percent(tolerance)}" + _coarse(tolerance, floor)
-        )
+        why = f"the interval {interval(found)} lies within ±{percent(tolerance)}"
+        if floor is not None and floor > tolerance:
+            why += f"; but the A/A noise floor of {percent(floor)} is wider than that"
+        return Decision(SAME, why)
     if adjusted_p >= 1.0 - CONFIDENCE:
-        return Decision(UNDECIDED, _open(found, tolerance, adjusted_p, family))
+        return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family))
     if floor is not None and abs(math.log(found.ratio)) <= math.log1p(floor):
         why = f"the interval {interval(found)} excludes 0, but {signed(found.change)}"
         return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent(floor)}")
@@ -78,7 +94,7 @@ def overall(words: list[str]) -> str:
     return next((word for word in GRAVEST_FIRST if word in words), UNDECIDED)
 
 
-def _open(found: Ratio, tolerance: float, adjusted_p: float, family: int) -> str:
+def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int) -> str:
     if found.excludes_one:
         return (
             f"the interval {interval(found)} excludes 0 by itself, but not after Holm's correction over "
@@ -87,22 +103,9 @@ def _open(found: Ratio, tolerance: float, adjusted_p: float, family: int) -> str
     text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent(tolerance)}"
     spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
     needed = repeats_for(spread, tolerance)
-    hint = f"; at this spread an interval of ±{percent(tolerance)} takes {needed} repeats a side"
-    return text + (hint if _more(needed, found) else "")
-
-
-def _more(needed: int | None, found: Ratio) -> bool:
-    return needed is not None and needed > min(found.n_a, found.n_b)
-
-
-def _coarse(tolerance: float, floor: float | None) -> str:
-    if floor is None or floor <= tolerance:
-        return ""
-    return f"; but the A/A noise floor of {percent(floor)} is wider than that"
-
-
-def _repeats(count: int) -> str:
-    return f"{count} repeat{'' if count == 1 else 's'}"
+    if needed is None or needed <= min(found.n_a, found.n_b):
+        return text
+    return f"{text}; at this spread an interval of ±{percent(tolerance)} takes {needed} repeats a side"
 
 
 def percent(fraction: float) -> str:

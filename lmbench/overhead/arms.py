@@ -1,17 +1,22 @@
-"""The arms of `lmbench overhead`, each measured in a process of its own. Nothing here needs torch."""
+"""Measuring the arms of `lmbench overhead`, each in a process of its own. Nothing here needs torch."""
 
 from __future__ import annotations
 
-import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
-from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import find_runs, load_run
-from lmbench.records.vocabulary import Record
+import msgspec
 
-_PEAKS = ("steady_peak_allocated_bytes", "run_peak_allocated_bytes", "host_peak_rss_bytes")
+from lmbench.errors import ExitCode, UsageError
+from lmbench.interruption import received
+from lmbench.overhead.result import ARMS, Arm, ArmFigures, HookFigures, Measurement, Overhead, overhead_of
+from lmbench.records.load import find_runs, load_run
+from lmbench.records.run import RunRecord
+
+# More than rounding and the order of sums makes: the arms did not do the same work.
+LOSS_TOLERANCE_FRACTION = 1e-3
 _LAST_LINES = 3
 
 
@@ -23,52 +28,117 @@ class ArmFailed(Exception):
         self.exit_code = exit_code
 
 
-def measure_arm(arm: str, options: list[str], folder: Path) -> Record:
-    """Measure an arm once, with options of `lmbench fit`; `folder` is new and takes what it leaves.
+def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str) -> Overhead:
+    """Run every arm `rounds` times, one round after the other, each round beginning with another arm.
 
-    Returns `steps`, `wall_s`, peaks in bytes (null where the device has no such counter), `first_loss` and
-    `last_loss`; of the harness also `excluded_s`, of the hooks also `hooks`.
+    Args:
+        fit_options: options of `lmbench fit`.
+        rounds: how many; two complete ones are shown when a signal ends them.
+        folder: takes what the processes leave.
+        command: how to repeat it all.
+
+    Raises:
+        UsageError: the options are wrong.
+        ArmFailed: a process did not end well, or did other work than the others.
+    """
+    pilot = run_fit(fit_options, folder / "pilot")
+    _progress(f"a first run of lmbench fit settled on {pilot.window.steps} steps a window")
+    fixed = ["--measure.steps", str(pilot.window.steps), "--measure.min_window_s", "0"]
+    options = [*fit_options, *fixed, "--measure.probe_steps", "0", "--measure.strict", "false"]
+    measurements: list[Measurement] = []
+    try:
+        _measure_rounds(measurements, options, rounds, folder)
+    except BaseException:
+        complete = len(measurements) // len(ARMS)
+        # An interval needs two rounds; with them, what was measured before a signal is shown.
+        if received() is None or complete < 2:
+            raise
+        measurements = measurements[: complete * len(ARMS)]
+        _progress(f"stopped; below is what {complete} complete rounds say")
+    return overhead_of(pilot, measurements, command)
+
+
+def _measure_rounds(measurements: list[Measurement], options: list[str], rounds: int, folder: Path) -> None:
+    for index in range(rounds):
+        turn = index % len(ARMS)
+        for arm in (*ARMS[turn:], *ARMS[:turn]):
+            figures = measure_arm(arm, options, folder / f"{arm}-{index}")
+            found = Measurement(**msgspec.structs.asdict(figures), arm=arm, round=index)
+            measurements.append(found)
+            check_same_work(measurements)
+            _progress(f"round {index + 1} of {rounds}, {arm}: {found.step_s * 1e3:.3f} ms/step")
+
+
+def _progress(text: str) -> None:
+    print(f"lmbench: overhead: {text}", file=sys.stderr, flush=True)
+
+
+def check_same_work(measurements: list[Measurement]) -> None:
+    """Refuse to compare arms that took another number of steps, or began with another loss.
+
+    Raises:
+        ArmFailed: one did.
+    """
+    reference = measurements[0]
+    for found in measurements[1:]:
+        if found.steps != reference.steps:
+            raise ArmFailed(found.arm, f"took {found.steps} steps where {reference.arm} took {reference.steps}")
+        mine, theirs = (math.nan if loss is None else loss for loss in (found.first_loss, reference.first_loss))
+        if not math.isclose(mine, theirs, rel_tol=LOSS_TOLERANCE_FRACTION):
+            raise ArmFailed(found.arm, f"its first loss is {mine}, that of {reference.arm} {theirs}")
+
+
+def measure_arm(arm: Arm, options: list[str], folder: Path) -> ArmFigures:
+    """Measure an arm once, with options of `lmbench fit`; `folder` is new and takes what it leaves.
 
     Raises:
         UsageError: the options are wrong.
         ArmFailed: the process did not end well.
     """
     if arm == "harness":
-        return harness_record(run_fit(options, folder))
+        return harness_figures(run_fit(options, folder))
     file = folder.with_suffix(".json")
     results = ["--measure.results_dir", str(folder)]
     execute(arm, ["-m", "lmbench.overhead.control", arm, str(file), "fit", *options, *results])
-    found: Record = json.loads(file.read_text(encoding="utf-8"))
-    return {**harness_record(_load(folder)), "hooks": found} if arm == "hooks" else found
+    if arm != "hooks":
+        return msgspec.json.decode(file.read_bytes(), type=ArmFigures)
+    figures = harness_figures(_load(folder))
+    figures.hooks = msgspec.json.decode(file.read_bytes(), type=HookFigures)
+    return figures
 
 
-def run_fit(options: list[str], folder: Path) -> Record:
-    """`lmbench fit` with its results in `folder`; returns its run.json. Raises like `measure_arm`."""
+def run_fit(options: list[str], folder: Path) -> RunRecord:
+    """`lmbench fit` with its results in `folder`; returns its record. Raises like `measure_arm`."""
     try:
         execute("harness", ["-m", "lmbench", "fit", *options, "--measure.results_dir", str(folder)])
     except ArmFailed as failure:
-        error = _load(folder).get("error") if folder.is_dir() else None
-        if not error:
+        error = _load(folder).error if folder.is_dir() else None
+        if error is None:
             raise
         # What the record says of it is shorter and clearer than the end of a traceback.
-        raise ArmFailed("harness", f"{error['kind']}: {error['message']}", failure.exit_code) from None
+        raise ArmFailed("harness", f"{error.kind}: {error.message}", failure.exit_code) from None
     return _load(folder)
 
 
-def harness_record(run: Record) -> Record:
-    """The figures of a run.json in the form that the control arms give theirs.
+def harness_figures(record: RunRecord) -> ArmFigures:
+    """The figures of a run in the form that the control arms give theirs.
 
     The wall time has the pauses in it that the run itself takes out of its steps: they too are the harness's cost.
     """
-    window, memory, loss = run["window"], run["memory"], run["loss"]
-    return {
-        "steps": window["steps"],
-        "wall_s": window["wall_s"] + window["excluded_s"],
-        "excluded_s": window["excluded_s"],
-        **{name: memory.get(name) for name in _PEAKS},
-        "first_loss": loss["first"],
-        "last_loss": loss["last"],
-    }
+    window, memory, loss = record.window, record.memory, record.loss
+    if not window.steps or window.wall_s is None:
+        raise ArmFailed("harness", "its result has no window")
+    pauses_s = window.excluded_s or 0.0
+    return ArmFigures(
+        steps=window.steps,
+        wall_s=window.wall_s + pauses_s,
+        steady_peak_allocated_bytes=memory.steady_peak_allocated_bytes,
+        run_peak_allocated_bytes=memory.run_peak_allocated_bytes,
+        host_peak_rss_bytes=memory.host_peak_rss_bytes,
+        first_loss=loss.first,
+        last_loss=loss.last,
+        excluded_s=pauses_s,
+    )
 
 
 def execute(arm: str, words: list[str]) -> None:
@@ -86,5 +156,5 @@ def execute(arm: str, words: list[str]) -> None:
     raise ArmFailed(arm, f"failed with exit code {done.returncode}: {why}", exit_code)
 
 
-def _load(folder: Path) -> Record:
-    return load_run(find_runs([folder])[0]).run
+def _load(folder: Path) -> RunRecord:
+    return load_run(find_runs([folder])[0]).record

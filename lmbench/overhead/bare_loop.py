@@ -1,7 +1,12 @@
-"""The same training in a plain PyTorch loop: what a step costs without Lightning and without lmbench."""
+"""The same training in a plain PyTorch loop: what a step costs without Lightning and without lmbench.
+
+`ControlWindow`, which clocks it, clocks a plain Trainer too.
+"""
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,8 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
+from lmbench.measure.clock import synchronize
 from lmbench.measure.compiling import CompileOptions, compile_in_place
-from lmbench.overhead.control_window import ControlWindow
+from lmbench.measure.host import peak_rss_bytes
+from lmbench.measure.schedule import Schedule
+from lmbench.overhead.result import ArmFigures
 
 MIXED_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 TRUE_DTYPES = {
@@ -23,6 +31,87 @@ TRUE_DTYPES = {
     "16-true": torch.float16,
     "64-true": torch.float64,
 }
+
+
+class ControlWindow:
+    """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
+
+    Garbage is collected, frozen and off inside the window, as the harness has it: one policy for all arms.
+
+    Args:
+        schedule: `warmup_steps`, `steps` and `min_window_s` count; a control has no probe steps.
+        device: what is waited for at both ends, and whose peak memory is read.
+        gc_in_window: leave garbage collection alone.
+        loss_divisor: what the losses that it is told were divided by.
+
+    `figures` are known when the window is complete.
+    """
+
+    figures: ArmFigures
+
+    def __init__(
+        self, schedule: Schedule, device: torch.device, gc_in_window: bool = False, loss_divisor: int = 1
+    ) -> None:
+        self.schedule = schedule
+        self.device = device
+        self.gc_in_window = gc_in_window
+        self.loss_divisor = loss_divisor
+        self._steps_done = 0
+        self._start_ns: int | None = None
+        self._first_losses: list[Tensor] = []
+        self._run_peak = 0
+
+    def begin(self) -> None:
+        """The first step is about to begin."""
+        if self.schedule.warmup_steps == 0:
+            self._open()
+
+    def step_ended(self, losses: list[Tensor]) -> bool:
+        """A step ended, with its micro-batches' losses, still on the device; True if it was the last one."""
+        if not self._first_losses:
+            self._first_losses = losses
+        self._steps_done += 1
+        if self._start_ns is None:
+            if self._steps_done == self.schedule.warmup_steps:
+                self._open()
+            return False
+        steps = self._steps_done - self.schedule.warmup_steps
+        if not self.schedule.is_window_complete(steps, (time.perf_counter_ns() - self._start_ns) * 1e-9):
+            return False
+        self._close(steps, losses)
+        return True
+
+    def _open(self) -> None:
+        if not self.gc_in_window:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        if self.device.type == "cuda":
+            self._run_peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        synchronize(self.device)
+        self._start_ns = time.perf_counter_ns()
+
+    def _close(self, steps: int, losses: list[Tensor]) -> None:
+        synchronize(self.device)
+        assert self._start_ns is not None
+        wall_s = (time.perf_counter_ns() - self._start_ns) * 1e-9
+        window_peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        if not self.gc_in_window:
+            gc.unfreeze()
+            gc.enable()
+        self.figures = ArmFigures(
+            steps=steps,
+            wall_s=wall_s,
+            steady_peak_allocated_bytes=window_peak,
+            run_peak_allocated_bytes=None if window_peak is None else max(window_peak, self._run_peak),
+            host_peak_rss_bytes=peak_rss_bytes(),
+            first_loss=self._mean(self._first_losses),
+            last_loss=self._mean(losses),
+        )
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        return float(torch.stack(losses).double().mean()) * self.loss_divisor
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from lmbench.overhead.statistics import (
-    HOOKS_LIMIT_S,
-    MEMORY_LIMIT_BYTES,
-    TIME_LIMIT_FRACTION,
-    Interval,
-)
+from lmbench.overhead.result import Interval, Overhead
+from lmbench.report.screen import print_table
+from lmbench.report.table import Entry, Table, fact, numbers, words
 from lmbench.report.units import MISSING, milliseconds
 
-Record = dict[str, Any]
+#: What the harness may cost: in step time where the device is the bottleneck, in its own hooks' time a step
+#: where the host is, and in device memory.
+TIME_LIMIT_FRACTION = 0.01
+HOOKS_LIMIT_S = 0.1e-3
+MEMORY_LIMIT_BYTES = 2**20
+
 _MEANING = {
     "bare": "plain PyTorch loop",
     "trainer": "Lightning's Trainer with everything off",
@@ -25,117 +23,103 @@ _MEANING = {
 }
 
 
-def print_overhead(result: Record, console: Console) -> None:
-    """Print the result of `lmbench overhead` (the content of its `--json` file)."""
+def print_overhead(found: Overhead, console: Console) -> None:
+    """Print the result of `lmbench overhead`."""
     meanings = [f"{arm:<9}{meaning}" for arm, meaning in _MEANING.items()]
-    for line in (*_subject(result), *meanings):
+    for line in (*_subject(found), *meanings):
         console.print(line, markup=False)
-    console.print(arm_table(result))
-    console.print(answer_table(result))
-    for line in _notes(result):
+    print_table(arm_table(found), console)
+    print_table(answer_table(found), console)
+    for line in _notes(found):
         console.print(line, markup=False)
     # Not wrapped, so that it can be copied.
-    console.print(f"repeat: {result['command']}", markup=False, soft_wrap=True)
+    console.print(f"repeat: {found.command}", markup=False, soft_wrap=True)
 
 
-def arm_table(result: Record) -> Table:
+def arm_table(found: Overhead) -> Table:
     """Arms by time per step, its difference to bare with a 95 % interval, and peak memory."""
-    on_device = result["arms"]["bare"]["run_peak_allocated_bytes"] is not None
-    peak = "run_peak_allocated_bytes" if on_device else "host_peak_rss_bytes"
-    window = f"{result['rounds']} rounds of {result['steps']} steps (warm-up {result['warmup_steps']})"
-    table = _table(f"{window}; ms a step, MiB of {'device' if on_device else 'host'} peak memory")
-    table.add_column("arm", no_wrap=True)
-    for name in ("mean", "min .. max", "over bare [95 % interval]", "peak", "over"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for arm, summary in result["arms"].items():
-        step, is_bare = summary["step_s"], arm == "bare"
-        table.add_row(
-            arm,
-            milliseconds(step["mean"]),
-            f"{milliseconds(step['min'])} .. {milliseconds(step['max'])}",
-            MISSING if is_bare else _interval(summary["over_bare_s"], 1e3, "+.3f"),
-            _mib(summary[peak], ",.0f"),
-            MISSING if is_bare else _mib(summary[f"over_bare_{peak}"], "+,.1f"),
+    on_device = found.arms["bare"].run_peak_allocated_bytes is not None
+    rows = []
+    for arm, summary in found.arms.items():
+        step, is_bare = summary.step_s, arm == "bare"
+        peak, over = summary.host_peak_rss_bytes, summary.over_bare_host_peak_rss_bytes
+        if on_device:
+            peak, over = summary.run_peak_allocated_bytes, summary.over_bare_run_peak_allocated_bytes
+        figures = (
+            milliseconds(step.mean),
+            f"{milliseconds(step.min)} .. {milliseconds(step.max)}",
+            MISSING if is_bare else _interval(summary.over_bare_s, 1e3, "+.3f"),
+            _mib(peak, ",.0f"),
+            MISSING if is_bare else _mib(over, "+,.1f"),
         )
-    return table
+        rows.append([fact(arm), *map(Entry, figures)])
+    title = f"{found.rounds} rounds of {found.steps} steps (warm-up {found.warmup_steps})"
+    caption = f"ms a step, MiB of {'device' if on_device else 'host'} peak memory"
+    columns = numbers("mean", "min .. max", "over bare [95 % interval]", "peak", "over")
+    return Table(title, caption, [*words("arm"), *columns], rows)
 
 
-def answer_table(result: Record) -> Table:
+def answer_table(found: Overhead) -> Table:
     """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
-    table = _table(None)
-    for name in ("question", "answer", "figure"):
-        table.add_column(name, no_wrap=True)
-    rows = (_time(result), _own_hooks(result), _added(result), _memory(result))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    harness, hooks, added = found.arms["harness"], found.hooks.step_s, found.harness_over_trainer_s
+    is_hosts_matter, is_devices_matter = found.bottleneck != "device", found.bottleneck not in ("host", "cpu")
+    window, run = harness.over_bare_steady_peak_allocated_bytes, harness.over_bare_run_peak_allocated_bytes
+    memory = ("n/a", "a CPU has no counter of it")
+    if window is not None and run is not None:
+        is_within = max(window, run) <= MEMORY_LIMIT_BYTES
+        memory = ("yes" if is_within else "no", f"{_mib(window, '+,.2f')} MiB (window), {_mib(run, '+,.2f')} (run)")
+    rows = [
+        (
+            "step within 1 % of bare",
+            harness.over_bare_fraction.against(TIME_LIMIT_FRACTION) if is_devices_matter else "n/a",
+            f"{_interval(harness.over_bare_fraction, 100, '+.2f')} %",
+        ),
+        (
+            "own hooks at most 0.1 ms a step",
+            hooks.against(HOOKS_LIMIT_S) if is_hosts_matter else "n/a",
+            f"{_interval(hooks, 1e3, '.3f')} ms",
+        ),
+        (
+            "harness - trainer at most 0.1 ms",
+            added.against(HOOKS_LIMIT_S) if is_hosts_matter else "n/a",
+            f"{_interval(added, 1e3, '+.3f')} ms",
+        ),
+        ("device memory within 1 MiB of bare", *memory),
+    ]
+    return Table("Answers", "means over rounds with 95 % intervals", words("question", "answer", "figure"), [
+        [fact(question), Entry(answer, "outcome"), fact(figure)] for question, answer, figure in rows
+    ])  # fmt: skip
 
 
-def _time(result: Record) -> tuple[str, str, str]:
-    found = result["arms"]["harness"]["over_bare_fraction"]
-    is_asked = result["bottleneck"] in ("device", "mixed", "unknown")
-    answer = Interval(**found).against(TIME_LIMIT_FRACTION) if is_asked else "n/a"
-    return "step within 1 % of bare", answer, f"{_interval(found, 100, '+.2f')} %"
-
-
-def _own_hooks(result: Record) -> tuple[str, str, str]:
-    found = result["hooks"]["step_s"]
-    answer = Interval(**found).against(HOOKS_LIMIT_S) if result["bottleneck"] != "device" else "n/a"
-    return "own hooks at most 0.1 ms a step", answer, f"{_interval(found, 1e3, '.3f')} ms"
-
-
-def _added(result: Record) -> tuple[str, str, str]:
-    found = result["harness_over_trainer_s"]
-    answer = Interval(**found).against(HOOKS_LIMIT_S) if result["bottleneck"] != "device" else "n/a"
-    return "harness - trainer at most 0.1 ms", answer, f"{_interval(found, 1e3, '+.3f')} ms"
-
-
-def _memory(result: Record) -> tuple[str, str, str]:
-    harness = result["arms"]["harness"]
-    window = harness["over_bare_steady_peak_allocated_bytes"]
-    run = harness["over_bare_run_peak_allocated_bytes"]
-    question = "device memory within 1 MiB of bare"
-    if window is None:
-        return question, "n/a", "a CPU has no counter of it"
-    answer = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
-    return question, answer, f"{_mib(window, '+,.2f')} MiB (window), {_mib(run, '+,.2f')} (run)"
-
-
-def _notes(result: Record) -> list[str]:
-    hooks, verdicts = result["hooks"], result["verdicts"]
-    why = f" ({', '.join(f'{phase} {verdict}' for phase, verdict in verdicts.items())})" if verdicts else ""
-    lightning = _interval(result["arms"]["trainer"]["over_bare_s"], 1e3, "+.3f")
+def _notes(found: Overhead) -> list[str]:
+    hooks = found.hooks
+    verdicts = ", ".join(f"{phase} {verdict}" for phase, verdict in found.verdicts.items())
+    loss = "not finite" if found.first_loss is None else f"{found.first_loss:.4f}"
     return [
-        f"bottleneck: {result['bottleneck']}{why}",
-        f"own hooks: {hooks['calls']:.0f} calls, median step {hooks['median_step_s'] * 1e3:.3f} ms; "
-        f"{hooks['clocking_s'] * 1e3:.3f} ms of clocking taken off",
+        f"bottleneck: {found.bottleneck}" + (f" ({verdicts})" if verdicts else ""),
+        f"own hooks: {hooks.calls:.0f} calls, median step {hooks.median_step_s * 1e3:.3f} ms; "
+        f"{hooks.clocking_s * 1e3:.3f} ms of clocking taken off",
         "harness - trainer: with Lightning's own cost of calling lmbench's callbacks",
-        f"Lightning's own part (trainer - bare): {lightning} ms a step",
-        f"writing records: {result['pause_s'] * 1e3:.3f} ms a step of both, in pauses that a run subtracts",
-        f"first loss in every arm: {result['first_loss']:.4f}",
+        f"Lightning's own part (trainer - bare): {_interval(found.arms['trainer'].over_bare_s, 1e3, '+.3f')} ms a step",
+        f"writing records: {found.pause_s * 1e3:.3f} ms a step of both, in pauses that a run subtracts",
+        f"first loss in every arm: {loss}",
     ]
 
 
-def _subject(result: Record) -> list[str]:
-    model, data, environment = result["model"], result["data"], result["environment"]
-    versions, host = environment["versions"], environment["host"]
-    device = environment["gpu"]["name"] or f"{environment['flags']['thread_count']} threads"
-    named = ("torch", "lightning", "lmbench", "python")
+def _subject(found: Overhead) -> list[str]:
+    model, data, environment = found.model, found.data, found.environment
+    versions = environment.versions
+    batch, context = ("?" if number is None else number for number in (data.batch_size, data.context_length))
     return [
-        f"{model.get('size') or model['name']} | {result['mode']} | batch {data.get('batch_size', '?')} x "
-        f"context {data.get('context_length', '?')} | {result['precision']}, float32 matmul "
-        f"{result['matmul_precision']}",
-        f"{device} | {host['cpu_model']}",
-        ", ".join(f"{name} {versions[name]}" for name in named),
+        f"{model.size or model.name} | {found.mode} | batch {batch} x context {context} | {found.precision}, float32 "
+        f"matmul {found.matmul_precision}",
+        f"{environment.gpu.name or f'{environment.flags.thread_count} threads'} | {environment.host.cpu_model}",
+        f"torch {versions.torch}, lightning {versions.lightning}, lmbench {versions.lmbench}, python {versions.python}",
     ]
 
 
-def _table(title: str | None) -> Table:
-    return Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-
-
-def _interval(found: Record, scale: float, form: str) -> str:
-    mean, low, high = (format(found[name] * scale, form) for name in ("mean", "low", "high"))
+def _interval(found: Interval, scale: float, form: str) -> str:
+    mean, low, high = (format(value * scale, form) for value in (found.mean, found.low, found.high))
     return f"{mean} [{low}, {high}]"
 
 

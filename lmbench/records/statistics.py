@@ -1,4 +1,4 @@
-"""Statistics of one series of values (design section 8), on the standard library alone."""
+"""Statistics of one series of values (design section 8), on the standard library but for Student's t."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def sample_std(values: Sequence[float], mean: float) -> float | None:
     if len(values) < 2:
         return None
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean of two values at least: (low, high)."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    mean = statistics.fmean(values)
+    quantile = float(stdtrit(len(values) - 1, 0.5 + confidence / 2))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float, float] | None:

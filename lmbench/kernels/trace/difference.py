@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lmbench.compare.comparability import differences
+import msgspec
+
 from lmbench.errors import UsageError
 from lmbench.kernels.trace.clocks import PhaseClock
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
+from lmbench.records.run import RunRecord
+from lmbench.records.settings import differences
 
 STEP = "step"
 #: Two recordings of the same work agree to this share of a kernel's time.
@@ -112,11 +115,15 @@ def difference(a: Findings, b: Findings) -> Difference:
     return Difference(
         a,
         b,
-        [str(one) for one in differences(a.run, b.run)] if a.run and b.run else [],
+        [str(one) for one in differences(_typed(a.run), _typed(b.run))] if a.run and b.run else [],
         _judged(phases),
         _of_phase(STEP, of_step, steps),
         _clocks(a, b),
     )
+
+
+def _typed(run: Any) -> RunRecord:
+    return run if isinstance(run, RunRecord) else msgspec.convert(run, RunRecord)
 
 
 def _judged(phases: Sequence[PhaseDifference]) -> list[PhaseDifference]:
