@@ -105,7 +105,7 @@ def test_a_damaged_run_is_listed_as_damaged(tmp_path):
     found = compared(tmp_path / "a", tmp_path / "b")
     assert found.verdict == "same"
     assert found.b.left_out[0].outcome == "damaged"
-    assert found.b.left_out[0].reason.startswith("damaged: run.json cannot be read")
+    assert found.b.left_out[0].reason.startswith("damaged: run.json is damaged")
 
 
 def test_a_result_of_another_schema_version_is_listed_or_refused(tmp_path):
