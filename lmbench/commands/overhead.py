@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.fit.words import expand_configs
+from lmbench.fit.command_line import expand_configs
 from lmbench.interruption import received
 from lmbench.overhead.arms import ArmFailed, measure_arm, run_fit
 from lmbench.overhead.statistics import ARMS, bottleneck, difference, hook_cost, summarize_arms
