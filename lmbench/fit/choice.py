@@ -50,37 +50,38 @@ class ChoiceParser(LightningArgumentParser):
         return text
 
 
-def settle(parser: ArgumentParser, given: Namespace, command: str) -> tuple[Namespace, list[tuple[str, str]]]:
+def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Namespace, list[tuple[str, str]]]:
     """All settings, from those that were set; and those that follow from others, as `("data", "vocab_size")`.
 
-    A named module gets no data unless some was asked for, as it may have loaders of its own.
+    A named module gets no data unless some was asked for, as it may have loaders of its own: then it needs `loader`.
 
     Raises:
         UsageError: a module with neither loaders nor data; a setting that follows from another was set.
     """
-    part = given[command]
-    model = model_class(part)
-    if part.get("data") is None and ("data" in part or not issubclass(model, LanguageModel)):
-        _check_loader(model, LOADERS[command], is_null="data" in part)
-        part.data = None
-    config = parser.parse_object(given)
+    model = model_class(given)
+    if given.get("data") is None and ("data" in given or not issubclass(model, LanguageModel)):
+        _check_loader(model, loader, is_null="data" in given)
+        given.data = None
+    # The parser would hand what a default's and a named class's arguments have in common from one to the other.
+    parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
+    settings = parser.parse_object(given.clone())
     followed = []
     for source, target, name in FOLLOWING:
-        values, there = (_arguments(config[command], key) for key in (source, target))
+        values, there = (_arguments(settings, key) for key in (source, target))
         if name not in values or name not in there:
             continue
-        if name not in _arguments(part, target):
+        if name not in _arguments(given, target):
             there[name] = values[name]
             followed.append((target, name))
-        elif config[command][target].class_path == OWN_PATHS[target]:
+        elif _class_path(settings, target) == OWN_PATHS[target]:
             raise UsageError(f"{target}.{name} follows {source}.{name}; set that: --{source}.{name} {there[name]}")
-    return config, followed
+    return settings, followed
 
 
 def model_class(settings: Namespace) -> type:
     """The class of the model in a command's settings."""
-    named = settings.get("model")
-    return LanguageModel if named is None else import_class("model", named.class_path)
+    named = _class_path(settings, "model")
+    return LanguageModel if named is None else import_class("model", named)
 
 
 def without_own_classes(settings: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +121,10 @@ def import_class(key: str, path: str) -> type:
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{_other_namespace(found)}")
     return found
+
+
+def _class_path(settings: Namespace, key: str) -> str | None:
+    return (settings.get(key) or {}).get("class_path")
 
 
 def _arguments(settings: Namespace, key: str) -> Any:

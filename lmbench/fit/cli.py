@@ -84,9 +84,11 @@ class BenchCLI(LightningCLI):
         return [name[2:] for name in names if name.startswith("--")]
 
     def parse_arguments(self, parser: ChoiceParser, args: Any) -> None:  # type: ignore[override]
-        given = parser.parse_args(args, defaults=False)
-        self.config, self.followed = settle(parser, given, self.argv[0])
-        refuse(self.config[self.argv[0]])
+        command = self.argv[0]
+        self.config = parser.parse_args(args, defaults=False)
+        given, loader = self.config[command], LOADERS[command]
+        self.config[command], self.followed = settle(self._subcommand_parsers[command], given, loader)
+        refuse(self.config[command])
         if self.only_settings:
             self._dump_config()
             print(self.settings_yaml, end="")
