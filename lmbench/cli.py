@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from lmbench.errors import ExitCode, suggest
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
 
@@ -17,7 +18,6 @@ _MEASURING = "lmbench.fit.run"
 COMMANDS = {
     "fit": (_MEASURING, "measure training: forward, backward and optimizer times, memory, MFU"),
     "validate": (_MEASURING, "measure inference on the validation data"),
-    "test": (_MEASURING, "measure inference on the test data"),
     "show": ("lmbench.commands.show", "print a result again"),
     "sweep": ("lmbench.commands.sweep", "measure a grid of configurations, each in a process of its own"),
     "report": ("lmbench.commands.report", "results as tables to paste, as CSV, or as one page with charts"),
@@ -108,12 +108,9 @@ def _run(args: list[str]) -> int:
         print(__version__)
         return 0
     if args[0] not in COMMANDS:
-        from difflib import get_close_matches
-
-        near = get_close_matches(args[0], COMMANDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = suggest(args[0], COMMANDS)
         print(f"lmbench: unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})", file=sys.stderr)
-        return 2
+        return ExitCode.USAGE
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:
         module = "lmbench.commands.fit_help"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmbench.precision import peak_column
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -104,15 +106,6 @@ GPUS: tuple[Gpu, ...] = (
 
 _BY_NAME = {name.casefold(): gpu for gpu in GPUS for name in gpu.names}
 
-# Lightning's precision strings, the short forms it still accepts included. Under a mixed precision the
-# matmuls run in the lower type. float64, fp8 (transformer-engine) and 8-bit weights are left out: the table
-# has no rates for them.
-_MATMUL_DTYPE = {
-    "32-true": "fp32", "32": "fp32",
-    "bf16-mixed": "bf16", "bf16-true": "bf16", "bf16": "bf16",
-    "16-mixed": "fp16", "16-true": "fp16", "16": "fp16",
-}  # fmt: skip
-
 
 def find_gpu(gpu_name: str) -> Gpu | None:
     """The table's row for a name as NVML or torch report it, or None.
@@ -130,15 +123,12 @@ def peak_flops(gpu_name: str, precision: str, matmul_precision: str = "highest")
     Args:
         gpu_name: as NVML or torch report it.
         precision: Lightning's precision string, e.g. ``32-true`` or ``bf16-mixed``.
-        matmul_precision: PyTorch's float32 matmul precision. Anything but ``highest`` means TF32 on CUDA
-            (in cuBLAS,
-            ``medium`` acts like ``high``); GPUs without TF32 compute in float32 all the same.
+        matmul_precision: PyTorch's float32 matmul precision. GPUs without TF32 compute in float32 whatever it is.
     """
-    gpu = find_gpu(gpu_name)
-    dtype = _MATMUL_DTYPE.get(str(precision))
-    if gpu is None or dtype is None:
+    gpu, column = find_gpu(gpu_name), peak_column(precision, matmul_precision)
+    if gpu is None or column is None:
         return None
-    if dtype == "fp32" and matmul_precision != "highest" and gpu.tf32_flops_per_s is not None:
-        dtype = "tf32"
-    rate: float | None = getattr(gpu, f"{dtype}_flops_per_s")
-    return None if rate is None else Peak(rate, dtype, gpu.source)
+    if column == "tf32" and gpu.tf32_flops_per_s is None:
+        column = "fp32"
+    rate: float | None = getattr(gpu, f"{column}_flops_per_s")
+    return None if rate is None else Peak(rate, column, gpu.source)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 
 DEFAULT_VOCAB_SIZE = 10_000
 
@@ -99,10 +98,9 @@ def size_name(shape: ModelShape) -> str | None:
 def _named(size: str) -> ModelShape:
     if size in SIZES:
         return SIZES[size]
-    by_lower = {name.lower(): name for name in SIZES}
-    close = get_close_matches(size.lower(), by_lower, n=1)
-    hint = f"; did you mean {by_lower[close[0]]}?" if close else ""
-    raise UsageError(f"unknown model size {size!r}; choose one of {_names()}, or give all dimensions{hint}")
+    raise UsageError(
+        f"unknown model size {size!r}; choose one of {_names()}, or give all dimensions{suggest(size, SIZES)}"
+    )
 
 
 def _names() -> str:

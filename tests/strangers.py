@@ -1,4 +1,4 @@
-"""Somebody else's code: LightningModules and data that know nothing of lmbench."""
+"""Somebody else's code: LightningModules and data, of which all but one know nothing of lmbench."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from lmbench.model.language_model import LanguageModel
 
 
 class Data(LightningDataModule):
@@ -202,3 +204,7 @@ class TokensByHand(TokenModel):
         self.manual_backward(loss)
         optimizer.step()
         return loss
+
+
+class Variation(LanguageModel):
+    """lmbench's own model with something changed."""

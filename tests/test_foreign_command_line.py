@@ -1,4 +1,4 @@
-"""`lmbench fit --model my_package.MyModule`: somebody's code from the command line, a file or the environment."""
+"""`lmbench fit --model my_package.MyModule`: somebody's code from the command line or a file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def test_lmbenchs_own_model_takes_foreign_data(tmp_path):
 def test_lmbenchs_own_model_can_be_named_too(tmp_path):
     name = "lmbench.model.language_model.LanguageModel"
     result = fit(tmp_path, "--model", name, *OWN)
-    assert config_of(result, "model", "init_args", "size") == "tiny"
+    # As if it had not been.
+    assert config_of(result, "model", "size") == "tiny"
     assert result.run["zero_grad"] == "after_step"
 
 
@@ -136,26 +137,18 @@ def test_a_part_in_a_file_of_its_own(tmp_path):
     assert config_of(fit(tmp_path, "--model", model), "model", "init_args", "width") == 8
 
 
-def test_variables_name_classes(tmp_path, monkeypatch):
-    monkeypatch.setenv("LMBENCH_FIT__MODEL", "strangers.Regression")
-    monkeypatch.setenv("LMBENCH_FIT__DATA", '{"class_path": "strangers.Data", "init_args": {"batches": 3}}')
-    result = fit(tmp_path)
-    assert config_of(result, "data", "init_args", "batches") == 3
-    # A word is stronger.
-    assert fit(tmp_path, "--model", "strangers.OwnLoaders").run["model"]["name"] == "strangers.OwnLoaders"
+def test_a_class_takes_the_place_of_lmbenchs_own_model_of_a_file(tmp_path):
+    words = ["--config", "smoke", "--model", "strangers.TokenModel", "--data.context_length", "8"]
+    result = fit(tmp_path, *words)
+    assert config_of(result, "model", "init_args") == {"vocab_size": 50, "context_length": 8}
+    assert config_of(result, "data", "batch_size") == 4
 
 
-def test_a_variable_names_the_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("LMBENCH_FIT__CONFIG", write(tmp_path, "c.yaml", model={"class_path": "strangers.OwnLoaders"}))
-    assert fit(tmp_path).run["model"]["name"] == "strangers.OwnLoaders"
-
-
-@pytest.mark.parametrize("name", ["MODEL__WIDTH", "MODLE", "DATA__SIZE"])
-def test_a_variable_that_would_set_nothing_is_refused(name, tmp_path, monkeypatch, capsys):
-    # The parser reads no variables for the arguments of a class that was named.
-    monkeypatch.setenv(f"LMBENCH_FIT__{name}", "8")
-    assert fit(tmp_path, "--model", "strangers.OwnLoaders", code=2) is None
-    assert f"LMBENCH_FIT__{name} sets nothing; did you mean LMBENCH_FIT__" in capsys.readouterr().err
+def test_a_subclass_of_lmbenchs_own_model_takes_its_data_and_order(tmp_path):
+    result = fit(tmp_path, "--model", "strangers.Variation", *OWN)
+    assert config_of(result, "model", "class_path") == "strangers.Variation"
+    assert config_of(result, "data", "batch_size") == 2
+    assert result.run["zero_grad"] == "after_step"
 
 
 def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys):
@@ -193,7 +186,7 @@ DATA = ["--data", "strangers.Data"]
 MISTAKES = {
     "no such module": (["--model", "no_file.Mine"], "there is no module no_file"),
     "no such class": (["--model", "strangers.Regresion"], "did you mean strangers.Regression?"),
-    "no module named": (["--model", "Regression"], "name the class with its module, as in my_file.Regression"),
+    "no module named": (["--model", "Nobodys"], "name the class with its module, as in my_file.Nobodys"),
     "a module that raises": (["--model", "raises.Mine"], "raises.py:2: ZeroDivisionError: division by zero"),
     "a module that lacks a package": (["--model", "lacks.Mine"], "imports a_package_that_is_not_there, which is not"),
     "a module that is garbled": (["--model", "garbled.Mine"], "garbled.py:1: SyntaxError"),

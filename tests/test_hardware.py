@@ -91,7 +91,7 @@ def test_no_name_stands_twice() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("module", ["sizes", "flops", "hardware", "trace.parts"])
+@pytest.mark.parametrize("module", ["sizes", "flops", "hardware", "precision", "kernels.trace.parts"])
 def test_tables_load_without_torch(module: str) -> None:
     code = f"import sys, lmbench.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from textwrap import fill
 
+from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode
-from lmbench.fit.words import shipped_configs
 from lmbench.sizes import SIZES
 
 _MEASURES = {
     "fit": "Measures training and leaves a result: forward, backward and optimizer times,\nmemory, throughput.",
     "validate": "Measures inference on the validation data and leaves a result.",
-    "test": "Measures inference on the test data and leaves a result.",
 }
 
 #: By heading: option, its value, what it does.
@@ -53,7 +52,7 @@ def run(args: list[str]) -> int:
 
 
 def text(command: str) -> str:
-    """The short help of `fit`, `validate` or `test`."""
+    """The short help of `fit` or `validate`."""
     names = f"shipped: {', '.join(shipped_configs())}"
     lines = [
         f"usage: lmbench {command} --config CONFIG [--OPTION VALUE]...",

@@ -10,9 +10,9 @@ import sys
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import UsageError
 
-COMMANDS = ("fit", "validate", "test")
+COMMANDS = ("fit", "validate")
 DESCRIPTION = """\
-Runs `lmbench fit ...` (or validate, test) under `nsys profile`. Nsight captures the
+Runs `lmbench fit ...` (or validate) under `nsys profile`. Nsight captures the
 profiled steps only (--trainer.profiler.steps N, 3 by default) and sees NVTX ranges
 for steps, phases and modules."""
 

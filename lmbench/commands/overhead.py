@@ -12,7 +12,7 @@ import msgspec
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.fit.words import expand_configs
+from lmbench.fit.command_line import expand_configs
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
 from lmbench.report.terminal import make_console

@@ -1,131 +1,112 @@
-"""Which class is measured, and on which data: lmbench's own, or somebody's that was named."""
+"""Which class is measured, on which data: lmbench's own unless others are named.
+
+Both are subclasses to the parser, of Lightning's base classes and with lmbench's own as the default. So one parser
+reads `--model.size small` and `--model my_file.MyModule --model.width 4`, and both forms in a file. Parsed without
+defaults, a command line tells what was set; the rest is decided here.
+"""
 
 from __future__ import annotations
 
 import importlib
-import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cached_property
-from pathlib import Path
+from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
-from lmbench.fit.given import Given, what_is_given
+from lmbench.errors import UsageError, suggest
 from lmbench.model.language_model import LanguageModel
 
+BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
+#: What is taken where nothing is named.
+OWN: dict[str, type] = {"model": LanguageModel, "data": TokenData}
+OWN_PATHS = {key: f"{own.__module__}.{own.__qualname__}" for key, own in OWN.items()}
+
 # The loader that each command needs of a module that has no data module.
-LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader", "test": "test_dataloader"}
+LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"}
 
 # Settings that both sides have: the one that is set, and the one that follows.
 FOLLOWING = (("data", "model", "context_length"), ("model", "data", "vocab_size"))
 
 
-@dataclass(frozen=True)
-class Part:
-    """The model or the data of a run.
+class ChoiceParser(LightningArgumentParser):
+    """A command's parser. Its help tells the options of lmbench's own model and data as if they were its own."""
 
-    `used` is its class, None for data that the module brings itself; `is_named` says that it was named, so that its
-    arguments lie under `init_args`; `given` are the arguments that were set.
-    """
+    def add_choices(self) -> None:
+        """Add `--model` and `--data`, which are lmbench's own by default."""
+        for key, base in BASES.items():
+            self.add_lightning_class_args(base, key, subclass_mode=True, required=False)
+            self.set_defaults({key: {"class_path": OWN_PATHS[key]}})
 
-    key: str
-    used: type | None
-    is_named: bool
-    given: frozenset[str]
-
-    @cached_property
-    def arguments(self) -> frozenset[str]:
-        """Names of the arguments of its class, found as the command line's parser finds them."""
-        if self.used is None:
-            return frozenset()
-        added = ArgumentParser(exit_on_error=False).add_class_arguments(self.used, "part", fail_untyped=False)
-        return frozenset(name.removeprefix("part.") for name in added)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether lmbench knows the model's every line, and may move what it does."""
-        return self.used is not None and issubclass(self.used, LanguageModel)
-
-    def path(self, name: str) -> str:
-        return f"{self.key}.init_args.{name}" if self.is_named else f"{self.key}.{name}"
-
-    def options(self) -> list[str]:
-        """Its options, as they are typed."""
-        return [f"{self.key}.{name}" for name in sorted(self.arguments)]
+    def format_help(self, *args: Any) -> str:
+        text: str = super().format_help(*args)
+        if "model" in self.get_defaults():
+            parser = ArgumentParser(add_help=False, usage="")
+            for key, own in OWN.items():
+                parser.add_class_arguments(own, key)
+            text += parser.format_help()
+        return text
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Model and data of one run."""
+def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Namespace, list[tuple[str, str]]]:
+    """All settings, from those that were set; and those that follow from others, as `("data", "vocab_size")`.
 
-    model: Part
-    data: Part
-
-    def links(self) -> list[tuple[str, str]]:
-        """Settings that follow from one another: only where both sides have them, and, in a class that was named, only
-        where its own was not set."""
-        parts = {"model": self.model, "data": self.data}
-        return [
-            (parts[source].path(name), parts[target].path(name))
-            for source, target, name in FOLLOWING
-            if name in parts[source].arguments & parts[target].arguments
-            and not (parts[target].is_named and name in parts[target].given)
-        ]
-
-
-def choose(args: list[str], environment: Mapping[str, str]) -> Choice:
-    """The classes that the words (a command first), their configuration files and the environment name.
-
-    Without a name they are lmbench's own; a module that was named and has its own loaders gets no data unless some
-    was asked for. Where a class is named, modules of the current folder can be.
+    A named module gets no data unless some was asked for, as it may have loaders of its own: then it needs `loader`.
 
     Raises:
-        UsageError: a class that cannot be imported or is of the wrong kind; a module with neither loaders nor data.
+        UsageError: a module with neither loaders nor data; a setting that follows from another was set.
     """
-    command = args[0]
-    model, data = (what_is_given(key, args, environment) for key in ("model", "data"))
-    if model.class_path or data.class_path:
-        _make_current_folder_importable()
-    model_part = _part("model", model, LanguageModel, LightningModule)
-    if data.class_path is None and model.class_path is not None and (data.is_null or not data.names):
-        _check_loader(model_part, command, data.is_null)
-        return Choice(model_part, Part("data", None, False, frozenset()))
-    return Choice(model_part, _part("data", data, TokenData, LightningDataModule))
+    model = model_class(given)
+    if given.get("data") is None and ("data" in given or not issubclass(model, LanguageModel)):
+        _check_loader(model, loader, is_null="data" in given)
+        given.data = None
+    # The parser would hand what a default's and a named class's arguments have in common from one to the other.
+    parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
+    settings = parser.parse_object(given.clone())
+    followed = []
+    for source, target, name in FOLLOWING:
+        values, there = (_arguments(settings, key) for key in (source, target))
+        if name not in values or name not in there:
+            continue
+        if name not in _arguments(given, target):
+            there[name] = values[name]
+            followed.append((target, name))
+        elif _class_path(settings, target) == OWN_PATHS[target]:
+            raise UsageError(f"{target}.{name} follows {source}.{name}; set that: --{source}.{name} {there[name]}")
+    return settings, followed
 
 
-def _part(key: str, given: Given, own: type, base: type) -> Part:
-    used = own if given.class_path is None else import_class(key, given.class_path, base)
-    return Part(key, used, given.class_path is not None, frozenset(given.names))
+def model_class(settings: Namespace) -> type:
+    """The class of the model in a command's settings."""
+    named = _class_path(settings, "model")
+    return LanguageModel if named is None else import_class("model", named)
 
 
-def _check_loader(model: Part, command: str, is_null: bool) -> None:
-    loader = LOADERS.get(command, "")
-    if getattr(model.used, loader, None) is getattr(LightningModule, loader, None):
-        assert model.used is not None
-        again = "" if is_null else ", or lmbench's tokens with --data.batch_size 4"
-        raise UsageError(f"{model.used.__name__} has no {loader}(); name its data with --data my_file.MyData{again}")
+def without_own_classes(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a command as they are written: lmbench's own model and data without the names of their classes,
+    `model: {size: small}`."""
+    plain = {}
+    for key, value in settings.items():
+        is_own = key in OWN and value is not None and value["class_path"] == OWN_PATHS[key]
+        plain[key] = value["init_args"] if is_own else value
+    return plain
 
 
-def _make_current_folder_importable() -> None:
-    # As `python -m` does; an installed command leaves it out.
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
+def class_options(key: str, used: type) -> list[str]:
+    """The options of a class as they are typed, `model.width`, found as the parser finds them."""
+    added = ArgumentParser(exit_on_error=False).add_class_arguments(used, key, fail_untyped=False)
+    return sorted(added)
 
 
-def import_class(key: str, path: str, base: type) -> type:
+def import_class(key: str, path: str) -> type:
     """Import the class that `--model` or `--data` names.
 
     Raises:
-        UsageError: no such module or class, an error in the module's own code, or a class that is no `base`.
+        UsageError: no such module or class, an error in the module's own code, or a class of another kind.
     """
-    what = f"--{key} {path}"
+    what, base = f"--{key} {path}", BASES[key]
     module_name, _, name = path.rpartition(".")
     if not module_name:
         raise UsageError(f"{what}: name the class with its module, as in my_file.{path or 'MyClass'}")
@@ -135,12 +116,26 @@ def import_class(key: str, path: str, base: type) -> type:
         raise UsageError(f"{what}: {_why_no_import(module_name, error)}") from error
     found = getattr(module, name, None)
     if found is None:
-        near = get_close_matches(name, vars(module), 1)
-        hint = f"; did you mean {module_name}.{near[0]}?" if near else ""
+        hint = suggest(name, vars(module), module_name + ".{}")
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{_other_namespace(found)}")
     return found
+
+
+def _class_path(settings: Namespace, key: str) -> str | None:
+    return (settings.get(key) or {}).get("class_path")
+
+
+def _arguments(settings: Namespace, key: str) -> Any:
+    """What is set in the model or the data; nothing where it is null."""
+    return (settings.get(key) or {}).get("init_args") or {}
+
+
+def _check_loader(model: type, loader: str, is_null: bool) -> None:
+    if getattr(model, loader) is getattr(LightningModule, loader):
+        again = "" if is_null else ", or lmbench's tokens with --data.batch_size 4"
+        raise UsageError(f"{model.__name__} has no {loader}(); name its data with --data my_file.MyData{again}")
 
 
 def _why_no_import(module_name: str, error: BaseException) -> str:

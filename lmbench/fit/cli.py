@@ -1,15 +1,15 @@
-"""`lmbench fit`, `validate` and `test`: LightningCLI with a measurement around it."""
+"""`lmbench fit` and `validate`: LightningCLI with a measurement around it."""
 
 from __future__ import annotations
 
-import os
-import warnings
+from copy import deepcopy
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+import yaml
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 
 from lmbench.callbacks import (
@@ -24,14 +24,12 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.data.datamodule import TokenData
 from lmbench.fit.announcement import Announcement
-from lmbench.fit.choice import choose
+from lmbench.fit.choice import LOADERS, ChoiceParser, model_class, settle, without_own_classes
+from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.refusals import about_checkpoint, refuse
-from lmbench.fit.settings import MeasureSettings
+from lmbench.fit.settings import MeasureSettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
-from lmbench.fit.words import check_variables
 from lmbench.measure.clock import synchronize
 from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
@@ -41,83 +39,95 @@ from lmbench.wandb.around_fit import WANDB_LOGGER, InResultFolder, RunBoard, Wan
 
 
 class BenchCLI(LightningCLI):
-    """Parses, builds and runs one measurement. `recorder` is there once the command line is understood."""
+    """Parses, builds and runs one measurement. `recorder` is there once the command line is understood.
+
+    Args:
+        args: the words, a command first.
+        announces: print what is about to be measured, and how far it is.
+        only_settings: print the settings and raise `SystemExit`.
+    """
 
     recorder: RunRecorder | None = None
 
-    def __init__(self, args: list[str], announces: bool = False) -> None:
+    def __init__(self, args: list[str], announces: bool = False, only_settings: bool = False) -> None:
         self.argv = args
         self.announces = announces
-        self.choice = choose(args, os.environ)
-        model, data = self.choice.model, self.choice.data
+        self.only_settings = only_settings
         super().__init__(
-            # A class that was named is a subclass to the parser, with `class_path` and `init_args`.
-            model_class=LightningModule if model.is_named else LanguageModel,
-            subclass_mode_model=model.is_named,
-            datamodule_class=None if data.used is None else LightningDataModule if data.is_named else TokenData,
-            subclass_mode_data=data.is_named,
             trainer_class=BenchTrainer,
             trainer_defaults={**TRAINER_DEFAULTS, "logger": WANDB_LOGGER},
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs=_parser_kwargs(),
+            parser_class=ChoiceParser,
+            parser_kwargs={"exit_on_error": False, args[0]: {"exit_on_error": False}},
             args=args,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one command that is run: each has a parser of its own, which takes a third of a second to build."""
         skip = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-        return dict.fromkeys(("fit", "validate", "test"), skip)
+        return {command: skip for command in LOADERS if command == self.argv[0]}
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+    def add_core_arguments_to_parser(self, parser: ChoiceParser) -> None:  # type: ignore[override]
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        parser.add_choices()
+
+    def add_arguments_to_parser(self, parser: ChoiceParser) -> None:  # type: ignore[override]
         parser.add_class_arguments(MeasureSettings, "measure")
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_lightning_class_args(PhaseTimer, "timer")
-        for source, target in self.choice.links():
-            parser.link_arguments(source, target)
 
-    def options(self, command: str) -> list[str]:
-        """The command's options, without the arguments of classes that were named."""
-        names = self._subcommand_parsers[command]._option_string_actions
+    def options(self) -> list[str]:
+        """The command's options, without those of model and data."""
+        names = self._subcommand_parsers[self.argv[0]]._option_string_actions
         return [name[2:] for name in names if name.startswith("--")]
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+    def parse_arguments(self, parser: ChoiceParser, args: Any) -> None:  # type: ignore[override]
         command = self.argv[0]
-        check_variables(os.environ, command, self.subcommands(), self.options(command))
-        # The warning is about scripts that pass both; here `args` is the command line.
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-            super().parse_arguments(parser, args)
+        self.config = parser.parse_args(args, defaults=False)
+        given, loader = self.config[command], LOADERS[command]
+        self.config[command], self.followed = settle(self._subcommand_parsers[command], given, loader)
+        refuse(self.config[command])
+        if self.only_settings:
+            self._dump_config()
+            print(self.settings_yaml, end="")
+            raise SystemExit
+
+    def _dump_config(self) -> None:
+        super()._dump_config()
+        repeating = deepcopy(self.config_dump)
+        for key, name in self.followed:
+            del repeating[key]["init_args"][name]
+        # A file that repeats the run: what follows from another setting is left out, so that this can be overridden.
+        self.settings_yaml = yaml.safe_dump(without_own_classes(repeating), sort_keys=False)
+        self.config_dump = without_own_classes(self.config_dump)
 
     def _parse_ckpt_path(self) -> None:
-        config = self.config[self.config.subcommand]
-        refuse(config)
         try:
             super()._parse_ckpt_path()
         except (UnpicklingError, EOFError, RuntimeError) as error:
-            raise about_checkpoint(config.ckpt_path, error) from error
+            raise about_checkpoint(self.config[self.config.subcommand].ckpt_path, error) from error
 
     def before_instantiate_classes(self) -> None:
-        self.settings = settings = MeasureSettings(**self.config[self.subcommand].measure.as_dict())
+        config = self.config[self.subcommand]
+        self.settings = settings = MeasureSettings(**config.measure.as_dict())
         if settings.zero_grad == "auto":
-            settings.zero_grad = "after_step" if self.choice.model.is_own else "native"
+            # Only of its own model lmbench knows every line, and may move what it does.
+            is_own = issubclass(model_class(config), LanguageModel)
+            settings.zero_grad = "after_step" if is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
-        config = self.config[self.subcommand]
         self.board = RunBoard(config.trainer, WandbSettings(**config.wandb.as_dict()))
         self.parser.add_instantiator(self.board.make_logger, WandbLogger, prepend=True)
         if settings.run_id is not None:
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             config.measure.run_id, config.measure.results_dir = None, MeasureSettings.results_dir
         self._dump_config()
-        # Without the targets of links: they follow from their sources and may not be set by hand.
-        config_yaml = self._parser(self.subcommand).dump(
-            self.config[self.subcommand], skip_link_targets=True, skip_none=False
-        )
         # From here on a failure has somewhere to be recorded, also that of building the model.
-        self.recorder = RunRecorder(settings.results_dir, self._given(), config_yaml, settings.run_id)
+        self.recorder = RunRecorder(settings.results_dir, self._given(), self.settings_yaml, settings.run_id)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
@@ -161,8 +171,3 @@ class BenchCLI(LightningCLI):
 
     def before_validate(self) -> None:
         self.trainer.limit_val_batches = self.trainer.limit_val_batches or 1.0
-
-
-def _parser_kwargs() -> dict[str, Any]:
-    each = {"exit_on_error": False, "default_env": True, "env_prefix": "LMBENCH"}
-    return {**each, **{name: dict(each) for name in ("fit", "validate", "test")}}

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import warnings
+from pathlib import Path
 
 # LightningCLI 2.6 uses interfaces jsonargparse has deprecated; its notices are not the user's business.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
@@ -16,8 +17,8 @@ from jsonargparse import ArgumentError
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
 from lmbench.fit.cli import BenchCLI
+from lmbench.fit.command_line import read
 from lmbench.fit.messages import translate
-from lmbench.fit.words import expand_configs, expand_profiler, take_flag
 from lmbench.interruption import exit_code, held, received
 from lmbench.kernels.run_summary import add_kernels
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
@@ -32,50 +33,51 @@ class _Measurement(BenchCLI):
 
     latest: _Measurement | None = None
 
-    def __init__(self, args: list[str], announces: bool) -> None:
+    def __init__(self, args: list[str], announces: bool, only_settings: bool = False) -> None:
         _Measurement.latest = self
-        super().__init__(args, announces)
+        super().__init__(args, announces, only_settings)
 
     def after_fit(self) -> None:
         if self.recorder is not None and self.recorder.exit_code is None:
             # Without a batch Lightning comes back having called no hook of the loop's.
             raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
 
-    after_validate = after_test = after_fit
+    after_validate = after_fit
 
 
 def run(args: list[str]) -> int:
-    """Run `lmbench fit|validate|test` with the given words; returns the exit code.
+    """Run `lmbench fit|validate` with the given words; returns the exit code.
 
     `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
     """
     reach("imported")
     _quiet()
+    _find_modules_in_current_folder()
     _Measurement.latest = None
-    as_json, args = take_flag(args, "--json")
-    is_quiet, args = take_flag(args, "--quiet")
     try:
-        _Measurement(expand_profiler(expand_configs(args)), announces=not (as_json or is_quiet))
+        words = read(args)
+        is_loud = not (words.as_json or words.is_quiet)
+        _Measurement(words.options, is_loud, words.only_settings)
     except BaseException as error:
         with held():
-            code = _ended_by(error, args[0])
+            code = _ended_by(error)
         if code is not None:
             return code
     recorder = _recorder()
     assert recorder is not None
     add_kernels(recorder)
-    code = _finish(recorder, as_json, is_quiet)
-    _close_board(recorder, is_loud=not (as_json or is_quiet))
+    code = _finish(recorder, words.as_json, words.is_quiet)
+    _close_board(recorder, is_loud)
     signum = received()
     # Whoever stops the upload of a run that is complete stops this command all the same.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
 
 
-def _ended_by(error: BaseException, command: str) -> int | None:
+def _ended_by(error: BaseException) -> int | None:
     """The exit code where the error leaves no result, said in one line; None where a result tells of it."""
     recorder = _recorder()
     if received() is None:
-        error = _as_usage_error(error, command)
+        error = _as_usage_error(error)
     if recorder is None:
         return _before_anything(error)
     try:
@@ -97,6 +99,10 @@ def _before_anything(error: BaseException) -> int:
             return _complain(error)
         if isinstance(error, SystemExit) and error.code in (0, None):
             return ExitCode.OK
+        if isinstance(error, SystemExit):
+            # The parser raises; so it was a module that was named.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            return _complain(f"importing failed at {place.filename}:{place.lineno}: SystemExit: {error}")
         memory = out_of_memory(error)
         if memory is not None:
             return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
@@ -106,18 +112,26 @@ def _before_anything(error: BaseException) -> int:
     raise error
 
 
-def _as_usage_error(error: BaseException, command: str) -> BaseException:
+def _as_usage_error(error: BaseException) -> BaseException:
     """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
     if isinstance(error, ValueError) and "Union subtypes" in str(error) and error.__cause__ is not None:
         # jsonargparse's wrapping of whatever the constructor of a user's class raised.
-        return _as_usage_error(error.__cause__, command)
+        return _as_usage_error(error.__cause__)
     if isinstance(error, ArgumentError):
-        return UsageError(translate(str(error), _options(command)))
+        assert _Measurement.latest is not None
+        return UsageError(translate(str(error), _Measurement.latest.options()))
     if isinstance(error, UnicodeDecodeError) and _recorder() is None:
         return UsageError(f"a configuration file is no text: {error.reason} at byte {error.start}")
     if is_of_other_checkpoint(error):
         return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
     return error
+
+
+def _find_modules_in_current_folder() -> None:
+    # As `python -m` does; an installed command leaves it out.
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def _quiet() -> None:
@@ -130,14 +144,6 @@ def _quiet() -> None:
 
 def _recorder() -> RunRecorder | None:
     return _Measurement.latest.recorder if _Measurement.latest else None
-
-
-def _options(command: str) -> list[str]:
-    measurement = _Measurement.latest
-    if measurement is None or command not in getattr(measurement, "_subcommand_parsers", {}):
-        return []
-    named = [part for part in (measurement.choice.model, measurement.choice.data) if part.is_named]
-    return [option for part in named for option in part.options()] + measurement.options(command)
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:

@@ -1,12 +1,15 @@
-"""The measurement's own settings: the command line's group `--measure.*`."""
+"""The measurement's own settings, the command line's group `--measure.*`; and settings nothing can be measured with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from lmbench.errors import UsageError
 from lmbench.measure.schedule import Schedule
+
+_SEED_LIMIT = 2**32
 
 Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 
@@ -16,8 +19,8 @@ class MeasureSettings:
     """What is measured, for how long, and where the result goes.
 
     Args:
-        mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate` and
-            `lmbench test` measure inference, whatever this says.
+        mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate`
+            measures inference, whatever this says.
         warmup_steps: steps before the window.
         steps: the window's steps, at least.
         min_window_s: the window's seconds, at least.
@@ -61,3 +64,31 @@ class MeasureSettings:
                 "forward, forward_backward, train_step"
             )
         return self.mode
+
+
+def refuse(config: Any) -> None:
+    """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
+
+    Raises:
+        UsageError: a group that is null, a seed that NumPy cannot take, a checkpoint that is not there, a limit that
+            would keep training from ending, or no name for the results folder.
+    """
+    for group in ("trainer", "model", "measure", "timer", "wandb"):
+        if group in config and config[group] is None:
+            raise UsageError(f"{group} is null; leave it out, or give its settings")
+    for name in ("min_steps", "min_epochs"):
+        if config.trainer.get(name) is not None:
+            raise UsageError(
+                f"trainer.{name} is {config.trainer.get(name)}; lmbench ends training itself, after the window: "
+                "ask for more with --measure.steps or --measure.min_window_s"
+            )
+    seed = config.get("seed_everything")
+    if seed is not None and not 0 <= seed < _SEED_LIMIT:
+        raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
+    if not config.measure.results_dir.strip():
+        raise UsageError("measure.results_dir is empty; give a folder, such as results")
+    # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
+    # are none.
+    checkpoint = config.get("ckpt_path")
+    if checkpoint is not None and "://" not in checkpoint and not Path(checkpoint).is_file():
+        raise UsageError(f"ckpt_path {checkpoint!r} is no file; give a checkpoint's")

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError
-from lmbench.fit.mixed_precision import REPAIRS, RepairedMixedPrecision
 from lmbench.measure.compiling import CompileOptions
+from lmbench.precision import PRECISIONS, find_precision
 
 # What would add time or synchronize inside the window is off unless asked for.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -31,6 +32,29 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 LIGHTNING_PROFILERS = ("simple", "advanced", "pytorch", "xla")
+
+#: What `RepairedMixedPrecision` repairs, for the record.
+REPAIRS = (
+    "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
+    "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
+)
+
+
+class RepairedMixedPrecision(MixedPrecision):
+    """`MixedPrecision` with autocast's weight cache on, and clipping allowed for fused optimizers without a scaler."""
+
+    def autocast_context_manager(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=PRECISIONS[self.precision].compute_dtype())
+
+    def clip_gradients(
+        self,
+        optimizer: Any,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        # Without a scaler a fused optimizer unscales nothing, and Lightning's refusal has no reason.
+        owner = Precision if self.scaler is None else MixedPrecision
+        owner.clip_gradients(self, optimizer, clip_val, gradient_clip_algorithm)
 
 
 def _as_list(callbacks: Any) -> list[Any]:
@@ -63,9 +87,10 @@ class BenchTrainer(Trainer):
         if self.world_size > 1:
             raise UsageError(f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1")
         on_cpu = self.strategy.root_device.type == "cpu"
-        if on_cpu and precision in ("16-mixed", "16", "16-true"):
-            # Lightning would silently run bfloat16 instead.
-            raise UsageError(f"precision {precision} on a CPU; allowed there: 32-true, bf16-mixed, bf16-true, 64-true")
+        meaning = find_precision(precision)
+        if on_cpu and meaning is not None and not meaning.runs_on_cpu:
+            allowed = ", ".join(name for name, each in PRECISIONS.items() if each.runs_on_cpu)
+            raise UsageError(f"precision {precision} on a CPU; allowed there: {allowed}")
         profiler: Profiler = self.profiler  # type: ignore[attr-defined]
         if profiler.filename is None:
             # Its report would go to a logger that lmbench keeps quiet; standard output may be a record's.

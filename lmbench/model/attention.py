@@ -7,7 +7,6 @@ The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.model.layers import Projection
 from lmbench.model.rope import RotaryEmbedding
 from lmbench.sizes import ModelShape
@@ -116,9 +115,7 @@ def attention_kind(name: str) -> AttentionKind:
     """
     if name in ATTENTION:
         return ATTENTION[name]
-    close = get_close_matches(name, ATTENTION, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise UsageError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}{hint}")
+    raise UsageError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}{suggest(name, ATTENTION)}")
 
 
 def check_attention(name: str, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:

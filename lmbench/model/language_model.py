@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,19 +12,14 @@ from torch import Tensor
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import attention_kind, check_attention
+from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape, size_name
-
-# "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
-ADAMW_FLAGS: dict[str, dict[str, bool]] = {
-    "fused": {"fused": True},
-    "foreach": {"foreach": True},
-    "loop": {"fused": False, "foreach": False},
-}
 
 
 class LanguageModel(LightningModule):
-    """A decoder-only Transformer with AdamW, on batches of (tokens, targets), int64 of shape ``batch seq``.
+    """A decoder-only Transformer and its optimizer, on batches of (tokens, targets), int64 of shape ``batch seq``.
 
     The network is built in ``configure_model``, on the device and always from float32 weights, so that one
     seed gives the same initial weights in every precision. Steps return the loss and nothing else: no
@@ -39,11 +34,12 @@ class LanguageModel(LightningModule):
         vocab_size: number of token ids.
         context_length: the longest sequence, in tokens.
         attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn or sdpa_math.
-        optimizer: AdamW as one fused kernel, as foreach (horizontally fused) or as a plain loop over
-            parameters.
-        learning_rate: AdamW's learning rate.
-        weight_decay: AdamW's decoupled weight decay, on every parameter.
-        betas: AdamW's averaging coefficients.
+        optimizer: AdamW or SGD (with momentum).
+        optimizer_variant: how it is implemented: fused (one kernel), foreach (horizontally fused) or loop (over
+            parameters); null is the first that it has.
+        learning_rate: the optimizer's learning rate.
+        weight_decay: on every parameter; AdamW's is decoupled.
+        betas: AdamW's averaging coefficients; the first is SGD's momentum.
 
     Raises:
         UsageError: a setting is out of its range, or (in ``setup``) the attention has no kernel on this
@@ -63,7 +59,8 @@ class LanguageModel(LightningModule):
         vocab_size: int = DEFAULT_VOCAB_SIZE,
         context_length: int = 512,
         attention: str = "sdpa",
-        optimizer: Literal["fused", "foreach", "loop"] = "fused",
+        optimizer: str = "AdamW",
+        optimizer_variant: str | None = None,
         learning_rate: float = 3e-4,
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -78,19 +75,20 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
         )
         attention_kind(attention)
-        _check_settings(context_length, optimizer, learning_rate, weight_decay, betas)
+        _check_settings(context_length, learning_rate, weight_decay, betas)
         self.size = size
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.betas = (betas[0], betas[1])
+        self.optimizer = choose_optimizer(
+            optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=(betas[0], betas[1])
+        )
 
     def setup(self, stage: str) -> None:
+        # A precision that a plugin made up may be anything; most are lower ones.
+        precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
         device = self.trainer.strategy.root_device
-        check_attention(self.attention, self.shape, device, matmul_dtype(str(self.trainer.precision)))
+        check_attention(self.attention, self.shape, device, precision.compute_dtype())
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
@@ -110,19 +108,8 @@ class LanguageModel(LightningModule):
         loss: Tensor = self.network(*batch)
         return loss
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss: Tensor = self.network(*batch)
-        return loss
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        flags: Any = ADAMW_FLAGS[self.optimizer]
-        return torch.optim.AdamW(
-            self.parameters(),
-            lr=self.learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            **flags,
-        )
+        return self.optimizer.build(self.parameters())
 
     def tokens_per_batch(self, batch: tuple[Tensor, Tensor]) -> int:
         """Tokens that one batch trains on."""
@@ -138,7 +125,7 @@ class LanguageModel(LightningModule):
             "size": size_name(self.shape),
             **asdict(self.shape),
             "attention": self.attention,
-            "optimizer": f"AdamW {self.optimizer}",
+            "optimizer": self.optimizer.label,
             "is_fresh": True,
         }
 
@@ -147,19 +134,9 @@ class LanguageModel(LightningModule):
         return [self.network]
 
 
-def matmul_dtype(precision: str) -> torch.dtype:
-    """The dtype of matmuls under one of Lightning's precision strings."""
-    dtypes = {"16": torch.float16, "32": torch.float32, "64": torch.float64}
-    return dtypes.get(precision.partition("-")[0], torch.bfloat16)
-
-
-def _check_settings(
-    context_length: int, optimizer: str, learning_rate: float, weight_decay: float, betas: tuple[float, float]
-) -> None:
+def _check_settings(context_length: int, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> None:
     if context_length < 1:
         raise UsageError(f"context_length is {context_length}; it must be at least 1")
-    if optimizer not in ADAMW_FLAGS:
-        raise UsageError(f"unknown optimizer {optimizer!r}; choose one of {', '.join(ADAMW_FLAGS)}")
     if not learning_rate > 0:
         raise UsageError(f"learning_rate is {learning_rate}; it must be above 0")
     if not weight_decay >= 0:

@@ -155,7 +155,8 @@ _NO_FACTS = (
     *PASSES,
     "measure.results_dir", "measure.run_id", "measure.steps", "measure.min_window_s", "measure.probe_steps",
     "measure.strict", "seed_everything", "data.seed", "data.vocab_size",
-    "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "trainer.devices",
+    "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "model.optimizer_variant",
+    "trainer.devices",
     "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",
     "trainer.enable_progress_bar", "ckpt_path",
 )  # fmt: skip
