@@ -64,6 +64,9 @@ class Observer(LeanCallback):
     def run_closing(self, exception: BaseException | None) -> None:
         """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
 
+    def run_recorded(self, record: dict[str, Any]) -> None:
+        """A RunRecorder has closed the run's record."""
+
     def run_ended(self) -> None:
         """Training or evaluation ended by itself; every observer has left its facts."""
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import WandbLogger
 
 from lmbench.callbacks import (
     MeasurementSession,
@@ -35,7 +34,8 @@ from lmbench.fit.words import check_variables
 from lmbench.measure.clock import synchronize
 from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
-from lmbench.wandb.around_fit import WANDB_LOGGER, InResultFolder, RunBoard, WandbSettings
+from lmbench.records.codec import as_dict
+from lmbench.wandb.publish import WandbSettings
 
 
 class BenchCLI(LightningCLI):
@@ -55,7 +55,7 @@ class BenchCLI(LightningCLI):
             datamodule_class=None if data.used is None else LightningDataModule if data.is_named else TokenData,
             subclass_mode_data=data.is_named,
             trainer_class=BenchTrainer,
-            trainer_defaults={**TRAINER_DEFAULTS, "logger": WANDB_LOGGER},
+            trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -104,8 +104,8 @@ class BenchCLI(LightningCLI):
         self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
         config = self.config[self.subcommand]
-        self.board = RunBoard(config.trainer, WandbSettings(**config.wandb.as_dict()))
-        self.parser.add_instantiator(self.board.make_logger, WandbLogger, prepend=True)
+        self.wandb = WandbSettings(**config.wandb.as_dict())
+        self.filing = self.wandb.filing()
         if settings.run_id is not None:
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             config.measure.run_id, config.measure.results_dir = None, MeasureSettings.results_dir
@@ -129,12 +129,11 @@ class BenchCLI(LightningCLI):
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,
-            InResultFolder(self.board, self.recorder),
             *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
             Milestones(),
             MeasurementSession(settings.schedule()),
         ]
-        return super()._instantiate_trainer({**config, "logger": self.board.loggers(config["logger"])}, callbacks)
+        return super()._instantiate_trainer(config, callbacks)
 
     def _recorded_facts(self) -> dict[str, Any]:
         return {
@@ -145,7 +144,7 @@ class BenchCLI(LightningCLI):
             "matmul_precision": self.settings.matmul_precision,
             "zero_grad": self.settings.zero_grad,
             "strict": self.settings.strict,
-            "wandb": self.board.facts,
+            "wandb": as_dict(self.filing),
         }
 
     def after_instantiate_classes(self) -> None:

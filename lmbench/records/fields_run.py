@@ -30,7 +30,7 @@ _RUN = group(
         ("config", "tree", "config", "The full resolved configuration."),
         ("world_size", "count", "ranks", "Number of processes that trained together."),
         ("repairs", "tree", "repairs", "What of Lightning was changed for this run, each with its reason."),
-        ("wandb", "tree", "W&B", "Where W&B files the run, and whether it is uploaded when closed; null without a WandbLogger."),
+        ("wandb", "tree", "W&B", "How W&B files the run (mode, project, entity, group, tags), and whether the result goes along (artifact)."),
         ("guards", "tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice."),
     ),
 )  # fmt: skip
