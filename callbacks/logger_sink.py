@@ -80,11 +80,11 @@ class LoggerSink(Observer):
 
 
 def _numbers(prefix: str, plain: dict[str, Any]) -> dict[str, float]:
-    """Every number and flag by its dotted name."""
+    """Every number by its dotted name, and every flag as 0 or 1."""
     found: dict[str, float] = {}
     for name, value in plain.items():
         if isinstance(value, dict):
             found |= _numbers(f"{prefix}{name}.", value)
         elif isinstance(value, int | float):
-            found[f"{prefix}{name}"] = value
+            found[f"{prefix}{name}"] = int(value) if isinstance(value, bool) else value
     return found

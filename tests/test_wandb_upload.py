@@ -168,13 +168,30 @@ def test_an_interrupted_run_is_written_and_not_uploaded_behind_the_users_back(tm
     assert told.line == f"not uploaded to W&B: the run was interrupted; later: lmbench upload {result}"
     assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
     assert server.questions == []
-    monkeypatch.setattr("lmbench.wandb.publish.run_module", interrupt)
-    told = publish_run(result, WandbFiling(mode="online"), 60, is_interrupted=False)
-    assert told.line == f"W&B got nothing of this run: stopped; later: lmbench upload {result}"
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("part", "raised", "said"),
+    [
+        ("write", KeyboardInterrupt(), "W&B got nothing of this run: stopped"),
+        (
+            "write",
+            OSError(28, "No space left on device"),
+            "W&B got nothing of this run: [Errno 28] No space left on device",
+        ),
+        ("sync", WandbProblem("the server is\nnot there"), "not uploaded to W&B: the server is not there"),
+    ],
+)
+def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
+    monkeypatch, tmp_path, part, raised, said
+):
+    def fail(*_):
+        raise raised
+
+    monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: None)
+    monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
+    told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted=False)
+    assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
 
 
 @pytest.mark.parametrize(

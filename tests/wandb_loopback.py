@@ -21,8 +21,7 @@ class Server:
         upload_status: answer the upload of steps with this.
 
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
-    to be filed) likewise; `tables` are the tables by file name, `artifacts` their names, `authorizations` the credentials
-    seen.
+    to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
     """
 
     def __init__(self, status: int = 200, upload_status: int = 200) -> None:

@@ -115,7 +115,7 @@ def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> WandbMode
         return "online"
     asked = [result for result, mode in modes.items() if mode == "offline"]
     if new := [result for result in asked if not any(result.glob("wandb/*/*.wandb"))]:
-        tell(f"writing {len(new)} runs for W&B")
+        tell(f"writing {len(new)} run{'s' * (len(new) > 1)} for W&B")
         write(new, DEFAULT_TIMEOUT_S)
     return "offline" if asked else "disabled"
 
