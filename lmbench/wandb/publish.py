@@ -145,8 +145,7 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     Raises:
         WandbProblem: it is not at the server, or not all of it.
     """
-    files = [str(file) for file in result.glob("wandb/offline-run-*/*.wandb")]
-    ended = run_module("wandb", ["sync", *options, *files], timeout_s)
+    ended = run_module("wandb", ["sync", *options, str(result / "wandb")], timeout_s)
     faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
     if ended.exit_code == 0 and is_uploaded(result) and not faults:
         return next((found.group() for line in ended.lines if (found := _URL.search(line))), None)
