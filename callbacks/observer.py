@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lmbench.measure.schedule import ProbeKind
+from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
@@ -87,6 +88,9 @@ class Observer(LeanCallback):
 
     def run_closing(self, exception: BaseException | None) -> None:
         """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
+
+    def run_recorded(self, record: RunRecord) -> None:
+        """A RunRecorder has closed the run's record."""
 
     def run_ended(self) -> None:
         """Training or evaluation ended by itself; every observer has left its facts."""

@@ -264,6 +264,9 @@ class RunRecorder(Observer):
             if not self._write_last() and ending.outcome == "ok":
                 self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
                 self._write_last()
+            if is_first and self._session is not None:
+                for observer in self._session.observers:
+                    observer.run_recorded(self.run)
 
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code

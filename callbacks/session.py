@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 
+from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
 from lmbench.measure.bypass import BypassWatch
 from lmbench.measure.clock import synchronize
@@ -225,6 +226,9 @@ class MeasurementSession(LeanCallback):
         self.device = trainer.strategy.root_device
         self.track.reset()
         self._has_started = True
+        if trainer.loggers:
+            # After all others, so that what it hands on is complete.
+            self.observers.append(LoggerSink(trainer))
         # Every step asks for these; those who have nothing to say are not asked.
         self._step_ended = self._own_methods("step_ended")
         self._between_steps = self._own_methods("between_steps")

@@ -111,7 +111,7 @@ def start_fit(folder: Path, *words: str, ticks: bool = False, before: Callable[[
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = ["fit", "--config", SMOKE, "--measure.results_dir", "results", "--measure.min_window_s", "0"]
-    given += ["--trainer.logger", "false"]
+    given += ["--wandb.mode", "disabled"]
     if ticks:
         given += [f"--trainer.callbacks+={__name__}.Ticker", "--trainer.callbacks.path", str(folder / "ticks")]
     process = context().Process(target=_child, args=([*given, *words], str(folder), before))

@@ -71,7 +71,7 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     assert board[0] == "W&B          offline, beside the result"
     words = {line.split()[0]: shlex.split(line)[2:] for line in printed.splitlines() if line.startswith(TO_COPY[1:])}
     assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
-    assert main([*words["repeat"], "--trainer.logger", "false"]) == 0
+    assert main([*words["repeat"], "--wandb.mode", "disabled"]) == 0
     assert len(list((tmp_path / "results").iterdir())) == 2
 
 

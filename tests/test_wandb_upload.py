@@ -1,23 +1,24 @@
-"""`lmbench upload` against servers on the loopback: exactly once, and one line for every fault."""
+"""`lmbench upload` against servers on the loopback: everything, once, and one line for every fault."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 from wandb_loopback import PLANTED_KEY, Server, SilentServer, closed_port_url
-from wandb_results import write_result
+from wandb_results import step, write_result
 
 from lmbench.cli import main
+from lmbench.measure.host import process_identity
 from lmbench.records.load import load_run
-from lmbench.wandb.place import Place
-
-pytestmark = pytest.mark.slow
+from lmbench.records.store import RunFolder
+from lmbench.wandb.child import stable_id
+from lmbench.wandb.content import config_of, summary_of
+from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
 
 
 @pytest.fixture(autouse=True)
@@ -36,165 +37,161 @@ def server(monkeypatch):
         yield found
 
 
-def test_a_result_is_uploaded_exactly_once(tmp_path, server, capsys):
-    result = write_result(tmp_path / "results")
-    assert main(["upload", str(tmp_path / "results")]) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("uploaded ")
-    assert f"{server.url}/me/lmbench/runs/{result.name}" in first
-    questions = len(server.questions)
-    assert main(["upload", str(result)]) == 0
-    assert capsys.readouterr().out.startswith("already uploaded ")
-    assert len(server.questions) == questions
-    records = load_run(result).steps
-    assert [row["step"] for row in server.history[result.name]] == [record["step"] for record in records]
-    assert [row["loss"] for row in server.history[result.name]] == [record["loss"] for record in records]
-    assert server.config[result.name]["config.model.size"] == "tiny"
-    assert server.summary[result.name]["phases.forward.mean_s"] == load_run(result).run["phases"]["forward"]["mean_s"]
+def id_of(result):
+    return stable_id(load_run(result).record)
+
+
+def test_results_arrive_whole_and_once(tmp_path, server, capsys):
+    results = tmp_path / "results"
+    own = {"project": "speed", "entity": "team", "tags": ["x"], "group": "g", "artifact": True, "mode": "disabled"}
+    plain, filed = write_result(results), write_result(results, wandb=own)
+    folder = RunFolder(plain)
+    folder.append_steps([step(9, loss=float("nan"))])
+    folder.close()
+    killed = write_result(results, outcome="running", boot_id="gone")
+    write_result(results, outcome="running", **process_identity())
+    (results / "damaged").mkdir()
+    (results / "damaged" / "run.json").write_text("{")
+    environment = dict(os.environ)
+    assert main(["upload", str(results)]) == 1
+    output = capsys.readouterr()
+    assert len([line for line in output.out.splitlines() if line.startswith("uploaded  ")]) == 3
+    assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out
+    assert "still running" in output.out
+    assert "damaged: run.json" in output.err
+    assert output.err.count("\n") == 1
+
+    assert set(server.history) == {id_of(plain), id_of(filed), id_of(killed)}
+    loaded = load_run(plain)
+    history = server.history[id_of(plain)]
+    assert [row["step"] for row in history] == list(range(10))
+    assert [row["step_s"] for row in history] == [record.step_s for record in loaded.steps]
+    assert math.isnan(float(history[9]["loss"]))
+    summary, config = server.summary[id_of(plain)], server.config[id_of(plain)]
+    assert {name: summary.get(name) for name in summary_of(loaded.record, "ok")} == summary_of(loaded.record, "ok")
+    assert {name: config.get(name) for name in config_of(loaded.record)} == config_of(loaded.record)
+    assert [row[0] for row in server.tables["phases"]["data"]] == ["forward", "backward", "other", "step"]
     # Every series (2: its pattern) is drawn over the step (5: the place, from 1, of the metric that is its x-axis).
-    metrics = server.config[result.name]["_wandb"]["m"]
-    (every,) = [metric for metric in metrics if metric.get("2") == "*"]
-    assert metrics[every["5"] - 1]["1"] == "step"
+    (every,) = [metric for metric in config["_wandb"]["m"] if metric.get("2") == "*"]
+    assert config["_wandb"]["m"][every["5"] - 1]["1"] == "step"
+    assert server.summary[id_of(killed)]["outcome"] == "killed"
+    told = server.filed[id_of(filed)]
+    assert (told["project"], told["entity"], told["groupName"], told["tags"]) == ("speed", "team", "g", ["x"])
+    assert told["displayName"] == filed.name
+    assert [name for name in server.artifacts if name.startswith("result-")] == [f"result-{id_of(filed)}"]
+
+    questions = len(server.questions)
+    assert main(["upload", str(plain), str(filed)]) == 0
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["already uploaded"] * 2
+    assert len(server.questions) == questions
+    # It is the key that the server was given, and it is nowhere else.
+    assert server.authorizations - {""}
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and PLANTED_KEY.encode() in p.read_bytes()]
+    assert PLANTED_KEY not in output.out + output.err
+    assert dict(os.environ) == environment
 
 
-def test_two_uploads_at_once_do_not_double(tmp_path, server):
-    result = write_result(tmp_path / "results")
-    command = [sys.executable, "-m", "lmbench", "upload", str(result)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = sorted(process.communicate(timeout=60)[0] for process in both)
-    assert [process.returncode for process in both] == [0, 0]
-    assert [output.split("  ")[0].strip() for output in outputs] == ["already uploaded", "uploaded"]
-    assert len(server.history[result.name]) == 9
-
-
-def test_an_upload_that_broke_off_is_done_anew(tmp_path, monkeypatch, capsys):
+def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp_path, monkeypatch, capsys):
     result = write_result(tmp_path / "results")
     with Server(upload_status=403) as refusing:
         monkeypatch.setenv("WANDB_BASE_URL", refusing.url)
         assert main(["upload", str(result)]) == 1
-    assert "the server refused the steps" in capsys.readouterr().err
-    assert Place(result).uploaded is None
+    error = capsys.readouterr().err
+    assert "Fatal error while uploading data" in error
+    assert error.count("\n") == 1
+    assert not is_uploaded(result)
+    moved = tmp_path / "moved"
+    shutil.move(result, moved)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert main(["upload", str(result)]) == 0
-        assert len(server.history[result.name]) == 9
+        assert main(["upload", str(moved), "--project", "other"]) == 0
+        assert list(server.history) == list(refusing.filed)
+        assert len(server.history[id_of(moved)]) == 9
+        assert server.filed[id_of(moved)]["project"] == "other"
+        assert len(server.artifacts) == 2
 
 
-def test_what_wandb_sync_uploaded_is_not_uploaded_again(tmp_path, server, capsys):
-    result = write_result(tmp_path / "results")
-    assert main(["upload", str(result)]) == 0
-    (result / "wandb" / "uploaded.json").unlink()
-    questions = len(server.questions)
-    assert main(["upload", str(result)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("already uploaded")
-    assert len(server.questions) == questions
-
-
-def test_a_moved_result_arrives_under_its_own_name(tmp_path, server, monkeypatch):
-    result = write_result(tmp_path / "results")
-    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
-    assert main(["upload", str(result)]) == 1
-    shutil.move(result, tmp_path / "moved")
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    assert main(["upload", str(tmp_path / "moved")]) == 0
-    assert list(server.history) == [result.name]
-    assert len(server.artifacts) == 2
-
-
-FAULTS = {
-    "no key": (None, 2, "no W&B key; set WANDB_API_KEY"),
-    "short key": ("short", 2, "does not take the key"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_key_that_is_missing_or_malformed(tmp_path, server, monkeypatch, capsys, fault):
-    key, code, said = FAULTS[fault]
-    result = write_result(tmp_path / "results")
-    monkeypatch.delenv("WANDB_API_KEY")
-    if key is not None:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    check_fault(result, capsys, code, said)
-    assert server.history == {}
-
-
-def check_fault(result, capsys, code, said, *words):
-    assert main(["upload", str(result), *words]) == code
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert PLANTED_KEY not in error
-    assert Place(result).uploaded is None
-
-
-def test_a_server_that_refuses_the_key(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("fault", ["no key", "wrong key"])
+def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys, fault):
+    said = {"no key": "No API key configured", "wrong key": "is the key right?"}[fault]
+    first, second = sorted(write_result(tmp_path / "results") for _ in range(2))
+    if fault == "no key":
+        monkeypatch.delenv("WANDB_API_KEY")
     with Server(status=401) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        check_fault(write_result(tmp_path / "results"), capsys, 2, "as it does with a wrong or expired key")
-        assert server.questions == ["UpsertBucket"]
+        assert main(["upload", str(tmp_path / "results")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"lmbench: not uploaded: {first}: ")
+    assert said in error
+    assert error.endswith("; 1 more not tried\n")
+    assert error.count("\n") == 1
+    assert PLANTED_KEY not in error
+    assert not is_uploaded(first)
+    assert not is_uploaded(second)
 
 
-def test_nobody_at_the_server_s_address(tmp_path, capsys):
-    started = time.monotonic()
-    check_fault(write_result(tmp_path / "results"), capsys, 1, "cannot be reached")
-    assert time.monotonic() - started < 8
-
-
-def test_a_server_that_never_answers(tmp_path, monkeypatch, capsys):
+def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_path, monkeypatch):
+    result = write_result(tmp_path / "results")
+    write([result], 60)
     with SilentServer() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        started = time.monotonic()
-        check_fault(write_result(tmp_path / "results"), capsys, 1, "not done within 3 s", "--timeout-s", "3")
-        assert time.monotonic() - started < 9
+        with pytest.raises(WandbProblem, match="not done within 2 s"):
+            sync(result, 2)
+    with pytest.raises(WandbProblem, match=r"did not finish within 0\.01 s"):
+        write([result], 0.01)
 
 
-def test_a_server_that_stops_answering_in_the_middle(tmp_path, monkeypatch, capsys):
-    with Server(upload_status=500) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        check_fault(write_result(tmp_path / "results"), capsys, 1, "not done within 4 s", "--timeout-s", "4")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("raise RuntimeError('broken')", "wandb failed with RuntimeError: broken"),
+        ("raise ModuleNotFoundError('no', name='wandb')", "wandb is not installed"),
+    ],
+)
+def test_a_wandb_that_cannot_be_imported_is_told_and_written_another_time(tmp_path, monkeypatch, content, said):
+    result = write_result(tmp_path / "results", wandb={"mode": "offline"})
+    (tmp_path / "wandb.py").write_text(content)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(WandbProblem, match=f"^{said}$"):
+        write_new([result], str)
+    told = publish_run(result, WandbFiling(mode="offline"), 60, is_interrupted=False)
+    assert told.is_problem
+    assert told.line == f"W&B got nothing of this run: {said}; later: lmbench upload {result}"
+    monkeypatch.delenv("PYTHONPATH")
+    assert write_new([result], str) == "offline"
+    assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
-def test_one_general_fault_is_told_once_for_many_results(tmp_path, capsys):
-    for _ in range(3):
-        write_result(tmp_path / "results")
-    assert main(["upload", str(tmp_path / "results")]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert lines[1] == "lmbench: 2 more not tried, since nothing about them would be different"
+def test_an_interrupted_run_is_written_and_not_uploaded_behind_the_users_back(tmp_path, server, monkeypatch):
+    result = write_result(tmp_path / "results", outcome="interrupted")
+    told = publish_run(result, WandbFiling(mode="online"), 60, is_interrupted=True)
+    assert told.line == f"not uploaded to W&B: the run was interrupted; later: lmbench upload {result}"
+    assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
+    assert server.questions == []
 
 
-def test_a_run_that_goes_on_is_left_alone_and_a_killed_one_uploaded(tmp_path, server, capsys):
-    from lmbench.measure.host import process_identity
+@pytest.mark.parametrize(
+    ("part", "raised", "said"),
+    [
+        ("write", KeyboardInterrupt(), "W&B got nothing of this run: stopped"),
+        (
+            "write",
+            OSError(28, "No space left on device"),
+            "W&B got nothing of this run: [Errno 28] No space left on device",
+        ),
+        ("sync", WandbProblem("the server is\nnot there"), "not uploaded to W&B: the server is not there"),
+    ],
+)
+def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
+    monkeypatch, tmp_path, part, raised, said
+):
+    def fail(*_):
+        raise raised
 
-    write_result(tmp_path / "results", outcome="running", **process_identity())
-    killed = write_result(tmp_path / "results", outcome="running", boot_id="gone")
-    assert main(["upload", str(tmp_path / "results")]) == 0
-    assert "still running" in capsys.readouterr().out
-    assert list(server.history) == [killed.name]
-    assert server.summary[killed.name]["outcome"] == "killed"
-
-
-def test_an_upload_waits_for_the_one_that_is_at_it(tmp_path, server):
-    result = write_result(tmp_path / "results")
-    with Place(result).locked(0):
-        waiting = threading.Thread(target=main, args=(["upload", str(result)],))
-        waiting.start()
-        time.sleep(0.5)
-        assert server.questions == []
-    waiting.join(30)
-    assert len(server.history[result.name]) == 9
-
-
-def test_no_key_is_left_in_results_output_or_home(tmp_path, server, capsys):
-    write_result(tmp_path / "results")
-    assert main(["upload", str(tmp_path / "results")]) == 0
-    output = capsys.readouterr()
-    assert PLANTED_KEY not in output.out + output.err
-    # It is the key that the server was given, and it is nowhere else.
-    assert server.authorizations - {""}
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not [path for path in files if PLANTED_KEY.encode() in path.read_bytes()]
-    assert "WANDB_SERVICE" not in os.environ
+    monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: None)
+    monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
+    told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted=False)
+    assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +213,6 @@ def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
 def test_its_help_needs_neither_torch_nor_wandb():
     code = (
         "import sys; from lmbench.cli import main; code = main(['upload', '-h']);"
-        "import lmbench.wandb.upload, lmbench.wandb.mirror, lmbench.records.load;"
         "print([name for name in ('torch', 'lightning', 'wandb') if name in sys.modules], code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

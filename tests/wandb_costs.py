@@ -24,14 +24,14 @@ from wandb_loopback import PLANTED_KEY, SilentServer, closed_port_url
 from lmbench.records.load import load_run
 from lmbench.records.store import RunFolder
 from lmbench.records.vocabulary import BORDERS, PHASES
-from lmbench.wandb.mirror import ensure_mirror
+from lmbench.wandb.publish import write
 
 SMOKE = ["-m", "lmbench", "fit", "--config", "smoke", "--model.num_layers", "1", "--data.context_length", "16"]
 WINDOW = ["--measure.steps", "400", "--measure.min_window_s", "0", "--measure.probe_steps", "0", "--quiet"]
 # Of a step: processor time and the fastest twentieth, which a busy machine disturbs least, and the median. Of the
 # process: when it was about to fetch the first batch.
 STATISTICS = ("cpu_s", "p5_s", "median_s", "ready_s")
-UPLOAD = ["--trainer.logger.init_args.offline", "false"]
+UPLOAD = ["--wandb.mode", "online"]
 
 
 def fit(folder: Path, *words: str, **variables: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def fit(folder: Path, *words: str, **variables: str) -> dict[str, Any]:
 
 def logging(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        run = fit(Path(scratch) / "run", "--trainer.logger", "false")
+        run = fit(Path(scratch) / "run", "--wandb.mode", "disabled")
         step = {f"{phase}_s": 0.0123456789 for phase in PHASES} | {f"{phase}_host_s": 0.00123456789 for phase in PHASES}
         step |= {f"lag_{border}_s": 0.00098765 for border in BORDERS} | {"loss": 9.2103, "tokens": 16384}
         for steps in (1, 100, 10_000):
@@ -57,8 +57,9 @@ def logging(rounds: int) -> None:
                 folder.append_steps([{"step": i, "step_s": 0.1 + i * 1e-7, **step} for i in range(steps)])
                 folder.close()
                 begun = time.perf_counter()
-                file = ensure_mirror(folder.path)
+                write([folder.path], 600)
                 times_s.append(time.perf_counter() - begun)
+                (file,) = folder.path.glob("wandb/offline-run-*/*.wandb")
             spread = f"{min(times_s):.2f} to {max(times_s):.2f}"
             print(f"{steps:6} steps: {statistics.median(times_s):.2f} s ({spread}), {file.stat().st_size / 1e6:.2f} MB")
 
@@ -67,7 +68,7 @@ def steps(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         silent = stack.enter_context(SilentServer())
         arms: dict[str, tuple[list[str], dict[str, str]]] = {
-            "no W&B": (["--trainer.logger", "false"], {}),
+            "no W&B": (["--wandb.mode", "disabled"], {}),
             "offline": ([], {}),
             "upload, nobody there": (UPLOAD, {"WANDB_BASE_URL": closed_port_url()}),
             "upload, no answer": ([*UPLOAD, "--wandb.timeout_s", "2"], {"WANDB_BASE_URL": silent.url}),

@@ -1,15 +1,12 @@
-"""A W&B server on the loopback, as far as `wandb sync` needs one, and an independent reader of W&B's offline files."""
+"""A W&B server on the loopback, as far as `wandb sync` needs one."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import socket
-import struct
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 # As long as a real one; it opens nothing.
@@ -23,8 +20,8 @@ class Server:
         status: answer every question of a client (not every request) with this instead.
         upload_status: answer the upload of steps with this.
 
-    `questions` are the GraphQL operations, `history` the steps by run, `config` and `summary` likewise,
-    `authorizations` the credentials seen.
+    `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
+    to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
     """
 
     def __init__(self, status: int = 200, upload_status: int = 200) -> None:
@@ -33,6 +30,8 @@ class Server:
         self.history: dict[str, list[dict[str, Any]]] = {}
         self.config: dict[str, dict[str, Any]] = {}
         self.summary: dict[str, dict[str, Any]] = {}
+        self.filed: dict[str, dict[str, Any]] = {}
+        self.tables: dict[str, dict[str, Any]] = {}
         self.artifacts: list[str] = []
         self.authorizations: set[str] = set()
         self._lock = threading.Lock()
@@ -54,6 +53,8 @@ class Server:
             self.questions.append(name)
             if name == "UpsertBucket":
                 config = json.loads(given.get("config") or "{}")
+                told = {key: value for key, value in given.items() if value is not None}
+                self.filed.setdefault(given["name"], {}).update(told)
                 known = self.config.setdefault(given["name"], {})
                 known.update({key: item["value"] for key, item in config.items()})
                 return {"upsertBucket": {"bucket": _bucket(given), "inserted": True}}
@@ -109,7 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({}, 200)
 
     def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.path.endswith(".table.json"):
+            self.wandb.tables[self.path.split("/")[-1].split("_")[0]] = json.loads(body)
         self._answer({}, 200)
 
     def do_GET(self) -> None:
@@ -142,59 +145,3 @@ def closed_port_url() -> str:
     """An address on the loopback at which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return f"http://127.0.0.1:{found.getsockname()[1]}"
-
-
-class Offline:
-    """What a .wandb file holds: `history`, `summary`, `config`, `tables` (of files beside it), `artifacts`, `raw`."""
-
-    def __init__(self, file: Path) -> None:
-        self.raw = file.read_bytes()
-        self.history: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
-        self.artifacts: dict[str, list[str]] = {}
-        self.step_metric: dict[str, str] = {}
-        for record in _records(self.raw):
-            self._take(record, record.WhichOneof("record_type"))
-
-    def _take(self, record: Any, kind: str) -> None:
-        if kind == "history":
-            self.history.append({_name(item): json.loads(item.value_json) for item in record.history.item})
-        elif kind == "summary":
-            self.summary.update({_name(item): json.loads(item.value_json) for item in record.summary.update})
-        elif kind == "run":
-            self.run = record.run
-            self.config.update({_name(item): json.loads(item.value_json) for item in record.run.config.update})
-        elif kind == "config":
-            self.config.update({_name(item): json.loads(item.value_json) for item in record.config.update})
-        elif kind == "metric":
-            self.step_metric[record.metric.glob_name or record.metric.name] = record.metric.step_metric
-        elif kind == "artifact":
-            self.artifacts[record.artifact.name] = [entry.path for entry in record.artifact.manifest.contents]
-
-
-def _name(item: Any) -> str:
-    return ".".join(item.nested_key) or item.key
-
-
-def _records(data: bytes) -> Iterator[Any]:
-    """LevelDB's log format after a head of 7 bytes: blocks of 32 KiB, pieces of (checksum, length, kind, bytes)."""
-    from wandb.proto import wandb_internal_pb2 as pb
-
-    assert data[:4] == b":W&B"
-    place, buffer = 7, b""
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        if kind == 0 and length == 0:
-            break
-        buffer += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):
-            record = pb.Record()
-            record.ParseFromString(buffer)
-            buffer = b""
-            yield record

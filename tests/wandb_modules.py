@@ -1,4 +1,4 @@
-"""Modules of somebody's, for the tests of W&B around a run."""
+"""Somebody's module and callback, for the tests of W&B around a run."""
 
 from __future__ import annotations
 
@@ -28,28 +28,6 @@ class Foreign(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Raising(Foreign):
-    """Breaks in the window."""
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 5:
-            raise ValueError("broken on purpose")
-        return super().training_step(batch, batch_idx)
-
-
-class Logging(Foreign):
-    """Does what modules do with their logger."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("square", float(batch_idx**2))
-        if batch_idx == 0:
-            assert "wandb" not in sys.modules or sys.modules["wandb"].run is None
-            self.logger.watch(self)
-            self.logger.experiment.log({"picture": object()})
-            self.logger.experiment.config["tried"] = True
-        return super().training_step(batch, batch_idx)
-
-
 class CpuTime(Callback):
     """Writes the processor time of the whole process, all threads, for a step after the 50th, on average."""
 
@@ -66,17 +44,21 @@ class CpuTime(Callback):
 
 
 class Watching(Foreign):
-    """Writes down what there is of this process in the middle of the window."""
+    """Writes down what there is of W&B in this process in the middle of the window and at the end of training."""
 
     def training_step(self, batch, batch_idx):
         if batch_idx == 6:
-            links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-            state = {
-                "threads": sorted(thread.name for thread in threading.enumerate()),
-                "children": [path.read_text() for path in Path("/proc/self/task").glob("*/children")],
-                "sockets": sum(link.startswith("socket:") for link in links),
-                "variables": sorted(name for name in os.environ if name.startswith("WANDB")),
-                "is_open": getattr(sys.modules.get("wandb"), "run", None) is not None,
-            }
-            Path(os.environ["STATE_FILE"]).write_text(json.dumps(state))
+            self.note("window")
         return super().training_step(batch, batch_idx)
+
+    def teardown(self, stage):
+        self.note("end")
+
+    def note(self, when):
+        state = {
+            "modules": [name for name in sys.modules if name.partition(".")[0] == "wandb"],
+            "threads": [thread.name for thread in threading.enumerate() if thread.daemon],
+            "children": "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")),
+            "variables": [name for name in os.environ if name.startswith("WANDB")],
+        }
+        Path(f"{os.environ['STATE_FILE']}.{when}").write_text(json.dumps(state))

@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "result": (
         ("--measure.results_dir", "DIR", "where result folders go (results)"),
-        ("--trainer.logger", "false", "no offline W&B run beside the result"),
+        ("--wandb.mode", "NAME", "offline (a W&B run beside the result), online, disabled"),
         ("--print_config", "", "all settings as YAML, and nothing else"),
         ("--json", "", "the record on standard output"),
         ("--quiet", "", "only the result's folder on standard output"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.records.load import find_runs
 from lmbench.records.store import SWEEP_FILE
 from lmbench.report.views import find_view
 from lmbench.sweep.check import check_cells
@@ -21,8 +21,7 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.plan import Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, cost, extent
 from lmbench.sweep.sweep_file import ENGINES, Options, SweepFile, read_sweep_file
-from lmbench.wandb.problem import BoardProblem
-from lmbench.wandb.sweep import write_sweep
+from lmbench.wandb.publish import WandbProblem, write_new
 
 DESCRIPTION = """\
 Measures every cell of a grid, each repeat in a fresh process of `lmbench fit` (or
@@ -150,24 +149,20 @@ def _conclude(path: Path, progress: Progress) -> None:
 
 
 def _publish(folder: SweepFolder, progress: Progress) -> None:
-    """Leave a row for each cell in cells.csv, and everything for W&B. What hinders that is no failure of the sweep."""
+    """Leave a row for each cell in cells.csv, and every run for W&B. What hinders that is no failure of the sweep."""
     path = folder.path
     later = shlex.join(["lmbench", "upload", str(path)])
     try:
-        has_changed = folder.write_cells(_table(path))
-        if os.environ.get("WANDB_MODE") == "disabled":
-            return
-        written = write_sweep(path, has_changed, progress.noted)
-    except (BoardProblem, OSError) as problem:
+        folder.write_cells(_table(path))
+        mode = write_new(find_runs([folder.runs]), progress.noted)
+    except (WandbProblem, OSError) as problem:
         progress.said(f"W&B did not get all of this sweep: {problem}; later: {later}")
         return
     finally:
         progress.close()
-    if written is None:
-        return
-    if written.uploads and os.environ.get("WANDB_MODE") not in ("offline", "dryrun"):
+    if mode == "online":
         upload.run(["upload", str(path)])
-    else:
+    elif mode == "offline":
         print(f"W&B: offline, beside the results; upload: {later}")
 
 

@@ -8,31 +8,50 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import find_runs, is_run_folder, load_run
-from lmbench.records.store import CELLS_FILE, RUNS_FOLDER
+from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
-from lmbench.wandb.problem import BoardProblem
-from lmbench.wandb.upload import DEFAULT_TIMEOUT_S, upload
+from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, is_uploaded, sync, write
 
 DESCRIPTION = """\
-Uploads every result at or below the given folders to W&B, each exactly once: steps,
-summary, configuration, environment, guards, and of a sweep the table of its cells.
-Needs wandb, and a key from WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a
-server of your own."""
+Uploads every result at or below the given folders to W&B, unless it is there: steps,
+summary, configuration, environment and guards, by wandb's own `wandb sync`. Needs
+wandb, and a key from WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a server of
+your own."""
+
+#: So many are written by one process, which imports wandb once; then each is uploaded.
+_TOGETHER = 20
 
 
 @command
 def run(args: list[str]) -> int:
-    """Upload, a line a result; returns the exit code: 2 if the key is at fault, 1 if something else is."""
+    """Upload, a line a result; the first that fails ends it. Returns the exit code."""
     options = _parse(args[1:])
-    folders = find_runs(options.results)
-    folders += _sweeps_of(folders, options.results)
-    return _upload_all(folders, options.timeout_s)
+    overrides = [f"--{name}={value}" for name in ("project", "entity") if (value := getattr(options, name))]
+    found = find_runs(options.results)
+    sound = [folder for folder in found if _is_sound(folder)]
+    due = [folder for folder in sound if _is_due(folder)]
+    code = ExitCode.OK if len(sound) == len(found) else ExitCode.INTERNAL
+    while due:
+        together = due[:_TOGETHER]
+        try:
+            # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
+            write(together, options.timeout_s)
+            for folder in together:
+                url = sync(folder, options.timeout_s, overrides)
+                print(f"uploaded          {folder}{f' -> {url}' if url else ''}", flush=True)
+                due.remove(folder)
+        except WandbProblem as problem:
+            more = f"; {len(due) - 1} more not tried" if len(due) > 1 else ""
+            print(f"lmbench: not uploaded: {due[0]}: {problem}{more}", file=sys.stderr)
+            return ExitCode.INTERNAL
+    return code
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = CommandParser("upload", DESCRIPTION)
     parser.add_argument("results", nargs="*", metavar="RESULTS", help="result folders, or folders of them")
+    parser.add_argument("--project", metavar="NAME", help="another project than the results' own")
+    parser.add_argument("--entity", metavar="NAME", help="another user or team than the results' own")
     parser.add_argument(
         "--timeout-s",
         type=float,
@@ -48,41 +67,24 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return options
 
 
-def _sweeps_of(folders: list[Path], given: list[str]) -> list[Path]:
-    """The sweeps whose folders lie at or below what was given, where they were brought to their end."""
-    homes = {folder.parent.parent for folder in folders if folder.parent.name == RUNS_FOLDER}
-    roots = [Path(each).resolve() for each in given]
-    return sorted(h for h in homes if (h / CELLS_FILE).is_file() and any(h.is_relative_to(root) for root in roots))
+def _is_sound(folder: Path) -> bool:
+    """Whether the result can be read; says why where it cannot."""
+    try:
+        loaded = load_run(folder, with_steps=False)
+    except UsageError as error:
+        print(f"lmbench: not uploaded: {error}", file=sys.stderr)
+        return False
+    if loaded.outcome == DAMAGED:
+        print(f"lmbench: not uploaded: {folder}: {loaded.damage}", file=sys.stderr)
+    return loaded.outcome != DAMAGED
 
 
-def _upload_all(folders: list[Path], timeout_s: float) -> int:
-    code = ExitCode.OK
-    for place, folder in enumerate(folders):
-        try:
-            _upload_one(folder, timeout_s)
-        except BoardProblem as problem:
-            print(f"lmbench: not uploaded: {folder}: {problem}", file=sys.stderr)
-            code = ExitCode.USAGE if problem.is_usage else max(code, ExitCode.INTERNAL)
-            remaining = len(folders) - place - 1
-            if problem.is_general and remaining:
-                print(
-                    f"lmbench: {remaining} more not tried, since nothing about them would be different", file=sys.stderr
-                )
-                break
-        except UsageError as error:
-            print(f"lmbench: not uploaded: {error}", file=sys.stderr)
-            code = ExitCode.USAGE
-    return code
-
-
-def _upload_one(folder: Path, timeout_s: float) -> None:
-    if is_run_folder(folder):
-        outcome = load_run(folder).outcome
-        if outcome == RUNNING:
-            print(f"still running     {folder}")
-            return
-        if outcome == DAMAGED:
-            raise BoardProblem("its run.json cannot be read")
-    done = upload(folder, timeout_s)
-    what = "uploaded        " if done.was_new else "already uploaded"
-    print(f"{what}  {folder}{f' -> {done.url}' if done.url else ''}", flush=True)
+def _is_due(folder: Path) -> bool:
+    """Whether the result is to be uploaded now; says so where it is not."""
+    if is_uploaded(folder):
+        print(f"already uploaded  {folder}")
+        return False
+    if load_run(folder, with_steps=False).outcome == RUNNING:
+        print(f"still running     {folder}")
+        return False
+    return True

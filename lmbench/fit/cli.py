@@ -10,7 +10,6 @@ import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.loggers import WandbLogger
 
 from lmbench.callbacks import (
     MeasurementSession,
@@ -35,7 +34,7 @@ from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
-from lmbench.wandb.around_fit import WANDB_LOGGER, InResultFolder, RunBoard, WandbSettings
+from lmbench.wandb.publish import WandbSettings
 
 
 class BenchCLI(LightningCLI):
@@ -55,7 +54,7 @@ class BenchCLI(LightningCLI):
         self.only_settings = only_settings
         super().__init__(
             trainer_class=BenchTrainer,
-            trainer_defaults={**TRAINER_DEFAULTS, "logger": WANDB_LOGGER},
+            trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -120,8 +119,8 @@ class BenchCLI(LightningCLI):
             settings.zero_grad = "after_step" if is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
-        self.board = RunBoard(config.trainer, WandbSettings(**config.wandb.as_dict()))
-        self.parser.add_instantiator(self.board.make_logger, WandbLogger, prepend=True)
+        self.wandb = WandbSettings(**config.wandb.as_dict())
+        self.filing = self.wandb.filing()
         if settings.run_id is not None:
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             config.measure.run_id, config.measure.results_dir = None, MeasureSettings.results_dir
@@ -141,12 +140,11 @@ class BenchCLI(LightningCLI):
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,
-            InResultFolder(self.board, self.recorder),
             *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
             Milestones(),
             MeasurementSession(settings.schedule()),
         ]
-        return super()._instantiate_trainer({**config, "logger": self.board.loggers(config["logger"])}, callbacks)
+        return super()._instantiate_trainer(config, callbacks)
 
     def _given(self) -> RunRecord:
         return RunRecord(
@@ -159,7 +157,7 @@ class BenchCLI(LightningCLI):
             matmul_precision=self.settings.matmul_precision,
             zero_grad=self.settings.zero_grad,
             strict=self.settings.strict,
-            wandb=self.board.facts,
+            wandb=self.filing,
         )
 
     def after_instantiate_classes(self) -> None:

@@ -26,6 +26,7 @@ from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
 from lmbench.records.codec import as_dict, encode_run
 from lmbench.report.terminal import print_run
+from lmbench.wandb.publish import publish_run
 
 
 class _Measurement(BenchCLI):
@@ -67,7 +68,7 @@ def run(args: list[str]) -> int:
     assert recorder is not None
     add_kernels(recorder)
     code = _finish(recorder, words.as_json, words.is_quiet)
-    _close_board(recorder, is_loud)
+    _publish(recorder, is_loud)
     signum = received()
     # Whoever stops the upload of a run that is complete stops this command all the same.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
@@ -172,16 +173,18 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     return int(recorder.exit_code)
 
 
-def _close_board(recorder: RunRecorder, is_loud: bool) -> None:
+def _publish(recorder: RunRecorder, is_loud: bool) -> None:
     """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
-    assert _Measurement.latest is not None
+    measurement = _Measurement.latest
+    assert measurement is not None
     assert recorder.folder is not None
-    closed = _Measurement.latest.board.close(recorder.folder.path, recorder.run.outcome == "interrupted")
-    if closed is None:
+    is_interrupted = recorder.run.outcome == "interrupted"
+    told = publish_run(recorder.folder.path, measurement.filing, measurement.wandb.timeout_s, is_interrupted)
+    if told is None:
         return
-    if closed.is_problem:
-        print(f"lmbench: {closed.line}", file=sys.stderr)
+    if told.is_problem:
+        print(f"lmbench: {told.line}", file=sys.stderr)
     elif is_loud:
-        print(f"W&B          {closed.line}")
-        if closed.command is not None:
-            print(f"upload       {closed.command}")
+        print(f"W&B          {told.line}")
+        if told.command is not None:
+            print(f"upload       {told.command}")

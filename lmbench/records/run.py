@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field
 
@@ -146,6 +146,20 @@ class Milestones(Struct):
     closed_s: Annotated[float | None, About("s", "closed", "The record was complete.")] = None
 
 
+WandbMode = Literal["offline", "online", "disabled"]
+
+
+class WandbFiling(Struct):
+    """W&B: how it files a run, and what it was to get when the run was closed."""
+
+    mode: WandbMode | None = None
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] | None = None
+    artifact: bool = False
+
+
 class RunRecord(Struct):
     """Run: one process measuring one configuration."""
 
@@ -167,7 +181,7 @@ class RunRecord(Struct):
     rank: Annotated[int | None, About("index", "rank", "Rank of the process that measured.")] = None
     world_size: Annotated[int | None, About("count", "ranks", "Number of processes that trained together.")] = None
     repairs: Annotated[list[str] | None, About("tree", "repairs", "What of Lightning was changed for this run, each with its reason.")] = None
-    wandb: Annotated[dict[str, Any] | None, About("tree", "W&B", "Where W&B files the run, and whether it is uploaded when closed; null without a WandbLogger.")] = None
+    wandb: Annotated[WandbFiling | None, About("tree", "W&B", "How W&B files the run (mode, project, entity, group, tags), and whether the result goes along (artifact).")] = None
     guards: Annotated[list[Guard], About("tree", "guards", "Checks of the measurement: name, status, value, limit, unit, message, advice.")] = field(default_factory=list)
     mode: Annotated[Mode | None, About("text", "mode", "`inference`, `forward`, `forward_backward` or `train_step`.")] = None
     precision: Annotated[str | None, About("text", "precision", "Compute precision, such as `bf16-mixed`.")] = None

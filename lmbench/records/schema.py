@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from lmbench.records.codec import as_dict
 from lmbench.records.field import About, Part, PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
@@ -112,6 +113,20 @@ def value_at(record: Struct, name: str) -> Any:
         if value is None:
             return None
     return value
+
+
+def leaves(record: Struct) -> dict[str, Any]:
+    """Every value of a record by its dotted name, also of what is inside a mapping (`config.model.size`); lists are
+    values. What is null or empty is left out."""
+    return dict(_leaves(as_dict(record), ""))
+
+
+def _leaves(plain: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
 
 
 def field_table() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import secrets
 import shutil
 import tempfile
 from contextlib import suppress
@@ -121,8 +120,6 @@ class Execution:
             "TMPDIR": scratch,
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TRITON_CACHE_DIR": str(cache / "triton"),
-            # Its copy for W&B is made from the record, which is not complete before the sweep has been at it.
-            "WANDB_MODE": "disabled",
             **environment.variables,
         }
         launch = Launch(self._words(job), log, environment, variables)
@@ -187,11 +184,7 @@ class Execution:
             self._folder.log_path(job).replace(self._folder.runs / job.name / CHILD_LOG)
 
     def _put_in_place(self, run: Record, job: Job) -> None:
-        """Say in a record which run of the sweep it is; also to W&B, where the settings name a WandbLogger."""
-        if isinstance(filed := run.get("wandb"), dict):
-            filed["group"] = filed.get("group") or self._plan.name
-            # Another sweep's run may have the same name.
-            filed["id"] = filed.get("id") or f"{job.name}-{secrets.token_hex(4)}"
+        """Say in a record which run of the sweep it is."""
         run["sweep"] = {
             "name": self._plan.name,
             "cell": job.cell.id,

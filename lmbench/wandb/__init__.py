@@ -1,1 +1,1 @@
-"""W&B as a mirror of results: written after the measurement, from the result folder, by a process of its own."""
+"""W&B's copy of a result: written after the measurement, from the result folder, by a process of its own."""

@@ -1,70 +1,114 @@
-"""A process of its own for everything that W&B does: it may hang, crash or change its environment alone."""
+"""Write results as offline W&B runs beside them: `python -m lmbench.wandb.child RESULT...`, in a process of its own.
+
+Only this module imports wandb.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
-import signal
-import subprocess
+import shutil
 import sys
-import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
-# What a process may take to end by itself once it was told to.
-_GRACE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended: `exit_code` is None where it was stopped at its time limit."""
-
-    exit_code: int | None
-    output: str
-
-    @property
-    def last_line(self) -> str:
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[-1] if lines else "no reason given"
+from lmbench.records.load import Run, load_run
+from lmbench.records.run import RunRecord, WandbFiling
+from lmbench.records.schema import leaves
+from lmbench.wandb.content import config_of, summary_of, tables_of
 
 
-def run_child(module: str, *words: str, environment: Mapping[str, str], timeout_s: float) -> Ended:
-    """Run `python -m module words`, at most so long.
-
-    It hears no Ctrl-C of the terminal, so that this process decides; whatever ends the wait ends the process too.
-    """
-    # A file, not a pipe: wandb's own background process would keep a pipe open.
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            # -P: the installed lmbench, as this process, whatever lies in the working directory.
-            [sys.executable, "-P", "-m", module, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,
-        )
+def main(results: list[str]) -> int:
+    """Write each; returns 1 if one could not be written. The last line printed says why."""
+    # An offline run needs no key, so that none can get into its files.
+    os.environ.pop("WANDB_API_KEY", None)
+    # A full disk would otherwise be told of again with every line that wandb logs.
+    logging.raiseExceptions = False
+    code = 0
+    for result in results:
         try:
-            exit_code: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        finally:
-            _stop(process)
-        output.seek(0)
-        return Ended(exit_code, _without_secrets(output.read().decode(errors="replace"), environment))
+            write_run(Path(result))
+        except Exception as error:
+            print(f"\n{_reason(error)}", flush=True)
+            code = 1
+    return code
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process that is still there, and its group; wandb's background process follows by itself."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
+        return "wandb is not installed"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the disk is full"
+    return f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _without_secrets(text: str, environment: Mapping[str, str]) -> str:
-    key = environment.get("WANDB_API_KEY")
-    return text.replace(key, "***") if key else text
+def write_run(result: Path) -> None:
+    """Write a result's offline run, in the place of one that is there.
+
+    Raises OSError, or whatever wandb raises.
+    """
+    import wandb
+
+    loaded = load_run(result)
+    record, folder = loaded.record, result / "wandb"
+    filed = record.wandb or WandbFiling()
+    shutil.rmtree(folder, ignore_errors=True)
+    # By itself wandb would leave what it keeps of tables and artifacts in the user's home.
+    os.environ["WANDB_DATA_DIR"] = str(folder.resolve() / "staging")
+    run: Any = wandb.init(
+        id=stable_id(record),
+        name=record.run_id,
+        project=filed.project or "lmbench",
+        entity=filed.entity,
+        group=filed.group or (record.sweep.name if record.sweep else None),
+        tags=filed.tags,
+        dir=str(result.resolve()),
+        config=config_of(record),
+        settings=wandb.Settings(
+            mode="offline",
+            silent=True,
+            console="off",
+            symlink=False,
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        ),
+    )
+    _log(run, loaded)
+    if filed.artifact:
+        artifact = wandb.Artifact(f"result-{run.id}", type="lmbench-result")
+        for path in sorted(result.iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                # By name: a copy would lie beside it until it is uploaded.
+                artifact.add_file(str(path), policy="immutable")
+        run.log_artifact(artifact)
+    run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
+
+
+def _log(run: Any, loaded: Run) -> None:
+    """Steps over their number, the summary, and tables of phases and guards."""
+    import wandb
+
+    run.define_metric("step", summary="none")
+    run.define_metric("*", step_metric="step", summary="none")
+    for step in loaded.steps:
+        run.log(leaves(step))
+    run.summary.update(summary_of(loaded.record, loaded.outcome))
+    for table in tables_of(loaded.record):
+        run.summary[table.name] = wandb.Table(columns=list(table.columns), data=table.rows)
+
+
+def stable_id(record: RunRecord) -> str:
+    """What W&B knows a run by: the same at every upload, and another one for another run of the same name."""
+    process = f"{record.run_id} {record.started_at} {record.boot_id} {record.pid}"
+    return sha256(process.encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

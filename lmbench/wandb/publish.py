@@ -1,0 +1,159 @@
+"""Let W&B have results that are closed: beside them as offline runs, and at its server where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmbench.errors import UsageError
+from lmbench.records.load import load_run
+from lmbench.records.run import WandbFiling, WandbMode
+from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.wandb.process import run_module
+
+DEFAULT_TIMEOUT_S = 60.0
+
+_URL = re.compile(r"https?://\S+/runs/\S+")
+# What wandb's line about a fault begins with; one of them only names a file with more about it.
+_FAULT = re.compile(r"(?:wandb: )?(?:ERROR|Error:) (?!Find detailed)(?:\[\S+\] )?")
+
+
+@dataclass
+class WandbSettings:
+    """How W&B files the run, and whether it is uploaded.
+
+    Args:
+        mode: offline writes a W&B run beside the result when that is closed; online uploads it too; disabled does
+            nothing. The variable WANDB_MODE can only take away from that.
+        project: its project.
+        entity: the user or team that it belongs to; W&B knows a default.
+        group: what it is grouped with; in a sweep that is the sweep.
+        tags: words to find it by.
+        artifact: the result folder goes along as an artifact.
+        timeout_s: seconds that W&B may take to write, and again to upload.
+    """
+
+    mode: WandbMode = "offline"
+    project: str = "lmbench"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    artifact: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def filing(self) -> WandbFiling:
+        """What of it a run's record keeps, with the mode that WANDB_MODE leaves.
+
+        Raises:
+            UsageError: a time limit of nothing.
+        """
+        if not self.timeout_s > 0:
+            raise UsageError(f"wandb.timeout_s is {self.timeout_s:g}; it must be above 0")
+        mode, switch = self.mode, os.environ.get("WANDB_MODE")
+        if switch == "disabled":
+            mode = "disabled"
+        elif switch in ("offline", "dryrun") and mode == "online":
+            mode = "offline"
+        return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
+
+
+class WandbProblem(Exception):
+    """W&B did not get a result; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of W&B's copy of a run, in one line; `command` uploads it, where that was not asked for."""
+
+    line: str
+    is_problem: bool = False
+    command: str | None = None
+
+
+def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrupted: bool) -> Published | None:
+    """Write the closed result of this process for W&B, and upload it where that was asked for. Never raises.
+
+    None where W&B is to have nothing, or not yet: a sweep writes its runs together when it is done, since only then
+    their records say which cell they are.
+    """
+    in_sweep = result.parent.name == RUNS_FOLDER and (result.parent.parent / SWEEP_FILE).is_file()
+    if filing.mode == "disabled" or in_sweep:
+        return None
+    command = shlex.join(["lmbench", "upload", str(result)])
+    what = "W&B got nothing of this run"
+    try:
+        write([result], timeout_s)
+        if filing.mode == "offline":
+            return Published("offline, beside the result", command=command)
+        if is_interrupted:
+            return Published(f"not uploaded to W&B: the run was interrupted; later: {command}", is_problem=True)
+        what = "not uploaded to W&B"
+        return Published(f"uploaded: {sync(result, timeout_s) or 'the server told no address'}")
+    # Whatever it is, a second Ctrl-C included: the result is complete, and the run ends as it ended.
+    except BaseException as error:
+        why = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else " ".join(str(error).split())
+        return Published(f"{what}: {why}; later: {command}", is_problem=True)
+
+
+def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> WandbMode:
+    """Write a sweep's runs that W&B is to have and that were not written yet; `tell` hears how many those are.
+
+    Returns the most that one of them asks for; where that is `online`, writing is left to the upload.
+
+    Raises:
+        WandbProblem: not all could be written.
+    """
+    modes: dict[Path, WandbMode] = {}
+    for result in results:
+        filing = load_run(result, with_steps=False).record.wandb
+        modes[result] = (filing and filing.mode) or "disabled"
+    if "online" in modes.values():
+        return "online"
+    asked = [result for result, mode in modes.items() if mode == "offline"]
+    if new := [result for result in asked if not any(result.glob("wandb/*/*.wandb"))]:
+        tell(f"writing {len(new)} run{'s' * (len(new) > 1)} for W&B")
+        write(new, DEFAULT_TIMEOUT_S)
+    return "offline" if asked else "disabled"
+
+
+def write(results: Sequence[Path], timeout_s: float) -> None:
+    """Write the results' offline runs, in the place of those that are there; `timeout_s` is for each.
+
+    Raises:
+        WandbProblem: not all could be written. (wandb itself says nothing of steps that a full disk has no room for;
+            they are in the result, and the upload writes again.)
+    """
+    ended = run_module("lmbench.wandb.child", [str(result) for result in results], timeout_s * len(results))
+    if ended.exit_code is None:
+        raise WandbProblem(f"wandb did not finish within {timeout_s * len(results):g} s")
+    if ended.exit_code != 0:
+        raise WandbProblem(ended.lines[-1] if ended.lines else f"wandb ended with exit code {ended.exit_code}")
+
+
+def is_uploaded(result: Path) -> bool:
+    """Whether the result's offline run has wandb's own mark of an upload, whoever did it."""
+    return any(result.glob("wandb/*/*.wandb.synced"))
+
+
+def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | None:
+    """Upload the result's offline run with wandb's own `wandb sync`; returns its address where wandb tells it.
+
+    Raises:
+        WandbProblem: it is not at the server, or not all of it.
+    """
+    ended = run_module("wandb", ["sync", *options, str(result / "wandb")], timeout_s)
+    faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
+    if ended.exit_code == 0 and is_uploaded(result) and not faults:
+        return next((found.group() for line in ended.lines if (found := _URL.search(line))), None)
+    # wandb also marks what a server took only in part.
+    for mark in result.glob("wandb/*/*.wandb.synced"):
+        mark.unlink()
+    if ended.exit_code is None:
+        raise WandbProblem(f"not done within {timeout_s:g} s; is the server there?")
+    why = (faults or ended.lines or ["no reason given"])[-1]
+    # Its whole comment on a server's 401.
+    raise WandbProblem("the server refused it; is the key right?" if why == "<no message>" else why)

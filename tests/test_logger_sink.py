@@ -1,0 +1,104 @@
+"""Steps and summary in the loggers of somebody's own Trainer."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from wandb_loopback import PLANTED_KEY, Server
+
+from lmbench.callbacks import PhaseTimer, RunRecorder
+from lmbench.wandb.process import run_module
+
+from conftest import SlowBatches, quiet_trainer
+
+
+class Kept(DummyLogger):
+    """Keeps what it is told, and whether training was over by then."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def log_metrics(self, metrics, step=None):
+        self.told.append((step, metrics))
+
+
+class Broken(DummyLogger):
+    def log_metrics(self, metrics, step=None):
+        raise ConnectionError("its server\nis gone")
+
+
+def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    theirs = WandbLogger(save_dir=tmp_path, offline=True, id="theirs", project="own")
+    timer, recorder = PhaseTimer(), RunRecorder(str(tmp_path / "results"))
+    trainer = quiet_trainer(timer, recorder, max_steps=9, logger=[CSVLogger(tmp_path), theirs])
+    trainer.fit(sleeper, SlowBatches())
+    theirs.experiment.finish()
+    (file,) = tmp_path.glob("lightning_logs/version_0/metrics.csv")
+    rows = list(csv.DictReader(file.open()))
+    assert [int(row["step"]) for row in rows] == [*range(9), 8]
+    assert [float(row["lmbench/forward_s"]) for row in rows[:9]] == [record["forward_s"] for record in timer.records]
+    assert [float(row["lmbench/is_warmup"]) for row in rows[:9]] == [1.0] * 5 + [0.0] * 4
+    mean_s = recorder.run["phases"]["backward"]["mean_s"]
+    assert float(rows[9]["lmbench/summary/phases.backward.mean_s"]) == mean_s
+    assert float(rows[9]["lmbench/summary/window.wall_s"]) == recorder.run["window"]["wall_s"]
+    with Server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        run_module("wandb", ["sync", *map(str, tmp_path.glob("wandb/offline-run-*"))], 60)
+    history = [row for row in server.history["theirs"] if "lmbench/forward_s" in row]
+    assert [row["trainer/global_step"] for row in history] == list(range(9))
+    assert [row["lmbench/forward_s"] for row in history] == [record["forward_s"] for record in timer.records]
+    assert server.summary["theirs"]["lmbench/summary/phases.backward.mean_s"] == mean_s
+
+
+def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sleeper):
+    told_at_step = []
+
+    class Watching(Kept):
+        def log_metrics(self, metrics, step=None):
+            super().log_metrics(metrics, step)
+            told_at_step.append(trainer.global_step)
+
+    logger = Watching()
+    trainer = quiet_trainer(PhaseTimer(), max_steps=8, logger=logger)
+    trainer.fit(sleeper, SlowBatches())
+    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(8))
+    assert logger.told[-1][1]["lmbench/summary/phases.step.mean_s"] > 0
+    assert set(told_at_step) == {8}
+
+
+def test_a_second_fit_logs_its_own_steps_where_they_belong(sleeper):
+    logger = Kept()
+    trainer = quiet_trainer(PhaseTimer(), max_steps=7, logger=logger)
+    trainer.fit(sleeper, SlowBatches())
+    logger.told.clear()
+    trainer.fit_loop.epoch_loop.max_steps = 13
+    trainer.fit(sleeper, SlowBatches())
+    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(7, 13))
+
+
+def test_a_run_that_fails_leaves_the_steps_it_took(sleeper):
+    logger = Kept()
+
+    class Failing(SlowBatches):
+        def __iter__(self):
+            yield from SlowBatches(6)
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        quiet_trainer(PhaseTimer(), logger=logger).fit(sleeper, Failing())
+    # Lightning fetches a batch ahead.
+    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(5))
+
+
+def test_a_logger_that_fails_costs_one_line_and_not_the_run(sleeper, capsys):
+    kept = Kept()
+    quiet_trainer(PhaseTimer(), max_steps=7, logger=[Broken(), kept]).fit(sleeper, SlowBatches())
+    told = "lmbench: Broken did not take what was measured: ConnectionError: its server is gone\n"
+    assert told in capsys.readouterr().err
+    assert len(kept.told) == 8
