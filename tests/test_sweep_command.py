@@ -44,7 +44,6 @@ MISTAKES = {
     "a stray word": (["FILE", "more"], "'more' was not understood"),
     "no repeats": (["FILE", "--repeats", "0"], "at least 1"),
     "repeats a text": (["FILE", "--repeats", "x"], "invalid int value: 'x'"),
-    "no such engine": (["FILE", "--engine", "x"], "invalid choice"),
     "no end": (["FILE", "--timeout", "inf"], "a number of seconds above 0"),
     "a mode for every cell": (["FILE", "--measure.mode", "forward"], "list modes under `modes`"),
     "a name with a slash": (["FILE", "--name", "a/b"], "only letters, digits"),

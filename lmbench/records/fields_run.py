@@ -133,7 +133,6 @@ _SWEEP = group(
         ("repeat", "index", "repeat", "Which repeat of the cell, from 0."),
         ("attempt", "count", "attempt", "How often this repeat was begun, up to the run recorded here."),
         ("environment", "text", "environment", "Name of the environment that it ran in, null for the sweep's own."),
-        ("engine", "text", "engine", "`forkserver`: forked from a process that had everything imported; `exec`: a new interpreter."),
     ),
     prefix="sweep.",
 )  # fmt: skip
