@@ -73,7 +73,7 @@ class SimulatedServers:
             compiled = {"is_enabled": True, "cache": "private"} if options.get("trainer.compile") == "true" else {}
             run = {"schema_version": SCHEMA_VERSION, "run_id": name, "exit_code": code, "compile": compiled, **record}
             (folder / "run.json").write_text(json.dumps(run))
-        return Ended(code, "/x/python ended while it served: signal 9" if ending == "lost" else None)
+        return Ended(code, "/x/python ended while it served: SIGKILL" if ending == "lost" else None)
 
 
 def _error(kind: str) -> dict[str, Any]:

@@ -23,7 +23,10 @@ from lmbench.sweep.servers import Launch, Servers
 
 LMBENCH = {
     "__init__.py": "",
-    "cli.py": "import os\nAT_IMPORT = os.environ.get('FROM_ENVIRONMENT')\ndef main(words): pass\n",
+    "cli.py": (
+        "import os, tempfile\nAT_IMPORT = os.environ.get('FROM_ENVIRONMENT'), tempfile.gettempdir()\n"
+        "def main(words): pass\n"
+    ),
     "__main__.py": (
         "import ctypes, os, signal, subprocess, sys, time\nfrom pathlib import Path\nimport lmbench.cli\n"
         "here = Path(os.environ['HERE'])\ndef on(name, code):\n    def close(*_):\n        print('closing')\n"
@@ -87,11 +90,18 @@ def is_gone(pid):
 
 
 def test_it_gets_the_words_and_the_variables_and_its_output_is_kept(end, tmp_path):
-    words = "*sys.argv[1:], lmbench.cli.AT_IMPORT, os.environ['FROM_SWEEP']"
+    words = "*sys.argv[1:], lmbench.cli.AT_IMPORT[0], os.environ['FROM_SWEEP']"
     ended = end(f"print({words}); print('wrong', file=sys.stderr); sys.exit(7)")
     assert (ended.code, ended.by, ended.signal, ended.lost) == (7, "itself", None, None)
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["fit --x=1 here there", "wrong"]
     assert 0 < ended.ended_s - ended.launched_s < 30
+
+
+def test_its_temporary_folder_is_its_own_whatever_the_server_has_used(servers, fake, tmp_path):
+    asked = launch(tmp_path, fake, "import tempfile; print(tempfile.gettempdir())")
+    asked.variables["TMPDIR"] = str(tmp_path)
+    assert run_to_end(servers, asked, 30, lambda _: None).code == 0
+    assert (tmp_path / "log").read_text().strip() == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +209,7 @@ def test_each_environment_of_a_round_has_a_server_of_its_own(tmp_path):
     a, b = (environment(place, place.name, FROM_ENVIRONMENT=place.name) for place in places)
     servers = Servers(print)
     servers.begin_round(0)
-    found = [told(servers, tmp_path, place, "lmbench.cli.AT_IMPORT, os.getppid()").split() for place in (a, b, a)]
+    found = [told(servers, tmp_path, place, "lmbench.cli.AT_IMPORT[0], os.getppid()").split() for place in (a, b, a)]
     servers.close()
     assert found[0] == found[2]
     assert [name for name, _ in found] == ["a", "b", "a"]
@@ -216,7 +226,7 @@ def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(tmp_pa
         os.kill(before, signal.SIGKILL)
 
     ended = run_to_end(servers, launch(tmp_path, fake, f"{CHILD} {SLEEP}"), 60, tick)
-    assert ended.lost == f"environment fake: {sys.executable} ended while it served: signal 9"
+    assert ended.lost == f"environment fake: {sys.executable} ended while it served: SIGKILL"
     assert is_gone(pid_in(tmp_path / "child"))
     assert int(told(servers, tmp_path, fake, "os.getppid()")) != before
     servers.close()
@@ -225,7 +235,7 @@ def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(tmp_pa
 CANNOT = {
     "no program": ("/nowhere/python", "", "environment x: /nowhere/python does not run: No such file or directory"),
     "no lmbench": (sys.executable, "raise ImportError('none here')", "finds no lmbench that works: ImportError: none"),
-    "killed": (sys.executable, "import os; os.kill(os.getpid(), 9)", "finds no lmbench that works: signal 9"),
+    "killed": (sys.executable, "import os; os.kill(os.getpid(), 9)", "finds no lmbench that works: SIGKILL"),
 }
 
 

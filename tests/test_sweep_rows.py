@@ -40,7 +40,7 @@ ROWS = {
     "stopped": ("interrupted", 143, "SIGTERM came"),
     "nothing": ("error", 0, "it ended well and left no result; it said nothing"),
     "odd": ("error", 77, "ended with exit code 77; its last words: some | words"),
-    "lost": ("error", None, "/x/python ended while it served: signal 9"),
+    "lost": ("error", None, "/x/python ended while it served: SIGKILL"),
     "guard": ("ok", 4, None),
 }
 

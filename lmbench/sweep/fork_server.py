@@ -22,6 +22,7 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -84,6 +85,8 @@ def become_command(request: dict[str, Any], log: int, tie: int) -> list[str]:
         os.dup2(log, standard)
     os.close(log)
     os.environ.update(request["variables"])
+    # Kept from the server, whose folder it is.
+    tempfile.tempdir = None
     words: list[str] = request["words"]
     return words
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import tempfile
@@ -61,7 +62,7 @@ class Process:
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code (minus a signal's number), None if it still runs after that time.
 
-        Where its server is gone, it and its group are ended.
+        Where its server is gone, it counts as killed, and the caller has to see to that.
         """
         if self._code is None:
             try:
@@ -69,7 +70,7 @@ class Process:
                 self._code = None if answer is None else int(answer["code"])
             except ServerLost as lost:
                 self.lost = str(lost)
-                self._code = -9
+                self._code = -signal.SIGKILL
             if self._code is not None and self._tie_fd is not None:
                 os.close(self._tie_fd)
                 self._tie_fd = None
@@ -127,8 +128,8 @@ class Server:
         self._is_ready = True
 
     @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def is_ready(self) -> bool:
+        return self._is_ready and self._process.poll() is None
 
     def start(self, launch: Launch) -> Process:
         """Fork a process; the one before has ended. Raises ServerLost."""
@@ -143,9 +144,10 @@ class Server:
                 raise ServerLost(f"{self._where} does not fork within {_FORK_TIMEOUT_S:g} s")
         except BaseException as error:
             os.close(outer)
-            if isinstance(error, BrokenPipeError | ConnectionResetError):
-                raise self._lost() from error
-            raise
+            lost = self._lost() if isinstance(error, BrokenPipeError | ConnectionResetError) else error
+            # Nothing is known of it any more.
+            self.close()
+            raise lost from None
         finally:
             os.close(inner)
         return Process(answer["pid"], self, outer)
@@ -175,7 +177,8 @@ class Server:
         code = self._process.wait()
         self._output.seek(0)
         said = [line.strip() for line in self._output.read().decode(errors="replace").splitlines()]
-        why = ([line for line in said if line] or [f"exit code {code}" if code >= 0 else f"signal {-code}"])[-1]
+        said = [line for line in said if line] or [f"exit code {code}"]
+        why = said[-1] if code >= 0 else signal.Signals(-code).name
         what = "ended while it served" if self._is_ready else "finds no lmbench that works"
         return ServerLost(f"{self._where} {what}: {why}")
 
@@ -214,7 +217,7 @@ class Servers:
             ServerLost: one cannot start.
         """
         wanted = {environment.name: environment for environment in environments}
-        missing = [wanted[name] for name in wanted if name not in self._now or not self._now[name].is_alive]
+        missing = [wanted[name] for name in wanted if name not in self._now or not self._now[name].is_ready]
         if not missing:
             return
         began_s = time.monotonic()
@@ -223,7 +226,9 @@ class Servers:
         for environment in missing:
             if (dead := self._now.pop(environment.name, None)) is not None:
                 dead.close()
-            ahead = [server for server in self._ahead.get(environment.name, []) if server.is_alive]
+            ahead = self._ahead.get(environment.name, [])
+            while ahead and not ahead[0].is_ready:
+                ahead.pop(0).close()
             if not ahead:
                 ahead = [Server(environment) for _ in range(1 + most_ahead)]
                 started_ahead = most_ahead
