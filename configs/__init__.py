@@ -1,4 +1,4 @@
-"""Configurations that ship with lmbench; `--config NAME` finds them by name."""
+"""Configurations and studies that ship with lmbench: `fit --config NAME` and `sweep NAME` find them by name."""
 
 from __future__ import annotations
 
@@ -6,5 +6,14 @@ from pathlib import Path
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configurations of single runs, by name."""
-    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+    """The files of single runs, by name."""
+    return _shipped("*.yaml")
+
+
+def shipped_studies() -> dict[str, Path]:
+    """The sweep files, by name."""
+    return _shipped("sweeps/*.yaml")
+
+
+def _shipped(pattern: str) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob(pattern))}

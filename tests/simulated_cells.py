@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.fields import SCHEMA_VERSION
-from lmbench.sweep.engine import Launch
-from lmbench.sweep.estimate import Estimate
+from lmbench.records.codec import decode_run
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.execute import Execution
+from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Progress
-from lmbench.sweep.sweep_file import sweep_from
+from lmbench.sweep.progress import Estimate, Progress
+from lmbench.sweep.servers import Launch
 
 #: No process has it: beyond the kernel's highest.
 NOBODY = 2**22 + 1
@@ -27,6 +28,7 @@ class Ended:
     """A process that has ended already."""
 
     code: int
+    lost: str | None = None
     pid: int = NOBODY
 
     def wait(self, timeout_s: float) -> int:
@@ -34,24 +36,35 @@ class Ended:
 
 
 @dataclass
-class SimulatedEngine:
-    """`script` is told the name of a run; it returns how its process ended (see `OUTCOMES`), or raises."""
+class SimulatedServers:
+    """`script` is told the name of a run; it returns how its process ended (see `OUTCOMES`), or raises.
+
+    `rounds` are the lists of runs that were started between two beginnings of a round.
+    """
 
     script: Callable[[str], str]
     started: list[str] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
-    name: str = "exec"
-    start_s: float = 0.0
+    rounds: list[list[str]] = field(default_factory=list)
+    to_come: list[int] = field(default_factory=list)
 
-    def prepare(self) -> None:
-        """There is nothing to share."""
+    def begin_round(self, rounds_to_come: int) -> None:
+        self.rounds.append([])
+        self.to_come.append(rounds_to_come)
+
+    def await_ready(self, environments: list[Environment]) -> None:
+        """They are."""
 
     def start(self, launch: Launch) -> Ended:
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         name = options["measure.run_id"]
         self.started.append(name)
+        self.rounds[-1].append(name)
         self.words[name] = launch.words
-        code, record, said = OUTCOMES[self.script(name)]
+        ending = self.script(name)
+        if ending == "no server":
+            raise ServerLost("/x/python does not run: No such file or directory")
+        code, record, said = OUTCOMES[ending]
         if said:
             launch.log.write_text(said)
         if record:
@@ -60,7 +73,7 @@ class SimulatedEngine:
             compiled = {"is_enabled": True, "cache": "private"} if options.get("trainer.compile") == "true" else {}
             run = {"schema_version": SCHEMA_VERSION, "run_id": name, "exit_code": code, "compile": compiled, **record}
             (folder / "run.json").write_text(json.dumps(run))
-        return Ended(code)
+        return Ended(code, "/x/python ended while it served: SIGKILL" if ending == "lost" else None)
 
 
 def _error(kind: str) -> dict[str, Any]:
@@ -80,15 +93,16 @@ OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
     "stopped": (143, {"outcome": "interrupted", "error": _error("SIGTERM")}, ""),
     "nothing": (0, None, ""),
     "odd": (77, None, "some\nwords\n"),
+    "lost": (-signal.SIGKILL, {"outcome": "running", "environment": {}}, ""),
     "guard": (4, {"outcome": "ok", "error": None}, ""),
 }
 
 
-def sweep(where: Path, engine: SimulatedEngine, content: dict[str, Any], name: str = "sim") -> Execution:
+def sweep(where: Path, servers: SimulatedServers, content: dict[str, Any], name: str = "sim") -> Execution:
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
-    execution = Execution(plan, folder, engine, Progress(plan, Estimate(plan, engine)))
+    execution = Execution(plan, folder, servers, Progress(plan, Estimate(plan)))
     folder.open(plan)
     try:
         execution.run()
@@ -97,6 +111,6 @@ def sweep(where: Path, engine: SimulatedEngine, content: dict[str, Any], name: s
     return execution
 
 
-def records(where: Path, name: str = "sim") -> dict[str, dict[str, Any]]:
+def records(where: Path, name: str = "sim") -> dict[str, RunRecord]:
     """The records of a sweep's runs, by their folders' names."""
-    return {path.parent.name: json.loads(path.read_text()) for path in (where / name / "runs").glob("*/run.json")}
+    return {path.parent.name: decode_run(path.read_bytes()) for path in (where / name / "runs").glob("*/run.json")}

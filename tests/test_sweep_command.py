@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from lmbench.cli import main
-from lmbench.records.load import find_runs, load_run
 
 FILE = """
 base: {config: smoke, measure.steps: 3}
@@ -44,7 +43,6 @@ MISTAKES = {
     "a stray word": (["FILE", "more"], "'more' was not understood"),
     "no repeats": (["FILE", "--repeats", "0"], "at least 1"),
     "repeats a text": (["FILE", "--repeats", "x"], "invalid int value: 'x'"),
-    "no such engine": (["FILE", "--engine", "x"], "invalid choice"),
     "no end": (["FILE", "--timeout", "inf"], "a number of seconds above 0"),
     "a mode for every cell": (["FILE", "--measure.mode", "forward"], "list modes under `modes`"),
     "a name with a slash": (["FILE", "--name", "a/b"], "only letters, digits"),
@@ -76,34 +74,3 @@ def test_help_and_dry_runs_answer_without_torch(words):
         "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=20)
-
-
-MISSPELT = {
-    "an option": ("base: {config: smoke}\nmatrix: {model.sizee: [tiny]}\n", "did you mean --model.size?"),
-    "a value": ("base: {config: smoke}\nmatrix: {measure.steps: [3, many]}\n", "measure.steps is 'many'"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", MISSPELT)
-def test_what_the_command_line_rejects_is_told_before_anything_runs(what, tmp_path, capsys):
-    text, told = MISSPELT[what]
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    assert main(["sweep", str(path), "--results_dir", str(tmp_path / "r")]) == 2
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
-    assert told in error
-    assert error.startswith("lmbench: cell ")
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
-def test_cells_run_the_lmbench_of_the_sweep_whatever_lies_in_the_working_directory(tmp_path):
-    """A checkout's root, say: another `lmbench` there is not what was asked to measure."""
-    (tmp_path / "lmbench").mkdir()
-    (tmp_path / "lmbench" / "__init__.py").write_text("raise ImportError('the wrong lmbench')\n")
-    program = "import sys; from lmbench.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-P", "-c", program, "sweep", "tiny_custom", "--repeats", "1", "--results_dir", "out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {run.outcome for run in map(load_run, find_runs([str(tmp_path / "out")]))} == {"ok"}

@@ -5,25 +5,24 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
-from lmbench.sweep.grid import expand
-from lmbench.sweep.plan import find_sweep, make_plan, shipped
-from lmbench.sweep.sweep_file import read_sweep_file, sweep_from
+from lmbench.sweep.file import read_sweep_file, sweep_from
+from lmbench.sweep.plan import find_sweep, make_plan
 
 
 def cells(text):
-    sweep = sweep_from(yaml.safe_load(text))
-    return expand(sweep, None, {})
+    return make_plan("x", sweep_from(yaml.safe_load(text))).cells
 
 
 MISTAKES = {
     "no mapping": ("[1, 2]", "a sweep is a mapping"),
     "unknown key": ("matrx: {a.b: [1]}", "unknown key 'matrx'; did you mean matrix?"),
-    "no such pass": ("{matrix: {a.b: [1]}, passes: [kernel]}", "choose among timing, sync, kernels"),
+    "no such pass": ("{matrix: {a.b: [1]}, passes: [kernel]}", "must be a list of some of timing, sync, kernels"),
     "a pass of no cell": ("{include: [{pass: kernel}]}", "choose among timing, sync, kernels"),
     "an axis that a pass sets": ("{matrix: {timer.clock: [sync]}, passes: [sync]}", "pass sync sets timer.clock"),
-    "no such engine": ("{modes: [forward], engine: fork}", "choose among forkserver, exec"),
-    "forked environments": ("{environments: {x: {}}, engine: forkserver}", "need interpreters of their own"),
+    "an engine": ("{modes: [forward], engine: exec}", "unknown key 'engine'; known are base, matrix"),
+    "too many cells": (f"{{matrix: {{a.b: &x {list(range(317))}, a.c: *x}}}}", "100,489 cells, more than 100,000"),
     "empty file": ("{}", "the matrix is empty"),
     "empty matrix": ("{matrix: {}}", "the matrix is empty"),
     "empty axis": ("{matrix: {model.size: []}}", "a list of at least one value"),
@@ -32,7 +31,7 @@ MISTAKES = {
     "mode in the matrix": ("{matrix: {measure.mode: [forward]}}", "list modes under `modes`"),
     "modes in the matrix": ("{matrix: {modes: [forward]}}", "modes, passes and environments have keys of their own"),
     "folder in base": ("{base: {measure.results_dir: x}, modes: [forward]}", "--results_dir"),
-    "no such mode": ("{modes: [training]}", "choose among inference, forward"),
+    "no such mode": ("{modes: [training]}", "must be a list of some of inference, forward"),
     "no repeats": ("{modes: [forward], repeats: 0}", "at least 1"),
     "repeats a text": ("{modes: [forward], repeats: many}", "whole number"),
     "no end": ("{modes: [forward], timeout_s: .inf}", "above 0"),
@@ -44,7 +43,7 @@ MISTAKES = {
     "twins in an axis": ("{matrix: {a.b: [1, 1]}}", "two cells are the same"),
     "an included twin": ("{matrix: {a.b: [1, 2]}, include: [{a.b: 2}]}", "two cells are the same"),
     "two axes set one option": ("{matrix: {a.b: [1], x: [{a.b: 2}]}}", "two axes set a.b"),
-    "no such environment": ("{include: [{environment: x}]}", "environment 'x' is none of any"),
+    "no such environment": ("{include: [{environment: x}]}", "environment 'x' is unknown; there are no environments"),
     "a nameless environment": ("{environments: {null: {}}}", "write it in quotes"),
     "unknown environment key": ("{environments: {x: {pyhton: y}}}", "did you mean python?"),
     "tree alone": ("{environments: {x: {tree: .}}}", "tree without revision"),
@@ -115,11 +114,12 @@ def test_passes_look_at_each_cell_once_whatever_the_repeats():
     assert {cell.id for cell in without.cells} < {cell.id for cell in plan.cells}
 
 
-def test_a_file_may_ask_for_an_engine():
-    for text, engine in (("", "forkserver"), (", engine: exec", "exec"), (", environments: {x: {}}", "exec")):
-        sweep = sweep_from(yaml.safe_load(f"{{modes: [forward]{text}}}"))
-        assert sweep.used_engine() == engine
-        assert sweep.changed({}, engine="exec").used_engine() == "exec"
+def test_what_yaml_takes_for_numbers_is_text_where_text_is_meant():
+    text = "{environments: {1: {revision: 1e5, variables: {OMP_NUM_THREADS: 1, SWITCH: true, UNSET: null}}, y: }}"
+    found = sweep_from(yaml.safe_load(text)).environments
+    assert found["1"].revision == "1e5"
+    assert found["1"].variables == {"OMP_NUM_THREADS": "1", "SWITCH": "True"}
+    assert found["y"].python is None
 
 
 def test_values_of_every_type_become_words():
@@ -137,7 +137,7 @@ def test_a_cells_id_names_its_values_and_follows_everything_that_makes_it_up():
 
 
 def test_what_is_stored_of_a_file_gives_the_same_cells():
-    for path in shipped("sweeps").values():
+    for path in shipped_studies().values():
         sweep = read_sweep_file(path)
         assert sweep_from(sweep.as_mapping()) == sweep, path.name
 
@@ -156,7 +156,7 @@ def test_an_option_for_every_cell_may_not_be_an_axis():
 def test_every_study_has_a_view_a_tiny_variant_and_cells():
     from lmbench.report.views import find_view
 
-    studies = shipped("sweeps")
+    studies = shipped_studies()
     names = {"step_times", "warmup", "context", "precision", "compile", "batch", "custom"}
     assert names <= set(studies)
     assert {f"tiny_{name}" for name in studies if not name.startswith("tiny_")} <= set(studies)

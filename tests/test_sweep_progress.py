@@ -6,11 +6,13 @@ import io
 
 import pytest
 
-from lmbench.sweep.engine import ForkserverEngine
-from lmbench.sweep.estimate import Estimate
+from lmbench.records.field import PerPhase
+from lmbench.records.measured import PhaseSummary, RunError
+from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord, SweepPlace
+from lmbench.sweep.file import sweep_from
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Progress
-from lmbench.sweep.sweep_file import sweep_from
+from lmbench.sweep.progress import Estimate, Progress, duration
+from lmbench.sweep.servers import START_S
 
 GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
 
@@ -22,18 +24,18 @@ class Terminal(io.StringIO):
 
 def progress_on(stream):
     plan = make_plan("x", sweep_from(GRID))
-    return Progress(plan, Estimate(plan, ForkserverEngine()), stream), list(plan.jobs())
+    return Progress(plan, Estimate(plan), stream), list(plan.jobs())
 
 
-def ended(outcome="ok", **more):
-    return {"outcome": outcome, "sweep": {"cost": {"total_s": 30.0}}, **more}
+def ended(outcome="ok", took_s=30.0, **more):
+    return RunRecord(SCHEMA_VERSION, outcome, sweep=SweepPlace(cost=Cost(total_s=took_s)), **more)
 
 
 def test_a_line_for_each_run_says_how_it_ended_and_what_is_left():
     progress, jobs = progress_on(log := io.StringIO())
     progress.begin()
-    progress.ended(jobs[0], ended(phases={"step": {"mean_s": 0.01234}}))
-    error = {"phase": "backward", "message": "CUDA out of memory. " * 20}
+    progress.ended(jobs[0], ended(phases=PerPhase(step=PhaseSummary(mean_s=0.01234))))
+    error = RunError(phase="backward", message="CUDA out of memory. " * 20)
     progress.ended(jobs[1], ended("oom", error=error))
     first, second, third, *reason = log.getvalue().splitlines()
     assert first == (
@@ -84,3 +86,26 @@ def test_nobody_reading_is_no_reason_to_stop():
     stream.close()
     progress.ended(jobs[0], ended())
     assert progress.outcomes["ok"] == 1
+
+
+def test_the_time_left_follows_what_runs_took():
+    plan = make_plan("x", sweep_from({"base": {"measure.min_window_s": 5}, "matrix": {"a.b": [1, 2]}, "repeats": 2}))
+    estimate = Estimate(plan)
+    assert estimate.left_s() == 4 * (5 + START_S)
+    jobs = list(plan.jobs())
+    estimate.done(jobs[0], ended(took_s=30.0))
+    # The other cell is expected to take as many times its least as this one did.
+    assert estimate.left_s() == pytest.approx(30 + 2 * 30)
+    estimate.done(jobs[1], ended(took_s=10.0))
+    assert estimate.left_s() == pytest.approx(30 + 10)
+    assert estimate.left_s(elapsed_s=25) == pytest.approx(15)
+    estimate.done(jobs[2], ended(took_s=20.0))
+    estimate.done(jobs[3], ended(took_s=10.0))
+    assert estimate.left_s() == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.96, "10 s"), (99.4, "99 s"), (100, "2 min"), (3700, "1 h 2 min")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text

@@ -13,14 +13,12 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import find_runs
 from lmbench.records.store import SWEEP_FILE
 from lmbench.report.views import find_view
-from lmbench.sweep.check import check_cells
-from lmbench.sweep.engine import make_engine
-from lmbench.sweep.estimate import Estimate
-from lmbench.sweep.execute import Execution, SweepHalted
+from lmbench.sweep.execute import Execution, SweepHalted, check_cells
+from lmbench.sweep.file import CONFIG, Options, SweepFile, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.plan import Plan, find_sweep, make_plan
-from lmbench.sweep.progress import Progress, cost, extent
-from lmbench.sweep.sweep_file import ENGINES, Options, SweepFile, read_sweep_file
+from lmbench.sweep.progress import Estimate, Progress, cost, extent
+from lmbench.sweep.servers import Servers
 from lmbench.wandb.publish import WandbProblem, write_new
 
 DESCRIPTION = """\
@@ -32,7 +30,7 @@ are for every cell.
 
 A file has base (options of every cell; config names a configuration), matrix, include,
 exclude, modes, passes (timing, sync, kernels: other instruments, once a cell),
-environments (python, revision and tree, variables), repeats, timeout_s, engine, view."""
+environments (python, revision and tree, variables), repeats, timeout_s, view."""
 
 
 @command
@@ -57,11 +55,6 @@ def _parser() -> CommandParser:
     parser.add_argument("--dry-run", action="store_true", help="list the cells and what each would run")
     parser.add_argument("--repeats", type=int, metavar="N", help="processes of each cell, instead of the file's")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds a run may take, instead of the file's")
-    parser.add_argument(
-        "--engine", choices=ENGINES,
-        help="instead of the file's; forkserver: fork a process that has everything imported (default); exec: a new "
-        "interpreter for each run, which `compare` and `noise` take (default where a file names environments)",
-    )  # fmt: skip
     return parser
 
 
@@ -84,30 +77,32 @@ def _options(words: list[str]) -> Options:
 
 def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
-    file = file.changed(options, given.repeats, given.timeout, given.engine)
+    file = file.changed(options, given.repeats, given.timeout)
     if file.view is not None:
         find_view(file.view)
-    engine = make_engine(file.used_engine())
     plan = make_plan(name, file, makes_checkouts=not given.dry_run)
     if given.dry_run:
-        _list(plan, Estimate(plan, engine))
+        _list(plan, Estimate(plan))
         return ExitCode.OK
     folder = SweepFolder(results_dir / name)
-    progress = Progress(plan, Estimate(plan, engine))
+    progress = Progress(plan, Estimate(plan))
     progress.begin()
-    known = folder.known_cells()
-    if new := [cell for cell in plan.cells if cell.id not in known]:
-        check_cells(plan, new, engine, progress.said)
-    execution = Execution(plan, folder, engine, progress)
-    folder.open(plan)
+    servers = Servers(progress.said)
     try:
+        execution = Execution(plan, folder, servers, progress)
+        known = folder.known_cells()
+        if new := [cell for cell in plan.cells if cell.id not in known]:
+            check_cells(plan, new, servers, progress.said)
+        folder.open(plan)
         try:
             execution.run()
         finally:
             progress.close()
             _conclude(folder.path, progress)
+        servers.close()
         _publish(folder, progress)
     finally:
+        servers.close()
         folder.close()
     return execution.exit_code
 
@@ -130,7 +125,7 @@ def _find(given: argparse.Namespace) -> tuple[str, Path, SweepFile]:
 
 
 def _list(plan: Plan, estimate: Estimate) -> None:
-    config = plan.file.base.get("config")
+    config = plan.file.base.get(CONFIG)
     for cell in plan.cells:
         command, *options = cell.words()
         words = ["lmbench", command, *([f"--config={config}"] if config is not None else []), *options]

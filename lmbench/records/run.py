@@ -126,7 +126,6 @@ class SweepPlace(Struct):
     repeat: Annotated[int | None, About("index", "repeat", "Which repeat of the cell, from 0.")] = None
     attempt: Annotated[int | None, About("count", "attempt", "How often this repeat was begun, up to the run recorded here.")] = None
     environment: Annotated[str | None, About("text", "environment", "Name of the environment that it ran in, null for the sweep's own.")] = None
-    engine: Annotated[str | None, About("text", "engine", "`forkserver`: forked from a process that had everything imported; `exec`: a new interpreter.")] = None
     cost: Cost | None = None
 
 

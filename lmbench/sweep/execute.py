@@ -1,48 +1,72 @@
-"""Runs a plan: job after job, each to a complete row, whatever happens to its process."""
+"""Runs a plan: round after round of repeats, each run to a complete row, whatever happens to its process."""
 
 from __future__ import annotations
 
 import errno
+import itertools
+import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held
+from lmbench.records.codec import encode_run
 from lmbench.records.load import Run, is_run_folder, load_run
-from lmbench.records.paths import lookup
-from lmbench.records.store import RUN_FILE, RunFolder
-from lmbench.records.vocabulary import Record
-from lmbench.sweep.cost import cost_of
-from lmbench.sweep.engine import Engine, Launch, prepare
+from lmbench.records.run import RunRecord, SweepPlace
+from lmbench.records.store import RUN_FILE, RunFolder, write_whole
+from lmbench.records.vocabulary import DAMAGED
+from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
-from lmbench.sweep.outcome import is_hopeless, is_unfinished, judge, new_record, skipped
-from lmbench.sweep.plan import Job, Plan
+from lmbench.sweep.outcome import (
+    Ending,
+    cost_of,
+    ending_of,
+    is_unfinished,
+    judge,
+    last_lines,
+    new_record,
+    no_server,
+    skipped,
+)
+from lmbench.sweep.plan import GridCell, Job, Plan
+from lmbench.sweep.process import End, Stopped, run_to_end
 from lmbench.sweep.progress import Progress
-from lmbench.sweep.supervise import End, Stopped, run_to_end
+from lmbench.sweep.servers import Launch, Servers
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # With less a run cannot be recorded.
 _LEAST_FREE_BYTES = 2**20
 _FOREIGN_FILE = "run.foreign.json"
+_CHECK_TIMEOUT_S = 300.0
 
 
 class SweepHalted(Exception):
     """The sweep cannot go on; one line. Nothing that was measured is lost, and a restart goes on from here."""
 
 
+@dataclass(frozen=True)
+class _FirstRepeat:
+    """What decides over the other repeats of a cell."""
+
+    ending: Ending
+    has_private_cache: bool
+
+
 class Execution:
     """A plan being carried out in its folder, which is open."""
 
-    def __init__(self, plan: Plan, folder: SweepFolder, engine: Engine, progress: Progress) -> None:
+    def __init__(self, plan: Plan, folder: SweepFolder, servers: Servers, progress: Progress) -> None:
         self._plan = plan
         self._folder = folder
-        self._engine = engine
+        self._servers = servers
         self._progress = progress
-        # How the first repeats ended: it decides what becomes of the others.
-        self._first: dict[str, Record] = {}
+        self._first: dict[str, _FirstRepeat] = {}
+        servers.begin_round(self._rounds_to_come(0))
         self.exit_code = ExitCode.OK
 
     def run(self) -> None:
@@ -52,60 +76,62 @@ class Execution:
             SweepHalted: the disk is full, or a process cannot be started.
             KeyboardInterrupt, SystemExit: an interruption; the run that it met is recorded as interrupted.
         """
-        for job in self._plan.jobs():
-            try:
-                kept = self._folder.finished(job)
-                run = self._adopt(job, kept) if kept is not None else self._measure(job)
-            except OSError as error:
-                if error.errno in _FULL:
-                    raise self._disk_full() from error
-                raise SweepHalted(f"{job.name} cannot be run: {error}") from error
-            self._note(job, run, is_kept=kept is not None)
+        for repeat, jobs in itertools.groupby(self._plan.jobs(), lambda job: job.repeat):
+            if repeat:
+                self._servers.begin_round(self._rounds_to_come(repeat))
+            for job in jobs:
+                self._bring_to_end(job)
         self._folder.remove_compile_cache()
 
-    def _note(self, job: Job, run: Record, is_kept: bool) -> None:
-        (self._progress.kept if is_kept else self._progress.ended)(job, run)
+    def _bring_to_end(self, job: Job) -> None:
+        try:
+            kept = self._folder.finished(job)
+            record = self._adopt(job, kept) if kept is not None else self._measure(job)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._disk_full() from error
+            raise SweepHalted(f"{job.name} cannot be run: {error}") from error
+        (self._progress.ended if kept is None else self._progress.kept)(job, record)
         if job.repeat == 0:
-            self._first[job.cell.id] = {
-                "outcome": run.get("outcome"),
-                "error": run.get("error"),
-                "exit_code": run.get("exit_code"),
-                "has_private_cache": lookup(run, "compile.cache") == "private",
-            }
-        if run.get("exit_code") == ExitCode.GUARD_FAILED:
+            self._first[job.cell.id] = _FirstRepeat(ending_of(record), record.compile.cache == "private")
+        if record.exit_code == ExitCode.GUARD_FAILED:
             self.exit_code = ExitCode.GUARD_FAILED
 
     # a run of an earlier start
 
-    def _adopt(self, job: Job, found: Run) -> Record:
+    def _adopt(self, job: Job, found: Run) -> RunRecord:
         """A run that is done; where the sweep was killed before it could say so in the record, that is made up for."""
-        if "sweep" not in found.run:
-            self._put_in_place(found.run, job)
+        record = found.record
+        if record.sweep is None:
+            self._put_in_place(record, job)
             self._keep_log(job)
-            RunFolder(found.path).write_run(found.run)
-        return found.run
+            write_whole(found.path / RUN_FILE, encode_run(record).decode())
+        return record
 
     # a run of its own
 
-    def _measure(self, job: Job) -> Record:
+    def _measure(self, job: Job) -> RunRecord:
         first = self._first.get(job.cell.id)
-        if first is not None and is_hopeless(first):
+        if first is not None and first.ending.is_hopeless:
             self._folder.clear(job)
-            run = {**new_record(job.name, self._words(job)), **skipped(first), "ended_at": _now()}
-            return self._write(job, run, None)
+            return self._write(job, new_record(job.name, self._words(job)), skipped(first.ending), None)
         if shutil.disk_usage(self._folder.path).free < _LEAST_FREE_BYTES:
             raise self._disk_full()
         if (told := self._folder.clear(job)) is not None:
             self._progress.said(told)
-        prepare(self._engine, self._progress.said)
-        self._folder.begin(job)
         log = self._folder.log_path(job)
         log.unlink(missing_ok=True)
         started_at = _now()
         # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
         with tempfile.TemporaryDirectory(prefix="lmbench-cell-", ignore_cleanup_errors=True) as scratch:
             try:
+                self._servers.await_ready([self._plan.environment_of(job.cell)])
+                self._folder.begin(job)
                 end = self._run_process(job, log, scratch)
+            except ServerLost as lost:
+                record = new_record(job.name, self._words(job))
+                record.started_at = started_at
+                return self._write(job, record, no_server(str(lost)), None)
             except Stopped as stopped:
                 with held(), suppress(OSError):
                     self._record(job, stopped.end, log, started_at)
@@ -120,11 +146,11 @@ class Execution:
             "TMPDIR": scratch,
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TRITON_CACHE_DIR": str(cache / "triton"),
-            **environment.variables,
+            **environment.facts.variables,
         }
         launch = Launch(self._words(job), log, environment, variables)
         return run_to_end(
-            self._engine, launch, self._plan.file.timeout_s, lambda elapsed_s: self._progress.running(job, elapsed_s)
+            self._servers, launch, self._plan.file.timeout_s, lambda elapsed_s: self._progress.running(job, elapsed_s)
         )
 
     def _words(self, job: Job) -> list[str]:
@@ -132,7 +158,7 @@ class Execution:
         config = self._folder.config_path()
         first = self._first.get(job.cell.id)
         # The cold time is that of repeat 0, whose cache the others take over.
-        warm = ["--trainer.compile.cache=shared"] if first is not None and first["has_private_cache"] else []
+        warm = ["--trainer.compile.cache=shared"] if first is not None and first.has_private_cache else []
         return [
             command,
             *([f"--config={config}"] if config is not None else []),
@@ -142,19 +168,23 @@ class Execution:
             f"--measure.run_id={job.name}",
         ]
 
-    def _record(self, job: Job, end: End, log: Path, started_at: str) -> Record:
+    def _rounds_to_come(self, repeat: int) -> int:
+        """Rounds of repeats after this one in which a run is yet to be made."""
+        later = itertools.groupby((job for job in self._plan.jobs() if job.repeat > repeat), lambda job: job.repeat)
+        return sum(any(not is_run_folder(self._folder.runs / job.name) for job in jobs) for _, jobs in later)
+
+    def _record(self, job: Job, end: End, log: Path, started_at: str) -> RunRecord:
         """Complete the record of a run whose process has ended, or make one."""
         found = self._load(job)
-        told = judge(found, end, self._plan.file.timeout_s, log)
-        if told["outcome"] not in ("ok", "oom") and shutil.disk_usage(self._folder.path).free < _LEAST_FREE_BYTES:
+        ending = judge(found, end, self._plan.file.timeout_s, log)
+        if ending.outcome not in ("ok", "oom") and shutil.disk_usage(self._folder.path).free < _LEAST_FREE_BYTES:
             # It failed for that, and is done again on a restart.
             raise self._disk_full()
-        run = {**new_record(job.name, self._words(job)), "started_at": started_at}
-        if found is not None:
-            run.update(found.run)
-        run.update(told)
-        run["ended_at"] = run.get("ended_at") or _now()
-        return self._write(job, run, end)
+        if found is not None and found.outcome == DAMAGED:
+            found = None
+        record = new_record(job.name, self._words(job)) if found is None else found.record
+        record.started_at = record.started_at or started_at
+        return self._write(job, record, ending, end)
 
     def _load(self, job: Job) -> Run | None:
         path = self._folder.runs / job.name
@@ -162,41 +192,88 @@ class Execution:
             return None
         try:
             found = load_run(path, with_steps=False)
-            return load_run(path) if is_unfinished(found.outcome) else found
+            return load_run(path) if is_unfinished(found) else found
         except UsageError:
             # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
             (path / RUN_FILE).replace(path / _FOREIGN_FILE)
             return None
 
-    def _write(self, job: Job, run: Record, end: End | None) -> Record:
+    def _write(self, job: Job, record: RunRecord, ending: Ending, end: End | None) -> RunRecord:
         path = self._folder.runs / job.name
-        folder = RunFolder(path) if path.is_dir() else RunFolder.create(self._folder.runs, job.name)
-        folder.release()
-        self._put_in_place(run, job)
+        path.mkdir(exist_ok=True)
+        RunFolder(path).release()
+        record.outcome, record.error, record.exit_code = ending.outcome, ending.error, ending.exit_code
+        record.ended_at = record.ended_at or _now()
+        place = self._put_in_place(record, job)
         if end is not None:
-            run["sweep"]["cost"] = cost_of(run, end)
+            place.cost = cost_of(record, end)
             self._keep_log(job)
-        folder.write_run(run)
-        return run
+        write_whole(path / RUN_FILE, encode_run(record).decode())
+        return record
 
     def _keep_log(self, job: Job) -> None:
         with suppress(FileNotFoundError):
             self._folder.log_path(job).replace(self._folder.runs / job.name / CHILD_LOG)
 
-    def _put_in_place(self, run: Record, job: Job) -> None:
+    def _put_in_place(self, record: RunRecord, job: Job) -> SweepPlace:
         """Say in a record which run of the sweep it is."""
-        run["sweep"] = {
-            "name": self._plan.name,
-            "cell": job.cell.id,
-            "axes": job.cell.axes,
-            "repeat": job.repeat,
-            "attempt": self._folder.attempt(job),
-            "environment": job.cell.environment,
-            "engine": self._engine.name,
-        }
+        record.sweep = SweepPlace(
+            name=self._plan.name,
+            cell=job.cell.id,
+            axes=job.cell.axes,
+            repeat=job.repeat,
+            attempt=self._folder.attempt(job),
+            environment=job.cell.environment,
+        )
+        return record.sweep
 
     def _disk_full(self) -> SweepHalted:
         return SweepHalted(f"the disk of {self._folder.path} is full; make room and start the sweep again")
+
+
+def check_cells(plan: Plan, cells: Iterable[GridCell], servers: Servers, say: Callable[[str], None]) -> None:
+    """Let the command line parse cells (`--print_config`), so that each option is seen with each of its values once.
+
+    As few cells as show it. What a cell's parts refuse when they are built is not found: that becomes the cell's own
+    outcome.
+
+    Raises:
+        UsageError: a cell's options are not understood, or an environment does not work.
+    """
+    asked = list(_covering(cells))
+    try:
+        servers.await_ready(map(plan.environment_of, asked))
+    except ServerLost as lost:
+        raise UsageError(str(lost)) from None
+    say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
+    with tempfile.TemporaryDirectory(prefix="lmbench-check-") as folder:
+        config = Path(folder) / "base.yaml"
+        if plan.base_config is not None:
+            config.write_text(plan.base_config, encoding="utf-8")
+        for cell in asked:
+            command, *options = cell.words()
+            given = [f"--config={config}"] if plan.base_config is not None else []
+            log = Path(folder) / f"{cell.id}.log"
+            words = [command, *given, *options, "--print_config"]
+            launch = Launch(words, log, plan.environment_of(cell), {})
+            try:
+                end = run_to_end(servers, launch, _CHECK_TIMEOUT_S, lambda _: None)
+            except Stopped as stopped:
+                raise stopped.cause from None
+            if end.code != ExitCode.OK:
+                line = (last_lines(log) or [f"exit code {end.code}"])[-1].removeprefix("lmbench: ")
+                raise UsageError(f"cell {cell.id}: {line}")
+
+
+def _covering(cells: Iterable[GridCell]) -> Iterator[GridCell]:
+    """Cells, as few as come along, in which every command, environment and option with each value occurs."""
+    seen: set[tuple[str, str | None]] = set()
+    for cell in cells:
+        parts = {("command", cell.command), ("environment", cell.environment)}
+        parts |= {(option, json.dumps(value, sort_keys=True, default=str)) for option, value in cell.options.items()}
+        if not parts <= seen:
+            seen |= parts
+            yield cell
 
 
 def _now() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -11,16 +10,19 @@ import signal
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.records.encoding import decode, encode
-from lmbench.records.fields import SCHEMA_VERSION
 from lmbench.records.load import Run, is_run_folder, load_run
+from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE, write_whole
-from lmbench.records.vocabulary import DAMAGED, RUNNING, Record
-from lmbench.sweep.grid import axes_of
-from lmbench.sweep.plan import CONFIG, Job, Plan
-from lmbench.sweep.sweep_file import SweepFile, sweep_from
+from lmbench.records.vocabulary import DAMAGED, RUNNING
+from lmbench.sweep.environments import EnvironmentFacts
+from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
+from lmbench.sweep.plan import Job, Plan, axes_of
 
 #: The base's configuration: a copy, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
@@ -34,6 +36,36 @@ _LOCK = ".lock"
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
 _RUN_NAME = re.compile(r"(?P<cell>.+)-r\d+")
+
+
+class StoredCell(Struct):
+    """A cell as sweep.json has it."""
+
+    id: str
+    axes: dict[str, Any]
+    command: str
+    options: Options
+
+
+class StoredSweep(Struct):
+    """The content of sweep.json. `file` is the sweep's file, with the folder's copy of the configuration."""
+
+    schema_version: int
+    name: str
+    view: Any
+    created_at: str
+    axes: dict[str, list[Any]]
+    cells: list[StoredCell]
+    environments: dict[str, EnvironmentFacts]
+    file: dict[str, Any]
+
+
+class Attempt(Struct):
+    """A line of attempts.jsonl."""
+
+    run: str
+    attempt: int
+    at: str
 
 
 class SweepFolder:
@@ -74,10 +106,8 @@ class SweepFolder:
 
     def known_cells(self) -> set[str]:
         """Ids of the cells that the sweep had when it was last begun here."""
-        try:
-            return {str(cell["id"]) for cell in decode((self.path / SWEEP_FILE).read_bytes())["cells"]}
-        except (OSError, ValueError, KeyError, TypeError):
-            return set()
+        stored = self._stored()
+        return set() if stored is None else {cell.id for cell in stored.cells}
 
     # who writes
 
@@ -98,37 +128,33 @@ class SweepFolder:
 
     # what it is
 
+    def _stored(self) -> StoredSweep | None:
+        """What sweep.json says so far, None where there is none that can be read."""
+        try:
+            return msgspec.json.decode((self.path / SWEEP_FILE).read_bytes(), type=StoredSweep)
+        except (OSError, msgspec.DecodeError):
+            return None
+
     def _write_plan(self, plan: Plan) -> None:
-        created_at = _now()
-        with suppress(OSError, ValueError):
-            created_at = decode((self.path / SWEEP_FILE).read_bytes())["created_at"]
+        before = self._stored()
         file = plan.file.as_mapping()
         if plan.base_config is not None:
             write_whole(self.path / CONFIG_FILE, plan.base_config)
             file["base"] = {**file["base"], CONFIG: CONFIG_FILE}
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "name": plan.name,
-            "view": plan.file.view,
-            "created_at": created_at,
-            "axes": axes_of([cell.axes for cell in plan.cells]),
-            "cells": [
-                {"id": cell.id, "axes": cell.axes, "command": cell.command, "options": cell.options}
-                for cell in plan.cells
-            ],
-            "environments": {name: environment.facts for name, environment in plan.environments.items()},
-            "file": file,
-        }
-        write_whole(self.path / SWEEP_FILE, encode(content, indent=1) + "\n")
+        stored = StoredSweep(
+            schema_version=SCHEMA_VERSION,
+            name=plan.name,
+            view=plan.file.view,
+            created_at=_now() if before is None else before.created_at,
+            axes=axes_of([cell.axes for cell in plan.cells]),
+            cells=[StoredCell(cell.id, cell.axes, cell.command, cell.options) for cell in plan.cells],
+            environments={name: environment.facts for name, environment in plan.environments.items()},
+            file=file,
+        )
+        write_whole(self.path / SWEEP_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1).decode() + "\n")
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
-        engine = self._engine_before()
-        if engine not in (None, plan.file.used_engine()) and any(self.runs.iterdir()):
-            raise UsageError(
-                f"{self.path} was begun with --engine {engine}, and repeats are no repeats where engines are mixed; "
-                f"give --engine {engine}, or another --name"
-            )
         for path in sorted(self.runs.iterdir()):
             match = _RUN_NAME.fullmatch(path.name)
             if path.is_dir() and match is not None and match["cell"] not in ids and is_run_folder(path):
@@ -136,11 +162,6 @@ class SweepFolder:
                     f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
                     "its settings were changed; give another --name, or remove that run"
                 )
-
-    def _engine_before(self) -> str | None:
-        with suppress(UsageError):
-            return read_sweep_folder(self.path)[1].used_engine()
-        return None
 
     # runs
 
@@ -151,7 +172,7 @@ class SweepFolder:
             return None
         found = load_run(path, with_steps=False)
         # Without its place in the sweep nobody saw it end; what it measured counts all the same.
-        is_final = found.outcome == "ok" or (found.outcome in FINAL and "sweep" in found.run)
+        is_final = found.outcome == "ok" or (found.outcome in FINAL and found.record.sweep is not None)
         return found if is_final else None
 
     def clear(self, job: Job) -> str | None:
@@ -165,11 +186,11 @@ class SweepFolder:
             left = load_run(path, with_steps=False)
             if left.outcome == DAMAGED:
                 told = f"{job.name} was damaged ({left.damage}); it is measured again"
-            if left.outcome == RUNNING:
+            if left.outcome == RUNNING and (pid := left.record.pid) is not None:
                 # Known by its start as well as its id: it is the one that wrote this record.
                 with suppress(OSError):
-                    os.kill(left.run["pid"], signal.SIGKILL)
-                told = f"{job.name} was still running (process {left.run['pid']}); it was ended"
+                    os.kill(pid, signal.SIGKILL)
+                told = f"{job.name} was still running (process {pid}); it was ended"
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
         return told
@@ -181,9 +202,8 @@ class SweepFolder:
     def begin(self, job: Job) -> int:
         """Note that a process is about to be started; returns which attempt it is, from 1."""
         attempt = self._attempts.get(job.name, 0) + 1
-        line = json.dumps({"run": job.name, "attempt": attempt, "at": _now()})
-        with (self.path / ATTEMPTS_FILE).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with (self.path / ATTEMPTS_FILE).open("ab") as file:
+            file.write(msgspec.json.encode(Attempt(job.name, attempt, _now())) + b"\n")
         self._attempts[job.name] = attempt
         return attempt
 
@@ -195,8 +215,8 @@ class SweepFolder:
         with suppress(FileNotFoundError):
             for line in (self.path / ATTEMPTS_FILE).read_bytes().splitlines():
                 # A line that a kill or a full disk tore.
-                with suppress(ValueError, KeyError):
-                    name = str(decode(line)["run"])
+                with suppress(msgspec.DecodeError):
+                    name = msgspec.json.decode(line, type=Attempt).run
                     attempts[name] = attempts.get(name, 0) + 1
         return attempts
 
@@ -223,15 +243,16 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
         UsageError: it holds none that this lmbench can read.
     """
     try:
-        content: Record = decode((path / SWEEP_FILE).read_bytes())
-        version, file = content.get("schema_version"), content["file"]
-    except (OSError, ValueError, KeyError) as error:
+        stored = msgspec.json.decode((path / SWEEP_FILE).read_bytes(), type=StoredSweep)
+    except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE} cannot be read ({error})") from error
-    if version != SCHEMA_VERSION:
-        raise UsageError(f"{str(path)!r} has schema version {version}, this lmbench reads {SCHEMA_VERSION}")
-    if CONFIG in file.get("base", {}):
-        file["base"][CONFIG] = str(path / CONFIG_FILE)
-    return path.absolute().name, sweep_from(file)
+    if stored.schema_version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{str(path)!r} has schema version {stored.schema_version}, this lmbench reads {SCHEMA_VERSION}"
+        )
+    if CONFIG in stored.file.get("base", {}):
+        stored.file["base"][CONFIG] = str(path / CONFIG_FILE)
+    return path.absolute().name, sweep_from(stored.file)
 
 
 def _now() -> str:

@@ -1,29 +1,64 @@
-"""A sweep that is ready to run: its file, its cells, the environments they run in."""
+"""From a sweep's file to what it runs: its cells (the grid, without what is excluded, with what is included), each with
+its repeats, and the environments that they run in."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from lmbench.errors import UsageError
-from lmbench.sweep.environments import HERE, Environment, resolve
-from lmbench.sweep.grid import Cell, expand
-from lmbench.sweep.sweep_file import SweepFile
+from lmbench.configs import shipped_configs, shipped_studies
+from lmbench.errors import UsageError, suggest
+from lmbench.sweep.environments import HERE, Environment, EnvironmentFacts, resolve
+from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
 
-CONFIG = "config"
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
+_DIGEST_DIGITS = 8
+_MAX_NAME = 70
+_MOST_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One point of the grid.
+
+    `axes` are its values by axis: options by their names, `mode`, `pass`, `environment`. `options` is what the command
+    line gets beside the command (`fit` or `validate`), without `config`. `id` names its run folders: the values that
+    tell it from other cells, and a digest of everything that makes it up.
+    """
+
+    id: str
+    axes: dict[str, Any]
+    command: str
+    options: Options
+    environment: str | None = None
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether it is the measurement itself: other passes are made once, whatever the repeats."""
+        return self.axes.get(PASS) in (None, "timing")
+
+    def words(self) -> list[str]:
+        """The words after `lmbench`, without `--config`; what is no text or number stands there as JSON."""
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.options.items()}
+        # One word each, so that a value may begin with a dash.
+        return [self.command, *(f"--{name}={text}" for name, text in texts.items())]
 
 
 @dataclass(frozen=True)
 class Job:
     """One repeat of a cell; `name` is that of its run's folder."""
 
-    cell: Cell
+    cell: GridCell
     repeat: int
 
     @property
@@ -37,7 +72,7 @@ class Plan:
 
     name: str
     file: SweepFile
-    cells: list[Cell]
+    cells: list[GridCell]
     environments: Mapping[str, Environment]
     base_config: str | None
 
@@ -48,14 +83,14 @@ class Plan:
                 if repeat < self.repeats_of(cell):
                     yield Job(cell, repeat)
 
-    def repeats_of(self, cell: Cell) -> int:
+    def repeats_of(self, cell: GridCell) -> int:
         return self.file.repeats if cell.is_timing else 1
 
     @property
     def job_count(self) -> int:
         return sum(map(self.repeats_of, self.cells))
 
-    def environment_of(self, cell: Cell) -> Environment:
+    def environment_of(self, cell: GridCell) -> Environment:
         return self.environments[cell.environment] if cell.environment is not None else HERE
 
 
@@ -65,17 +100,12 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
     Raises:
         UsageError: something that it names is not there, or the grid is none.
     """
+    _refuse_too_many(file)
     text = None if file.base.get(CONFIG) is None else _read_config(str(file.base[CONFIG]))
     environments = resolve(file.environments, makes_checkouts)
     facts = {name: environment.facts for name, environment in environments.items()}
     cells = expand(file, None if text is None else yaml.safe_load(text), facts)
     return Plan(name, file, cells, environments, text)
-
-
-def shipped(folder: str) -> dict[str, Path]:
-    """YAML files that ship with lmbench below `configs/`, by name: `""` for configurations, `sweeps` for studies."""
-    root = Path(str(files("lmbench.configs"))) / folder
-    return {path.stem: path for path in sorted(root.glob("*.yaml"))}
 
 
 def find_sweep(given: str) -> Path:
@@ -84,20 +114,19 @@ def find_sweep(given: str) -> Path:
     Raises:
         UsageError: neither.
     """
-    found = _find(given, "sweeps")
+    studies = shipped_studies()
+    found = _find(given, studies, "sweeps")
     if found is not None:
         return found
-    studies = shipped("sweeps")
-    near = get_close_matches(Path(given).stem, studies, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study ({', '.join(studies)}){hint}")
+    known = f"({', '.join(studies)}){suggest(Path(given).stem, studies)}"
+    raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study {known}")
 
 
 def _read_config(given: str) -> str:
-    path = _find(given, "")
+    configs = shipped_configs()
+    path = _find(given, configs, "configs")
     if path is None:
-        near = get_close_matches(Path(given).stem, shipped(""), 1)
-        hint = f"; did you mean {near[0]}?" if near else f" ({', '.join(shipped(''))})"
+        hint = suggest(Path(given).stem, configs) or f" ({', '.join(configs)})"
         raise UsageError(f"base: config {given!r} is no file and no shipped configuration{hint}")
     try:
         text = path.read_text(encoding="utf-8")
@@ -111,10 +140,124 @@ def _read_config(given: str) -> str:
     return text
 
 
-def _find(given: str, folder: str) -> Path | None:
+def _find(given: str, shipped: Mapping[str, Path], folder: str) -> Path | None:
     """A file of the user's own comes first."""
     path = Path(given).expanduser()
     if path.is_file():
         return path
-    is_named = not path.is_absolute() and path.parent.name in ("", Path(folder).name or "configs")
-    return shipped(folder).get(path.stem) if is_named and path.suffix in ("", ".yaml") else None
+    is_named = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
+    return shipped.get(path.stem) if is_named else None
+
+
+# the grid
+
+
+def expand(sweep: SweepFile, base_config: Any, facts: Mapping[str, EnvironmentFacts]) -> list[GridCell]:
+    """The cells in order: the matrix (its last axis varies fastest), then the included ones.
+
+    `base_config` is the content of base's `config`, `facts` what makes up each environment: both are part of a cell's
+    identity.
+
+    Raises:
+        UsageError: an exclude that fits no cell, nothing left, or two cells that are the same.
+    """
+    points = [*_without_excluded(sweep, list(_matrix(sweep))), *map(dict, sweep.include)]
+    if not points:
+        raise UsageError("exclude leaves no cell")
+    varying = [axis for axis in axes_of(points) if len({_text(point.get(axis)) for point in points}) > 1]
+    cells = [_cell(sweep, point, varying, base_config, facts) for point in points]
+    _refuse_twins(cells)
+    return cells
+
+
+def axes_of(points: list[Options]) -> dict[str, list[Any]]:
+    """Every axis in order, with its values in order of appearance."""
+    axes: dict[str, dict[str, Any]] = {}
+    for point in points:
+        for axis, value in point.items():
+            axes.setdefault(axis, {}).setdefault(json.dumps(value, default=str), value)
+    return {axis: list(values.values()) for axis, values in axes.items()}
+
+
+def _refuse_too_many(sweep: SweepFile) -> None:
+    counts = [len(axis) for axis in (*sweep.matrix.values(), sweep.modes, sweep.passes, sweep.environments) if axis]
+    count = math.prod(counts) + len(sweep.include)
+    if count > _MOST_CELLS:
+        raise UsageError(f"the matrix has {count:,} cells, more than {_MOST_CELLS:,}; take out axes or values")
+
+
+def _matrix(sweep: SweepFile) -> Iterator[Options]:
+    axes = sweep.axes()
+    if sweep.modes:
+        axes.append([{MODE: mode} for mode in sweep.modes])
+    if sweep.passes:
+        axes.append([{PASS: name} for name in sweep.passes])
+    if sweep.environments:
+        axes.append([{ENVIRONMENT: name} for name in sweep.environments])
+    if not axes:
+        return
+    for values in itertools.product(*axes):
+        point: Options = {}
+        for options in values:
+            if both := set(point) & set(options):
+                raise UsageError(f"matrix: two axes set {both.pop()}")
+            point.update(options)
+        yield point
+
+
+def _without_excluded(sweep: SweepFile, points: list[Options]) -> list[Options]:
+    names = axes_of(points)
+    for rule in sweep.exclude:
+        for axis in rule:
+            if axis not in names:
+                raise UsageError(f"exclude: {axis} is no axis of the matrix; axes are {', '.join(names)}")
+        kept = [point for point in points if not _fits(point, rule)]
+        if len(kept) == len(points):
+            raise UsageError(f"exclude: {rule} fits no cell")
+        points = kept
+    return points
+
+
+def _fits(point: Options, rule: Options) -> bool:
+    return all(point.get(axis) in (wanted if isinstance(wanted, list) else [wanted]) for axis, wanted in rule.items())
+
+
+def _cell(
+    sweep: SweepFile, point: Options, varying: list[str], base_config: Any, facts: Mapping[str, EnvironmentFacts]
+) -> GridCell:
+    mode, environment = point.get(MODE), point.get(ENVIRONMENT)
+    own = {option: value for option, value in point.items() if option not in (MODE, PASS, ENVIRONMENT)}
+    of_pass = PASSES[point.get(PASS, "timing")]
+    if both := set(own) & set(of_pass):
+        raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
+    options = {**sweep.base, **own, **of_pass}
+    options.pop(CONFIG, None)
+    if mode not in (None, "inference"):
+        options["measure.mode"] = mode
+    command = "validate" if mode == "inference" else "fit"
+    place = None if environment is None else msgspec.to_builtins(facts[environment])
+    identity = [command, base_config, sorted(options.items()), place]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:_DIGEST_DIGITS]
+    name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying)))[:_MAX_NAME].strip("-.")
+    return GridCell(f"{name or command}-{digest}", point, command, options, environment)
+
+
+def _part(axis: str, value: Any) -> str:
+    """A value as it stands in a cell's id; numbers and flags with their option's name."""
+    if value is None or (axis, value) == (PASS, "timing"):
+        return ""
+    text = _UNFIT.sub("-", _text(value)).strip("-.")
+    return text if isinstance(value, str) else f"{axis.rpartition('.')[2]}-{text}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _refuse_twins(cells: list[GridCell]) -> None:
+    seen: dict[str, GridCell] = {}
+    for cell in cells:
+        identity = json.dumps([cell.command, sorted(cell.options.items()), cell.environment], default=str)
+        if identity in seen:
+            raise UsageError(f"two cells are the same: {seen[identity].axes} and {cell.axes}; remove one of them")
+        seen[identity] = cell

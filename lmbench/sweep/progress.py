@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: a line for every run that ended, and what goes on now."""
+"""What a sweep says while it runs: a line for every run that ended, what goes on now, and how long it will take."""
 
 from __future__ import annotations
 
@@ -7,17 +7,62 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
-from lmbench.records.paths import number
-from lmbench.records.vocabulary import Record
-from lmbench.sweep.estimate import Estimate, duration
-from lmbench.sweep.plan import Job, Plan
+import yaml
+
+from lmbench.records.run import RunRecord
+from lmbench.sweep.plan import GridCell, Job, Plan
+from lmbench.sweep.servers import START_S
 
 _WIDTH = 80
 _INDENT = " " * 8
 #: Where nothing can be overwritten (a log file), a run that takes long is told of as often as this.
 _HEARTBEAT_S = 60.0
+# `lmbench fit`'s own, where neither file nor command line says otherwise.
+_MIN_WINDOW_S = 3.0
+
+
+class Estimate:
+    """The time that is left. A cell takes as long as it took before; one that never ran as long as others took, or
+    at least its start and its window."""
+
+    def __init__(self, plan: Plan) -> None:
+        most_s = plan.file.timeout_s
+        content: Any = {} if plan.base_config is None else yaml.safe_load(plan.base_config)
+        measure = content.get("measure")
+        configured = measure.get("min_window_s") if isinstance(measure, dict) else None
+        self._least_s = {cell.id: min(_window_s(cell, configured) + START_S, most_s) for cell in plan.cells}
+        self._left = {cell.id: plan.repeats_of(cell) for cell in plan.cells}
+        self._took_s: dict[str, float] = {}
+        # Sums, since they are asked for after every run: of cells that ran, and of those that did not.
+        self._known_left_s = 0.0
+        self._unknown_left_s = sum(self._least_s[cell] * left for cell, left in self._left.items())
+        self._factors = 0.0
+
+    def done(self, job: Job, run: RunRecord) -> None:
+        """A run ended, now or at an earlier start."""
+        cell = job.cell.id
+        took_s, left = self._took_s.get(cell), self._left[cell]
+        if took_s is None:
+            self._unknown_left_s -= self._least_s[cell] * left
+        else:
+            self._known_left_s -= took_s * left
+            self._factors -= took_s / self._least_s[cell]
+        self._left[cell] = left = left - 1
+        cost = None if run.sweep is None else run.sweep.cost
+        if cost is not None and cost.total_s is not None and (run.outcome == "ok" or took_s is None):
+            took_s = self._took_s[cell] = cost.total_s
+        if took_s is None:
+            self._unknown_left_s += self._least_s[cell] * left
+        else:
+            self._known_left_s += took_s * left
+            self._factors += took_s / self._least_s[cell]
+
+    def left_s(self, elapsed_s: float = 0.0) -> float:
+        """Seconds until the end, where the present run has taken `elapsed_s` so far."""
+        factor = self._factors / len(self._took_s) if self._took_s else 1.0
+        return max(0.0, self._known_left_s + self._unknown_left_s * factor - elapsed_s)
 
 
 class Progress:
@@ -38,7 +83,7 @@ class Progress:
         """What the sweep will take, as far as that is known before anything has run."""
         self.said(f"{extent(self._plan)}: {cost(self._plan, self._estimate)}")
 
-    def kept(self, job: Job, run: Record) -> None:
+    def kept(self, job: Job, run: RunRecord) -> None:
         """A run of an earlier start of the sweep counts."""
         self._kept += 1
         self._count(job, run)
@@ -56,7 +101,7 @@ class Progress:
             self._told_s = elapsed_s
             self._write(f"{line}\n")
 
-    def ended(self, job: Job, run: Record) -> None:
+    def ended(self, job: Job, run: RunRecord) -> None:
         if self._kept:
             self.said(f"{self._kept} runs were done before")
             self._kept = 0
@@ -73,9 +118,9 @@ class Progress:
         if self._is_live:
             self._write("")
 
-    def _count(self, job: Job, run: Record) -> None:
+    def _count(self, job: Job, run: RunRecord) -> None:
         self._done += 1
-        self.outcomes[str(run.get("outcome"))] += 1
+        self.outcomes[run.outcome] += 1
         self._estimate.done(job, run)
 
     def _place(self, index: int, elapsed_s: float = 0.0) -> str:
@@ -102,23 +147,42 @@ def cost(plan: Plan, estimate: Estimate) -> str:
     )
 
 
-def _count_of(number_: int, word: str) -> str:
-    return f"{number_} {word}" + ("" if number_ == 1 else "s")
+def _count_of(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
-def _told(run: Record) -> str:
+def _told(run: RunRecord) -> str:
     """A run in a few words."""
-    outcome = str(run.get("outcome"))
-    if outcome == "ok":
-        step_s = number(run, "phases.step.mean_s")
-        return "ok" if step_s is None else f"ok {step_s * 1e3:.4g} ms/step"
-    phase = (run.get("error") or {}).get("phase")
-    return f"{outcome} in {phase}" if phase and outcome != "skipped" else outcome
+    if run.outcome == "ok":
+        step = run.phases.step
+        return "ok" if step is None or step.mean_s is None else f"ok {step.mean_s * 1e3:.4g} ms/step"
+    phase = None if run.error is None else run.error.phase
+    return f"{run.outcome} in {phase}" if phase and run.outcome != "skipped" else run.outcome
 
 
-def _reason(run: Record) -> str:
+def _reason(run: RunRecord) -> str:
     """Why it did not end well, on lines of its own; repeat 0 has told why others were skipped."""
-    if run.get("outcome") in ("ok", "skipped"):
+    if run.outcome in ("ok", "skipped") or run.error is None:
         return ""
-    message = textwrap.shorten(str((run.get("error") or {}).get("message")), 2 * _WIDTH, placeholder=" ...")
+    message = textwrap.shorten(str(run.error.message), 2 * _WIDTH, placeholder=" ...")
     return textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) + "\n"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"
+
+
+def _window_s(cell: GridCell, configured: Any) -> float:
+    given = cell.options.get("measure.min_window_s", configured)
+    try:
+        return _MIN_WINDOW_S if given is None else float(given)
+    except (TypeError, ValueError):
+        return _MIN_WINDOW_S

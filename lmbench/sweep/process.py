@@ -1,4 +1,7 @@
-"""One process from its start to its end: in time, in one piece, and with nothing left of it."""
+"""One process from its start to its end: in time, in one piece, and with nothing left of it.
+
+Did the kernel end it because memory ran out? Its counters say so; the process itself cannot.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from lmbench.interruption import Terminated, held
 from lmbench.measure.milestones import clock_s
-from lmbench.sweep.engine import Engine, Launch, Process
-from lmbench.sweep.oom_evidence import evidence, kill_counts
+from lmbench.sweep.servers import Launch, Process, Servers
 
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0
 # How often somebody is told that it still runs.
 _TICK_S = 0.5
+_CGROUPS = Path("/sys/fs/cgroup")
 
 Ended = Literal["itself", "timeout", "interruption"]
 
@@ -28,6 +32,7 @@ class End:
 
     `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
     was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
+    `lost` says why nobody knows how it ended: its server was gone first.
     """
 
     code: int
@@ -35,6 +40,7 @@ class End:
     launched_s: float
     ended_s: float
     oom_evidence: str | None = None
+    lost: str | None = None
 
     @property
     def signal(self) -> signal.Signals | None:
@@ -55,12 +61,12 @@ class Stopped(Exception):
         self.cause = cause
 
 
-def run_to_end(engine: Engine, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
+def run_to_end(servers: Servers, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
     """Start a process and wait for its end; `tick` hears now and then how many seconds it has taken so far.
 
     Raises:
         Stopped: an interruption came; the process was given time to close its record.
-        OSError: it cannot be started.
+        ServerLost: it cannot be forked.
     """
     counts = kill_counts()
     launched_s = clock_s()
@@ -70,7 +76,7 @@ def run_to_end(engine: Engine, launch: Launch, timeout_s: float, tick: Callable[
     cause: BaseException | None = None
     try:
         with held():
-            process = engine.start(launch)
+            process = servers.start(launch)
         code = _wait(process, launched_s, timeout_s, tick)
         by = "timeout" if code is None else "itself"
     except (KeyboardInterrupt, SystemExit) as interruption:
@@ -84,7 +90,7 @@ def run_to_end(engine: Engine, launch: Launch, timeout_s: float, tick: Callable[
     if code is None:
         code = _stop(process, signal.SIGTERM if by == "timeout" or isinstance(cause, Terminated) else signal.SIGINT)
     _kill_group(process)
-    end = End(code, by, launched_s, clock_s(), evidence(counts, kill_counts()))
+    end = End(code, by, launched_s, clock_s(), evidence(counts, kill_counts()), process.lost)
     if cause is not None:
         raise Stopped(end, cause)
     return end
@@ -118,3 +124,65 @@ def _kill_group(process: Process) -> None:
         # The group is there as soon as the process has begun; the process may be gone before its group.
         with suppress(ProcessLookupError, PermissionError):
             kill(process.pid, signal.SIGKILL)
+
+
+# the kernel's out-of-memory killer
+
+
+@dataclass(frozen=True)
+class KillCount:
+    """How many processes the kernel's out-of-memory killer has ended so far, and which file says so."""
+
+    source: str
+    count: int
+
+
+def kill_counts(own_cgroups: Path = Path("/proc/self/cgroup"), machine: Path = Path("/proc/vmstat")) -> list[KillCount]:
+    """The counters there are: of the control group that this process is in, else of the whole machine.
+
+    memory.events (cgroup v2), memory.oom_control (cgroup v1) and /proc/vmstat each have a line `oom_kill N`. In a
+    container the machine's counts the neighbours' too, so it is asked only where no group's is there.
+    """
+    for path in (*_group_files(own_cgroups), machine):
+        count = _count(path)
+        if count is not None:
+            return [KillCount(str(path), count)]
+    return []
+
+
+def evidence(before: list[KillCount], after: list[KillCount]) -> str | None:
+    """What speaks for a kill in between, None if nothing does."""
+    earlier = {counter.source: counter.count for counter in before}
+    for counter in after:
+        if counter.count > earlier.get(counter.source, counter.count):
+            return f"oom_kill in {counter.source} went from {earlier[counter.source]} to {counter.count}"
+    return None
+
+
+def _group_files(own_cgroups: Path) -> list[Path]:
+    found: list[Path] = []
+    try:
+        lines = own_cgroups.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        inside = group.lstrip("/")
+        if not controllers:
+            # Version 2, alone or (in /sys/fs/cgroup/unified) beside version 1.
+            found += [_CGROUPS / inside / "memory.events", _CGROUPS / "unified" / inside / "memory.events"]
+        elif "memory" in controllers.split(","):
+            # A container may see its own group as the root of the tree.
+            found += [_CGROUPS / "memory" / inside / "memory.oom_control", _CGROUPS / "memory" / "memory.oom_control"]
+    return found
+
+
+def _count(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -11,9 +11,9 @@ import pytest
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
-from lmbench.sweep.environments import check, resolve
+from lmbench.sweep.environments import resolve
+from lmbench.sweep.file import EnvironmentSpec, sweep_from
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.sweep_file import EnvironmentSpec, sweep_from
 
 MODULE = """
 from lmbench.model.language_model import LanguageModel
@@ -62,8 +62,8 @@ def test_a_revision_is_checked_out_beside_and_found_first(tree):
     for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git(tree, "rev-parse", "HEAD")[:10], 2)):
         environment = resolve(spec(tree, revision))["x"]
         assert f"revision {number}" in text_of(environment)
-        assert environment.facts["commit"] == git(tree, "rev-parse", revision)
-        assert git(environment.folder, "rev-parse", "HEAD") == environment.facts["commit"]
+        assert environment.facts.commit == git(tree, "rev-parse", revision)
+        assert git(environment.folder, "rev-parse", "HEAD") == environment.facts.commit
     assert before == (git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir()))
 
 
@@ -100,13 +100,14 @@ def test_lmbench_itself_can_be_the_tree(monkeypatch, tmp_path):
     if not (tree / ".git").exists():
         pytest.skip("this is no git checkout")
     environment = resolve(spec(tree, "HEAD"))["x"]
-    check("x", environment)
-    code = "import importlib.util as u; print(u.find_spec('lmbench.callbacks').origin)"
+    code = "import importlib.util as u; print(*(u.find_spec(f'lmbench.{m}').origin for m in ('cli', 'callbacks')))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=environment.process_variables(), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert Path(done.stdout.strip()).is_relative_to(environment.folder)
+    cli, callbacks = map(Path, done.stdout.split())
+    environment.check_origin(cli.parent)
+    assert callbacks.is_relative_to(environment.folder)
 
 
 MISTAKES = {
@@ -129,13 +130,17 @@ def test_a_mistake_is_told_in_one_line(mistake, tree, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
-def test_a_python_without_lmbench_is_told(tmp_path):
+def test_a_python_without_lmbench_is_told(tmp_path, capsys):
     bare = tmp_path / "python"
     bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'lmbench'\" >&2\nexit 1\n")
     bare.chmod(0o755)
-    environment = resolve({"x": EnvironmentSpec(python=str(bare))})["x"]
-    with pytest.raises(UsageError, match=r"finds no lmbench: ModuleNotFoundError.*; install it there"):
-        check("x", environment)
+    file = tmp_path / "study.yaml"
+    file.write_text(f"environments: {{x: {{python: {bare}}}}}\n")
+    assert main(["sweep", str(file), "--results_dir", str(tmp_path / "r")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"lmbench: environment x: {bare} finds no lmbench that works: ModuleNotFoundError: No module named 'lmbench'"
+    )
+    assert not (tmp_path / "r").exists()
 
 
 def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):
@@ -174,13 +179,11 @@ environments:
 """
     )
     assert main(["sweep", str(file)]) == 0
-    found = {run.run["sweep"]["environment"]: run.run for run in map(load_run, find_runs(["results/study"]))}
-    assert {name: run["outcome"] for name, run in found.items()} == {"before": "ok", "after": "ok"}, found
-    assert {name: run["model"]["attention"] for name, run in found.items()} == {
-        "before": "revision 1",
-        "after": "revision 2",
+    found = {run.record.sweep.environment: run.record for run in map(load_run, find_runs(["results/study"]))}
+    assert {name: (run.outcome, run.model.attention) for name, run in found.items()} == {
+        "before": ("ok", "revision 1"),
+        "after": ("ok", "revision 2"),
     }
     for name, revision in (("before", "HEAD~1"), ("after", "HEAD")):
-        assert found[name]["environment"]["code"]["project"]["commit"] == git(tree, "rev-parse", revision)
-        assert found[name]["sweep"]["axes"] == {"mode": "forward", "environment": name}
-        assert found[name]["sweep"]["engine"] == "exec"
+        assert found[name].environment.code.project.commit == git(tree, "rev-parse", revision)
+        assert found[name].sweep.axes == {"mode": "forward", "environment": name}

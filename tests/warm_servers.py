@@ -1,0 +1,27 @@
+"""One warm server for the sweeps of several tests: what importing costs is paid once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lmbench.sweep.servers import Servers
+
+
+class WarmServers(Servers):
+    """Keeps its servers from round to round and from sweep to sweep."""
+
+    def begin_round(self, rounds_to_come: int) -> None:
+        """The servers stay."""
+
+    def close(self) -> None:
+        """The servers stay."""
+
+
+@contextmanager
+def warm_servers() -> Iterator[WarmServers]:
+    servers = WarmServers(lambda text: None, cores=1)
+    try:
+        yield servers
+    finally:
+        Servers.close(servers)
