@@ -16,10 +16,10 @@ from jsonargparse import ArgumentError
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
 from lmbench.fit.cli import BenchCLI
+from lmbench.fit.kernel_summary import add_kernels
 from lmbench.fit.messages import translate
 from lmbench.fit.words import expand_configs, expand_profiler, take_flag
 from lmbench.interruption import exit_code, held, received
-from lmbench.kernels.run_summary import add_kernels
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
