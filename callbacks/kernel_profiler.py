@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import UsageError
+from lmbench.kernels.recording.trace import Tool
 
 
 class KernelProfiler(PassThroughProfiler):
@@ -25,7 +26,7 @@ class KernelProfiler(PassThroughProfiler):
             steps, for a run under `lmbench nsys`.
     """
 
-    def __init__(self, steps: int = 3, tool: Literal["torch", "nsys"] = "torch") -> None:
+    def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
         super().__init__()
         if steps < 1:
             raise UsageError(f"the KernelProfiler's steps are {steps}; allowed: 1 and more")

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
 from lmbench.kernels import ceiling
-from lmbench.kernels.shown.ceiling_table import ceiling_table, datasheet_rate
+from lmbench.kernels.ceiling import ceiling_table, datasheet_rate
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ from strangers import Data, Regression
 import lmbench
 from lmbench.cli import main
 from lmbench.kernels.recording.graph_origins import GraphOrigins
-from lmbench.kernels.trace.analysis import load_trace
-from lmbench.kernels.trace.operator_times import operator_times
+from lmbench.kernels.trace.kernels import load_trace
+from lmbench.kernels.trace.shares import operator_times
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
 
@@ -177,7 +177,7 @@ def test_every_triton_kernel_of_a_compiled_graph_is_listed():
         work(x).sum().backward()
         torch.cuda.synchronize()
     launched = {event.name for event in recording.events() if event.name.startswith("triton_")}
-    listed = {name for graph in origins.graphs for name, _ in graph["kernels"]}
+    listed = {name for graph in origins.graphs for name, _ in graph.kernels}
     assert launched
     assert launched <= listed
 

@@ -14,8 +14,7 @@ from trace_events import AUTOGRAD, HandWritten
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.kernels.shown.difference import difference_markdown
-from lmbench.kernels.trace.difference import Difference, difference, difference_record
+from lmbench.kernels.difference import Difference, difference, difference_markdown, difference_record
 from lmbench.kernels.trace.findings import examine
 
 DATA = Path(__file__).parent / "trace_data"

@@ -15,11 +15,10 @@ from trace_events import HandWritten
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
-from lmbench.kernels.run_summary import add_kernels, examine_run
-from lmbench.kernels.trace.analysis import load_trace
-from lmbench.kernels.trace.findings import as_record, examine
+from lmbench.fit.kernel_summary import add_kernels
+from lmbench.kernels.trace.findings import as_record, examine, examine_run, summarize
+from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
-from lmbench.kernels.trace.summary import summarize
 from lmbench.records.fields import FIELD, unregistered
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.paths import leaves

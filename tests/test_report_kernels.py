@@ -14,9 +14,9 @@ from browser import CHROMIUM, operate
 from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
-from lmbench.kernels.run_summary import examine_run
-from lmbench.kernels.shown.ceiling_table import ceiling_table
+from lmbench.kernels.ceiling import ceiling_table
 from lmbench.kernels.shown.summary import sound_kernels
+from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import PARTS
 from lmbench.report.colours import KIND_COLOURS, PART_COLOURS, PHASE_COLOURS, part_colour

@@ -14,9 +14,9 @@ import pytest
 from browser import CHROMIUM, look, operate
 
 from lmbench.cli import main
-from lmbench.kernels.run_summary import examine_run
 from lmbench.kernels.shown.page_timelines import MAX_TIMELINES, script, script_hash
 from lmbench.kernels.shown.step_picture import MAX_KERNELS, ROWS, step_picture
+from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline
 from lmbench.records.vocabulary import Record
 

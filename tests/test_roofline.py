@@ -12,8 +12,8 @@ import pytest
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.kernels.shown.ceiling_record import find_ceiling
-from lmbench.kernels.shown.roofline import Roofline, roofline
+from lmbench.kernels.ceiling import find_ceiling
+from lmbench.kernels.roofline import Roofline, roofline
 from lmbench.kernels.trace.findings import Findings, examine
 
 DATA = Path(__file__).parent / "trace_data"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lmbench.kernels.trace.analysis import load_trace
 from lmbench.kernels.trace.findings import examine
+from lmbench.kernels.trace.kernels import load_trace
 
 DATA = Path(__file__).parent / "trace_data"
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.analysis import Trace, load_trace
 from lmbench.kernels.trace.clocks import QUEUED_LEAD_NS, START_NS, Clocks, PhaseClock, phase_clocks
 from lmbench.kernels.trace.findings import examine
+from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.shares import captured_s, shares_by_phase, whole_step
 
 DATA = Path(__file__).parent / "trace_data"

@@ -7,21 +7,23 @@ from pathlib import Path
 import pytest
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.analysis import load_trace
+from lmbench.errors import UsageError
+from lmbench.kernels.recorded import GraphNotes
+from lmbench.kernels.trace.compiled import parts_of_call, read_graphs
 from lmbench.kernels.trace.findings import examine
-from lmbench.kernels.trace.graphs import parts_of_call, read_graphs
+from lmbench.kernels.trace.kernels import load_trace
 
 DATA = Path(__file__).parent / "trace_data"
 NORM, MM = "triton_per_fused_mean_0", "extern_kernels.mm"
-FORWARD = {
-    "kernels": [
-        [NORM, ["net.blocks.0.attention_norm"]],
-        [MM, ["net.blocks.0.attention.q"]],
-        [NORM, ["net.blocks.0.ffn_norm", "net.blocks.0.attention_residual"]],
-        [MM, ["net.blocks.0.ffn.gate"]],
-        ["aten._scaled_dot_product_flash_attention.default", ["net.blocks.0.attention.core"]],
+FORWARD = GraphNotes(
+    [
+        (NORM, ["net.blocks.0.attention_norm"]),
+        (MM, ["net.blocks.0.attention.q"]),
+        (NORM, ["net.blocks.0.ffn_norm", "net.blocks.0.attention_residual"]),
+        (MM, ["net.blocks.0.ffn.gate"]),
+        ("aten._scaled_dot_product_flash_attention.default", ["net.blocks.0.attention.core"]),
     ]
-}
+)
 
 
 def test_the_kth_launch_of_a_name_has_the_kth_entrys_part() -> None:
@@ -39,7 +41,7 @@ def test_a_graph_with_other_kernels_tells_nothing() -> None:
 
 
 def test_kernels_that_the_graph_does_not_list_have_no_part_and_hide_no_other() -> None:
-    graphs = read_graphs([FORWARD, {"kernels": [["triton_poi_fused_other_0", ["net.head"]]]}], {})
+    graphs = read_graphs([FORWARD, GraphNotes([("triton_poi_fused_other_0", ["net.head"])])], {})
     launched = [NORM, "triton_per_fused_unlisted_7", NORM, "triton_poi_fused_other_0"]
     triton, others = parts_of_call(graphs, launched, ["mm", "mm", "_scaled_dot_product_flash_attention"])
     assert triton == ["norm", "", "norm+residual", ""]
@@ -51,18 +53,20 @@ def test_library_calls_that_do_not_fit_tell_nothing_and_leave_the_rest() -> None
 
 
 def test_of_graphs_with_the_same_kernels_only_agreement_counts() -> None:
-    other = {"kernels": [[NORM, ["net.head"]], *FORWARD["kernels"][1:]]}
+    other = GraphNotes([(NORM, ["net.head"]), *FORWARD.kernels[1:]])
     library = ["mm", "mm", "_scaled_dot_product_flash_attention"]
     assert parts_of_call(read_graphs([FORWARD, FORWARD], {}), [NORM, NORM], library)[0] == ["norm", "norm+residual"]
     assert parts_of_call(read_graphs([FORWARD, other], {}), [NORM, NORM], library) == (["", ""], ["", "", ""])
 
 
-@pytest.mark.parametrize(
-    "stored", [None, 3, [3], [{}], [{"kernels": 3}], [{"kernels": [3, [1, 2], ["a"], ["a", "b"], [NORM, [3, None]]]}]]
-)
-def test_lists_of_another_form_are_left_out(stored: object) -> None:
-    graphs = read_graphs(stored, {})
-    assert parts_of_call(graphs, [NORM], [])[0] == [""]
+@pytest.mark.parametrize("stored", [3, [3], [{}], [{"kernels": 3}], [{"kernels": [[NORM, [3, None]]]}]])
+def test_a_list_of_another_form_is_said_in_one_line(stored: object, tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.op("aten::mm", 0, 10)
+    trace.metadata["compiled_graphs"] = stored
+    with pytest.raises(UsageError, match=r"is damaged: its notes of lmbench: .*compiled_graphs") as caught:
+        load_trace(trace.write(tmp_path / "t.json"))
+    assert "\n" not in str(caught.value)
 
 
 def compiled(path: Path, graphs: list[object]) -> list[str]:
@@ -85,7 +89,7 @@ def compiled(path: Path, graphs: list[object]) -> list[str]:
 
 
 def test_kernels_in_a_call_of_a_compiled_graph_have_its_parts(tmp_path: Path) -> None:
-    graph = {"kernels": FORWARD["kernels"][:4]}
+    graph = {"kernels": FORWARD.kernels[:4]}
     assert compiled(tmp_path, [graph]) == ["norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmbench.kernels.trace.kinds import KINDS, kind_of
-from lmbench.kernels.trace.names import short_name
+from lmbench.kernels.trace.kinds import KINDS, kind_of, short_name
 
 DATA = Path(__file__).parent / "trace_data"
 # As package data: what is tested may be installed elsewhere.

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.analysis import Trace, load_trace
 from lmbench.kernels.trace.events import NONE
+from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.phases import OUTSIDE
 
 from conftest import Sleeper, quiet_trainer

@@ -13,10 +13,9 @@ import pytest
 from trace_events import HandWritten
 
 from lmbench.errors import UsageError
-from lmbench.kernels.trace import source
-from lmbench.kernels.trace.events import read_events
+from lmbench.kernels.trace import events as reader
+from lmbench.kernels.trace.events import read_events, read_source
 from lmbench.kernels.trace.findings import examine
-from lmbench.kernels.trace.source import read_source
 
 
 def small() -> HandWritten:
@@ -136,7 +135,7 @@ def test_a_truncated_gzip_file_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_JSON_BYTES", 1 << 22)
+    monkeypatch.setattr(reader, "MAX_JSON_BYTES", 1 << 22)
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     assert "too much to read" in refusal(path)

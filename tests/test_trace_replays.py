@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmbench.kernels.trace.graphs import CompiledGraph, read_graphs
+from lmbench.kernels.recorded import GraphNotes
+from lmbench.kernels.trace.compiled import CompiledGraph, parts_of_replay, read_graphs
 from lmbench.kernels.trace.kinds import kind_of
-from lmbench.kernels.trace.replays import parts_of_replay
 
 NORM, SILU = "triton_per_fused_mean_0", "triton_poi_fused_silu_1"
 GEMM, SUM = "nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", "void cublasLt::splitKreduce_kernel<32, 16, int>(int)"
@@ -15,7 +15,7 @@ FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_
 
 
 def graph_of(*launches: tuple[str, str]) -> list[CompiledGraph]:
-    return read_graphs([{"kernels": [[name, [f"blocks.0.{path}"]] for name, path in launches]}], {})
+    return read_graphs([GraphNotes([(name, [f"blocks.0.{path}"]) for name, path in launches])], {})
 
 
 TWO_MODULES = graph_of(

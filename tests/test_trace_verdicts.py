@@ -11,10 +11,11 @@ import pytest
 from test_trace_clocks import Plan, simulated
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.analysis import load_trace
-from lmbench.kernels.trace.attention import attention_times, flop_ratio
 from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.kernels.trace.kernels import load_trace
+from lmbench.kernels.trace.shares import attention_times, flop_ratio
 from lmbench.kernels.trace.verdicts import PhaseVerdict
+from lmbench.records.run import Model
 
 DATA = Path(__file__).parent / "trace_data"
 MANY_SLOW = Plan("forward", 40, 36.0, 10.0)
@@ -242,7 +243,7 @@ def test_a_runs_record_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, simulated([[MANY_FAST], [MANY_FAST]]))
     (folder / "run.json").write_text("{")
     found = examine(folder)
-    assert found.run == {}
+    assert found.run is None
     assert guards(found)["run_record"] == "warn"
 
 
@@ -297,14 +298,14 @@ def test_a_softmax_that_is_partly_fused_with_others_has_no_ratio(tmp_path: Path)
         trace.launch(number, 20.0 * number + 2)
         trace.kernel(number, "gemm" if part != "softmax" else "softmax_warp_forward", 20.0 * number + 8, 5)
     table = load_trace(trace.write(tmp_path / "t.json")).kernels
-    assert [times.phase for times in attention_times(table, 1, {})] == ["forward"]
+    assert [times.phase for times in attention_times(table, 1, Model())] == ["forward"]
     partly = replace(table, parts=[*table.parts[:2], "values+output"])
-    assert attention_times(partly, 1, {}) == []
+    assert attention_times(partly, 1, Model()) == []
 
 
 def test_flop_ratios_need_the_models_shape() -> None:
-    assert flop_ratio("forward", {}) is None
-    assert flop_ratio("backward", {"model": {"d_model": 1280, "num_heads": 20}}) == pytest.approx(4 / (8 * 64))
+    assert flop_ratio("forward", Model()) is None
+    assert flop_ratio("backward", Model(d_model=1280, num_heads=20)) == pytest.approx(4 / (8 * 64))
 
 
 def test_matmul_shares_are_named_by_mode() -> None:

@@ -55,8 +55,7 @@ def run(args: list[str]) -> int:
 
 
 def _compare_kernels(options: argparse.Namespace) -> int:
-    from lmbench.kernels.shown.difference import difference_markdown, print_difference
-    from lmbench.kernels.trace.difference import difference, difference_record
+    from lmbench.kernels.difference import difference, difference_markdown, difference_record, print_difference
     from lmbench.kernels.trace.findings import examine
 
     found = difference(examine(options.a), examine(options.b))
@@ -68,7 +67,7 @@ def _compare_kernels(options: argparse.Namespace) -> int:
     elif options.markdown:
         print(difference_markdown(found, options.top, options.phase), end="")
     else:
-        print_difference(found, options.top, make_console(), options.phase)
+        print_difference(found, options.top, options.phase, make_console())
     return ExitCode.OK
 
 

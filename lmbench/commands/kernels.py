@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -21,11 +22,6 @@ shown instead. Needs no GPU and no PyTorch."""
 @command
 def run(args: list[str]) -> int:
     """Print the tables; returns the exit code."""
-    _show(_parser().parse_args(args[1:]))
-    return ExitCode.OK
-
-
-def _parser() -> CommandParser:
     parser = CommandParser("kernels", DESCRIPTION)
     parser.add_argument("source", metavar="RUN|TRACE", help="a run's folder or a trace file")
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help="kernels shown per phase (default 10)")
@@ -38,34 +34,28 @@ def _parser() -> CommandParser:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or every kernel as CSV")
-    return parser
+    options = parser.parse_args(args[1:])
+    # Help does not wait for these.
+    from lmbench.kernels.ceiling import find_ceiling
+    from lmbench.kernels.roofline import roofline, roofline_record
+    from lmbench.kernels.tables import print_findings, to_csv, to_markdown
+    from lmbench.kernels.trace.findings import as_record, examine
+    from lmbench.report.terminal import make_console
+
+    found = examine(options.source)
+    roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))
+    if options.json:
+        print(json.dumps({**as_record(found), "roofline": roofline_record(roof)}, indent=1, allow_nan=False))
+    elif options.format == "csv":
+        sys.stdout.write(to_csv(found))
+    elif options.format == "markdown":
+        sys.stdout.write(to_markdown(found, options.top, roof))
+    else:
+        print_findings(found, options.top, roof, make_console())
+    return ExitCode.OK
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of kernels; give 1 or more")
     return int(text)
-
-
-def _show(options: argparse.Namespace) -> None:
-    # Help does not wait for these.
-    from lmbench.kernels.shown.ceiling_record import find_ceiling
-    from lmbench.kernels.shown.roofline import roofline, roofline_record
-    from lmbench.kernels.trace.findings import as_record, examine
-
-    found = examine(options.source)
-    roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))
-    if options.json:
-        from lmbench.records.encoding import encode
-
-        print(encode({**as_record(found), "roofline": roofline_record(roof)}, indent=1))
-        return
-    from lmbench.kernels.shown.findings import print_findings, to_csv, to_markdown
-    from lmbench.report.terminal import make_console
-
-    if options.format == "csv":
-        sys.stdout.write(to_csv(found))
-    elif options.format == "markdown":
-        sys.stdout.write(to_markdown(found, options.top, roof))
-    else:
-        print_findings(found, options.top, make_console(), roof)

@@ -18,9 +18,9 @@ from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
+from lmbench.fit.kernel_summary import add_kernels
 from lmbench.fit.messages import translate
 from lmbench.interruption import exit_code, held, received
-from lmbench.kernels.run_summary import add_kernels
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory

@@ -1,126 +1,186 @@
-"""What a device attains at best: matrix products in short bursts and held for seconds, and copies in its memory.
-
-A datasheet's peak is at the boost clock; a power-capped card falls below it within seconds, so a burst flatters a
-training run and the sustained rate is what it can reach. Both are measured with the clock and the power they ran at.
-"""
+"""What a device attains at best, as `lmbench ceiling` stores it: the record, the one that belongs to a run, and the
+table beside the datasheet."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import torch
+import msgspec
+from msgspec import Meta, Struct
 
-from lmbench.measure.clock import make_clock, synchronize
-from lmbench.measure.device_state import DeviceSensor, derive_device_state
+from lmbench.errors import UsageError
+from lmbench.hardware import find_gpu
+from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.environment import Environment, Gpu
+from lmbench.records.run import RunRecord
+from lmbench.records.store import write_whole
+from lmbench.report.screen import print_line, print_table
+from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.terminal import make_console
+from lmbench.report.units import MISSING, percent
 
-#: Edge of the square matrices: large enough that launching and filling the device cost nothing.
-MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
-COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
-BURST_S = 0.04
-BURSTS = 5
-#: Between bursts the card cools down and its clock goes up again.
-REST_S = 0.5
-
-#: name: (data type, float32 matmul precision)
-MATMULS: dict[str, tuple[torch.dtype, str]] = {
-    "bf16": (torch.bfloat16, "highest"),
-    "fp16": (torch.float16, "highest"),
-    "tf32": (torch.float32, "high"),
-    "fp32": (torch.float32, "highest"),
-}
+_PATTERN = "ceiling_*.json"
+#: A run of a sweep lies three folders below the results.
+_LEVELS = 3
+_TERA = 1e12
 
 
-def measure_ceiling(device: torch.device, sustained_s: float = 3.0) -> list[dict[str, Any]]:
-    """One record for each kind of work, rates in FLOP/s, of `copy` in byte/s.
+class Rate(Struct, kw_only=True):
+    """What one kind of work attains, in FLOP/s, `copy` in byte/s.
 
-    `name`; `burst_per_s`, the best of `bursts` stretches of about `burst_s`; `sustained_per_s`, and of the sustained
-    stretch `seconds`, `mean_power_w`, `power_capped_fraction`, and `sm_clock_hz` at its end.
+    `burst_per_s` is the best of `bursts` stretches of about `burst_s`; `sustained_per_s` the mean of a stretch of
+    `seconds`, with that stretch's mean power, the share of it that was power-capped, and the clock at its end.
     """
-    names = list(MATMULS) if device.type == "cuda" else ["bf16", "fp32"]
-    records = [_matmul(name, device, sustained_s) for name in names]
-    return [*records, _copy(device, sustained_s)]
+
+    name: str
+    burst_per_s: float
+    bursts: int | None = None
+    burst_s: float | None = None
+    sustained_per_s: float
+    seconds: float
+    sm_clock_hz: float | None = None
+    mean_power_w: float | None = None
+    power_capped_fraction: float | None = None
 
 
-def _matmul(name: str, device: torch.device, sustained_s: float) -> dict[str, Any]:
-    dtype, precision = MATMULS[name]
-    size = MATMUL_SIZE[device.type]
-    with _matmul_precision(precision):
-        # Random values: a matrix of zeros takes less power and is faster.
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        return {"name": name, **_rates(lambda: torch.matmul(a, b, out=out), 2.0 * size**3, device, sustained_s)}
+class CeilingRecord(Struct):
+    """A device's rates, and where and when they were measured."""
+
+    schema_version: Literal[1]
+    measured_at: str
+    environment: Environment
+    rates: Annotated[list[Rate], Meta(min_length=1)]
+
+    def as_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
 
-def _copy(device: torch.device, sustained_s: float) -> dict[str, Any]:
-    source = torch.ones(COPY_BYTES[device.type] // 4, device=device)
-    target = torch.empty_like(source)
-    moved = 2.0 * source.numel() * source.element_size()  # read and written
-    return {"name": "copy", **_rates(lambda: target.copy_(source), moved, device, sustained_s)}
-
-
-def _rates(work: Callable[[], object], amount: float, device: torch.device, sustained_s: float) -> dict[str, Any]:
-    for _ in range(3):
-        work()
-    once_s = _seconds(work, 3, device) / 3
-    calls = max(1, round(BURST_S / once_s))
-    bursts = []
-    for _ in range(BURSTS):
-        time.sleep(REST_S if device.type == "cuda" else 0)
-        bursts.append(calls * amount / _seconds(work, calls, device))
-    best = {"burst_per_s": max(bursts), "bursts": BURSTS, "burst_s": BURST_S}
-    return {**best, **_sustained(work, amount, calls, device, sustained_s)}
-
-
-def _seconds(work: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Device seconds that `calls` calls in a row take."""
-    clock = make_clock("events", device)
-    synchronize(device)
-    start = clock.stamp()
-    for _ in range(calls):
-        work()
-    end = clock.stamp()
-    synchronize(device)
-    return clock.seconds(start, end)
-
-
-def _sustained(
-    work: Callable[[], object], amount: float, calls: int, device: torch.device, seconds: float
-) -> dict[str, Any]:
-    """The mean rate over `seconds` without a pause; the state of the device at its two ends."""
-    clock, sensor = make_clock("events", device), DeviceSensor(device)
-    synchronize(device)
-    opened, started = sensor.read(), time.perf_counter()
-    stamps = [clock.stamp()]
-    while time.perf_counter() - started < seconds:
-        for _ in range(calls):
-            work()
-        stamps.append(clock.stamp())
-        # Two groups in the queue keep the device busy; without a bound the host would run minutes ahead.
-        while len(stamps) > 2 and not clock.is_reached(stamps[-3]):
-            time.sleep(0.001)
-    # While the device is still at work: an idle clock says nothing.
-    closed = sensor.read()
-    synchronize(device)
-    total_s = sum(clock.seconds(start, end) for start, end in pairwise(stamps))
-    state = derive_device_state(opened, closed)
-    return {
-        "sustained_per_s": amount * calls * (len(stamps) - 1) / total_s,
-        "seconds": total_s,
-        "sm_clock_hz": closed["sm_clock_hz"],
-        "mean_power_w": state["mean_power_w"],
-        "power_capped_fraction": state["power_capped_fraction"],
-    }
-
-
-@contextmanager
-def _matmul_precision(precision: str) -> Any:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
+    """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written."""
+    name = record.environment.gpu.name or record.environment.host.cpu_model or "cpu"
+    path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}.json"
     try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, record.as_json() + "\n")
+    except OSError as error:
+        # What was measured is not lost with the disk.
+        print(msgspec.json.encode(record).decode(), file=sys.stderr)
+        raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
+    return path
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A record of a device's ceiling, and what to know of it."""
+
+    path: Path
+    record: CeilingRecord
+    note: str = ""
+
+    def rates(self, name: str) -> tuple[float | None, float | None]:
+        """Burst and sustained rate of one kind of work (`bf16`, `copy`, ...), None where it was not measured."""
+        for rate in self.record.rates:
+            if rate.name == name:
+                return rate.burst_per_s, rate.sustained_per_s
+        return None, None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": str(self.path), "measured_at": self.record.measured_at, "note": self.note}
+
+
+def find_ceiling(folder: Path, run: RunRecord | None, given: Path | None = None) -> Ceiling | None:
+    """The ceiling of a run's GPU: the file that is given, else the newest of that GPU above the run's folder.
+
+    Raises UsageError for a given file that is no record of a ceiling.
+    """
+    gpu = run.environment.gpu if run and run.environment else Gpu()
+    if given is not None:
+        try:
+            record = _read(given)
+        except DamagedRecord as error:
+            raise UsageError(
+                f"--ceiling {str(given)!r} is no record of `lmbench ceiling`: {error}; measure one with it"
+            ) from error
+        return Ceiling(given, record, _note(record.environment.gpu, gpu))
+    if gpu.name is None:
+        return None
+    found = []
+    for level in list(folder.absolute().parents)[:_LEVELS]:
+        for path in sorted(level.glob(_PATTERN)):
+            try:
+                record = _read(path)
+            except DamagedRecord:
+                continue
+            if record.environment.gpu.name == gpu.name:
+                found.append(Ceiling(path, record, _note(record.environment.gpu, gpu)))
+        if found:
+            break
+    return max(found, key=lambda one: one.record.measured_at, default=None)
+
+
+def _read(path: Path) -> CeilingRecord:
+    try:
+        return decode(path.read_bytes(), CeilingRecord)
+    except OSError as error:
+        raise DamagedRecord(f"it cannot be read: {error.strerror}") from error
+
+
+def _note(measured: Gpu, of_run: Gpu) -> str:
+    """How the device that was measured differs from the run's."""
+    if measured.name != of_run.name:
+        return f"measured on {measured.name or 'a CPU'}, the run was on {of_run.name or 'a CPU'}"
+    mine, theirs = of_run.power_limit_w, measured.power_limit_w
+    if mine is not None and theirs is not None and mine != theirs:
+        return f"measured at a power limit of {theirs:.0f} W, the run had {mine:.0f} W"
+    return ""
+
+
+def print_ceiling(record: CeilingRecord, path: Path) -> None:
+    """Print the table and where the record lies."""
+    console = make_console()
+    gpu, host = record.environment.gpu, record.environment.host
+    limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
+    print_line("device", f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}", console)
+    print_table(ceiling_table(record), console)
+    print_line("result", str(path), console)
+
+
+def ceiling_table(record: CeilingRecord) -> Table:
+    """A row for each kind of work."""
+    gpu = record.environment.gpu.name
+    headings = [*words("work"), *numbers("datasheet", "burst", "sustained", "share", "MHz", "W", "capped")]
+    first, held_s = record.rates[0], max(rate.seconds for rate in record.rates)
+    stretches = "the best of some short stretches"
+    if first.bursts is not None and first.burst_s is not None:
+        stretches = f"best of {first.bursts} stretches of {first.burst_s * 1e3:.0f} ms"
+    caption = (
+        f"burst: {stretches}; sustained: {held_s:.1f} s without a pause; share: sustained of the datasheet's; "
+        "MHz, W, capped: while sustained"
+    )
+    return Table("Ceiling", caption, headings, [_row(rate, gpu) for rate in record.rates])
+
+
+def _row(rate: Rate, gpu: str | None) -> list[Entry]:
+    peak = datasheet_rate(gpu, rate.name)
+    rates = (peak, rate.burst_per_s, rate.sustained_per_s)
+    figures = (
+        *(MISSING if value is None else f"{value / _TERA:.3g}" for value in rates),
+        percent(rate.sustained_per_s / peak if peak else None),
+        MISSING if rate.sm_clock_hz is None else f"{rate.sm_clock_hz / 1e6:.0f}",
+        MISSING if rate.mean_power_w is None else f"{rate.mean_power_w:.0f}",
+        percent(rate.power_capped_fraction),
+    )
+    return [fact(f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}"), *map(Entry, figures)]
+
+
+def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
+    """The datasheet's rate for one kind of work, FLOP/s or byte/s; None for a device that is not in the table."""
+    gpu = find_gpu(gpu_name or "")
+    if gpu is None:
+        return None
+    rate: float | None = gpu.memory_bytes_per_s if name == "copy" else getattr(gpu, f"{name}_flops_per_s")
+    return rate

@@ -53,21 +53,22 @@ def decode_run(data: bytes) -> RunRecord:
         OtherSchema: it has another schema version, or none.
         DamagedRecord: it is no JSON, or a field has the wrong type.
     """
-    version = _decode(data, _Versioned).schema_version
+    version = decode(data, _Versioned).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    return _with_nonfinite(_decode(data, RunRecord))
+    return _with_nonfinite(decode(data, RunRecord))
 
 
 def decode_step(data: bytes) -> StepRecord:
     """A step's record from a line of steps.jsonl. Raises DamagedRecord."""
-    return _with_nonfinite(_decode(data, StepRecord))
+    return _with_nonfinite(decode(data, StepRecord))
 
 
 S = TypeVar("S", bound=Struct)
 
 
-def _decode(data: bytes, kind: type[S]) -> S:
+def decode(data: bytes, kind: type[S]) -> S:
+    """A record of any class from its JSON. Raises DamagedRecord."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

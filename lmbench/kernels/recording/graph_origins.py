@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lmbench.kernels.recording.unlisted_kernels import UnlistedKernels
+from lmbench.kernels.recorded import GraphNotes
 
 GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
 #: Operations that make no work of their own: what they are fused into does not belong to their module.
@@ -27,14 +27,13 @@ WEIGHTLESS = frozenset({
 class GraphOrigins(logging.Handler):
     """Listens to Inductor from `listen` to `close`; `graphs` has one entry for each compiled graph, in order.
 
-    An entry is `{"kernels": [[name, [module path, ...]], ...]}` in the order of launches; library calls are named as
-    Inductor calls them, such as `extern_kernels.mm`. A graph that comes out of a cache says nothing, so the cache of
-    graphs is off meanwhile. Where this PyTorch keeps its notes elsewhere, the entries are empty.
+    A graph that comes out of a cache says nothing, so the cache of graphs is off meanwhile. Where this PyTorch keeps
+    its notes elsewhere, the entries are empty.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.graphs: list[dict[str, Any]] = []
+        self.graphs: list[GraphNotes] = []
         self._paths: dict[str, str] = {}
         self._weightless: set[str] = set()
         self._log = logging.getLogger("torch.__trace")
@@ -84,8 +83,8 @@ class GraphOrigins(logging.Handler):
             return
         # A name ends in `:<number of the launch>`.
         launches = [(int(n), name, nodes) for key, nodes in _notes().items() for name, _, n in [key.rpartition(":")]]
-        kernels = [[name, self._modules(nodes)] for _, name, nodes in sorted(launches, key=lambda launch: launch[0])]
-        self.graphs.append({"kernels": kernels})
+        launches.sort(key=lambda launch: launch[0])
+        self.graphs.append(GraphNotes([(name, self._modules(nodes)) for _, name, nodes in launches]))
 
     def _modules(self, nodes: list[str]) -> list[str]:
         working = [node for node in nodes if node not in self._weightless] or nodes
@@ -111,3 +110,43 @@ def _module_path(node: torch.fx.Node) -> str:
         return ""
     expression = str(list(stack.values())[-1][0])
     return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)
+
+
+class UnlistedKernels:
+    """From `listen` to `close`, has Inductor note what it forgets (torch 2.11 to 2.13): each kernel whose call is
+    commented without its name.
+
+    A mixed-order reduction, such as a norm's backward pass for input and weight at once, is defined and called in one
+    go; Inductor writes the call's comment, and with it the note, for no name. The kernel is the one just defined.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[Any, Any] | None = None
+
+    def listen(self) -> None:
+        from torch._inductor.codegen.triton import TritonScheduling
+        from torch._inductor.debug import set_kernel_post_grad_provenance_tracing
+
+        scheduling: Any = TritonScheduling
+        self._before = define, comment = scheduling.define_kernel, scheduling.codegen_comment
+        defined: list[str] = []
+
+        def define_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
+            name: str = define(self, *args, **kwargs)
+            defined[:] = [name]
+            return name
+
+        def codegen_comment(self: Any, node_schedule: Any, kernel_name: str | None = None) -> None:
+            comment(self, node_schedule, kernel_name)
+            if kernel_name is None and defined:
+                set_kernel_post_grad_provenance_tracing(node_schedule, defined[0])
+
+        scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
+
+    def close(self) -> None:
+        if self._before is not None:
+            from torch._inductor.codegen.triton import TritonScheduling
+
+            scheduling: Any = TritonScheduling
+            scheduling.define_kernel, scheduling.codegen_comment = self._before
+            self._before = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lmbench.kernels.shown.columns import FUSED, times_by
-from lmbench.kernels.trace.attention import ATTENTION_PARTS
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import PARTS
+from lmbench.kernels.trace.shares import ATTENTION_PARTS
 from lmbench.report.cells import Cell
 from lmbench.report.chart import Chart, Point, Series
 from lmbench.report.colours import KIND_COLOURS, MUTED, part_colour

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from lmbench.kernels.trace.attention import ATTENTION_PARTS
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import PARTS
+from lmbench.kernels.trace.shares import ATTENTION_PARTS
 from lmbench.records.paths import lookup
 from lmbench.report import units
 from lmbench.report.cells import Cell

@@ -7,8 +7,9 @@ import hashlib
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from lmbench.kernels.shown.step_picture import StepPicture, step_picture, timeline_data
+from lmbench.kernels.shown.step_picture import StepPicture, step_picture
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline
+from lmbench.records.codec import DamagedRecord
 from lmbench.report.cells import Cell, varying
 from lmbench.report.facts import in_words, is_consequence
 from lmbench.report.sample import Sample
@@ -72,19 +73,16 @@ class Timelines:
         return found
 
     def _add(self, found: Drawn, sample: Sample, title: str) -> None:
-        timeline = read_timeline(sample.path)
         try:
-            if timeline is None:
-                raise ValueError(f"{TIMELINE_FILE} is damaged")
-            if self._count >= MAX_TIMELINES:
-                timeline_data(timeline)
-                found.left_out += 1
-                return
-            picture = step_picture(title, timeline)
-        except ValueError as error:
+            timeline = read_timeline(sample.path)
+        except DamagedRecord as error:
             # Torn by a kill, or somebody changed the file by hand.
             found.unreadable.append(f"{sample.run_id} ({error})")
             return
+        if self._count >= MAX_TIMELINES:
+            found.left_out += 1
+            return
+        picture = step_picture(title, timeline)
         size = len(picture.data) + len(picture.svg)
         if self._bytes + size > MAX_BYTES:
             found.left_out += 1

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from lmbench.kernels.shown.columns import FUSED
-from lmbench.records.vocabulary import Record
+from lmbench.kernels.trace.step_timeline import StepTimeline
 from lmbench.report.colours import KIND_COLOURS, MUTED, PHASE_COLOURS, part_colour, variable
 from lmbench.report.text import shown
 
@@ -51,11 +51,11 @@ class StepPicture:
     legends: list[tuple[str, list[tuple[str, str]]]]
 
 
-def step_picture(title: str, timeline: Record) -> StepPicture:
-    """Raises ValueError for what is no timeline."""
+def step_picture(title: str, timeline: StepTimeline) -> StepPicture:
+    """The picture of one step."""
     data, joined = timeline_data(timeline)
     more = f" Kernels next to each other are joined where they are many ({joined:,} of them)." if joined else ""
-    own = sum(timeline["kernels"]["is_own"])
+    own = sum(timeline.kernels.is_own)
     note = (
         f"{own:,} kernels, from the host's beginning of the step to the end of the last of them, under the profiler, "
         "which slows the host. A phase goes on while it waits, parts and kernels do not. Paler: gaps too short to "
@@ -86,53 +86,34 @@ def _explained(times: dict[str, int], colour: Callable[[str], int]) -> list[tupl
     return [(name, variable(colour(name))) for name in sorted(times, key=lambda name: -times[name])]
 
 
-def timeline_data(timeline: Record) -> tuple[dict[str, Any], int]:
+def timeline_data(timeline: StepTimeline) -> tuple[dict[str, Any], int]:
     """Columns of whole numbers; `kernels` are [start, length, name, kind, part, phase, own, launch, its length, n].
-    Then how many kernels are joined with others.
-
-    Raises ValueError for what is no timeline.
-    """
-    try:
-        return _data(timeline)
-    except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError("it is no timeline of one step") from error
-
-
-def _data(timeline: Record) -> tuple[dict[str, Any], int]:
-    columns = timeline["kernels"]
-    names = ("start_ns", "duration_ns", "name", "kind", "part", "phase", "is_own", "launch_ns", "launch_duration_ns")
-    kernels = [list(row) for row in zip(*(columns[name] for name in names), strict=True)]
-    for kernel in kernels:
-        for place in (0, 1, 7, 8):
-            kernel[place] = -1 if kernel[place] is None else round(kernel[place] / _NS)
-        kernel.append(1)
-    end = round(timeline["end_ns"] / _NS)
-    _check(timeline, kernels, end)
+    Then how many kernels are joined with others."""
+    columns = timeline.kernels
+    kernels = [
+        [_tenths(start), _tenths(length), name, kind, part, phase, own, _tenths(launch), _tenths(launch_length), 1]
+        for start, length, name, kind, part, phase, own, launch, launch_length in zip(
+            columns.start_ns, columns.duration_ns, columns.name, columns.kind, columns.part, columns.phase,
+            columns.is_own, columns.launch_ns, columns.launch_duration_ns, strict=True,
+        )
+    ]  # fmt: skip
     kept = _joined(kernels)
     return {
-        "end": end,
+        "end": _tenths(timeline.end_ns),
         "gap": _QUEUED_GAP,
-        "host": [[shown(str(p)), max(0, round(a / _NS)), round(b / _NS)] for p, a, b in timeline["host_phases"]],
-        "names": [shown(str(name)) for name in timeline["names"]],
-        "kinds": [[shown(str(name)), KIND_COLOURS.get(name, MUTED)] for name in timeline["kinds"]],
-        "parts": [[shown(str(name)), part_colour(str(name))] for name in timeline["parts"]],
-        "phases": [[shown(str(name)), PHASE_COLOURS.get(name, MUTED)] for name in timeline["phases"]],
+        "host": [[shown(p), max(0, _tenths(a)), _tenths(b)] for p, a, b in timeline.host_phases],
+        "names": [shown(name) for name in timeline.names],
+        "kinds": [[shown(name), KIND_COLOURS.get(name, MUTED)] for name in timeline.kinds],
+        "parts": [[shown(name), part_colour(name)] for name in timeline.parts],
+        "phases": [[shown(name), PHASE_COLOURS.get(name, MUTED)] for name in timeline.phases],
         "colours": dict(PHASE_COLOURS),
         "kernels": kept,
     }, len(kernels) - len(kept)
 
 
-def _check(timeline: Record, kernels: list[list[int]], end: int) -> None:
-    if end <= 0:
-        raise ValueError("its step has no length")
-    if not kernels:
-        raise ValueError("it has no kernels")
-    for place, name in ((2, "names"), (3, "kinds"), (4, "parts"), (5, "phases")):
-        count = len(timeline[name])
-        if not all(type(kernel[place]) is int and 0 <= kernel[place] < count for kernel in kernels):
-            raise ValueError(f"a kernel has none of its {name}")
-    if any(kernel[1] < 0 for kernel in kernels):
-        raise ValueError("a kernel ends before it starts")
+def _tenths(time_ns: int | None) -> int:
+    """A time in the data's unit, -1 where there is none."""
+    return -1 if time_ns is None else round(time_ns / _NS)
 
 
 def _joined(kernels: list[list[int]]) -> list[list[int]]:

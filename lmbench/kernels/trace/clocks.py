@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lmbench.kernels.trace.events import NONE, Integers, Launches
 from lmbench.kernels.trace.kernels import KernelTable
-from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER, PhaseTimeline
+from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER, PhaseTimeline, TracePhase
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to
 # 2.6 us). If the call returned earlier than this before the kernel in front ended, the kernel lay in the queue, and the
@@ -33,7 +33,7 @@ class PhaseClock:
     profiler. `launches` are calls of the host.
     """
 
-    phase: str
+    phase: TracePhase
     host_s: float
     window_s: float
     busy_s: float
@@ -106,7 +106,9 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
     return Clocks([_clock(phase, sums[phase], kernels, members, steps) for phase in present], steps, skipped)
 
 
-def _clock(phase: str, sums: dict[str, float], kernels: KernelTable, members: Integers, steps: int) -> PhaseClock:
+def _clock(
+    phase: TracePhase, sums: dict[str, float], kernels: KernelTable, members: Integers, steps: int
+) -> PhaseClock:
     own = np.array([index for index in members if kernels.phases[index] == phase], dtype=np.int64)
     launch = kernels.launch[own]
     per_step = {name: value / 1e9 / steps for name, value in sums.items()}
@@ -144,17 +146,17 @@ def _queue(kernels: KernelTable, launches: Launches, begin_ns: int) -> _Queue:
     return _Queue(kernels.start_ns, kernels.end_ns, done, is_queued, np.maximum(waited, done), begun)
 
 
-def _one_phase(kernels: KernelTable, launches: Launches) -> tuple[Integers, list[str]]:
+def _one_phase(kernels: KernelTable, launches: Launches) -> tuple[Integers, list[TracePhase]]:
     """Where nothing tells phases: all of the trace, from its first launch to its last, is outside."""
     begun = [int(kernels.start_ns[0]), *launches.start_ns[:1].tolist()]
     ended = [int(kernels.start_ns[0]), *launches.end_ns[-1:].tolist()]
     return np.array([min(begun), max(ended)], dtype=np.int64), [OUTSIDE]
 
 
-def _host_borders(timeline: PhaseTimeline) -> tuple[Integers, list[str]]:
+def _host_borders(timeline: PhaseTimeline) -> tuple[Integers, list[TracePhase]]:
     """Moments when the host goes from one phase to another, and the phase after each; the last ends the last phase."""
     moments: list[int] = []
-    phases: list[str] = []
+    phases: list[TracePhase] = []
     for index, phase in enumerate(timeline.phases):
         start, end = int(timeline.start_ns[index]), int(timeline.end_ns[index])
         if moments and moments[-1] < start:

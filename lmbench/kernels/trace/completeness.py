@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmbench.kernels.trace.analysis import Trace
-from lmbench.kernels.trace.events import NONE, Integers
+from lmbench.kernels.trace.events import NONE
+from lmbench.kernels.trace.kernels import Trace
 from lmbench.kernels.trace.kinds import UNCLASSIFIED
 from lmbench.kernels.trace.phases import OUTSIDE
 from lmbench.kernels.trace.shares import PhaseShares, captured_s, unclassified_s
@@ -46,22 +46,18 @@ def completeness(trace: Trace) -> Completeness:
     if len(used):
         early_ns = launches.start_ns[kernels.launch[has_launch]] - kernels.start_ns[has_launch]
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
+    # Launches without a kernel can have the correlation id of one that has.
+    without = np.delete(launches.correlation, used)
     return Completeness(
         kernels=len(kernels.names),
         launches=len(launches.names),
         kernels_without_launch=int((~has_launch).sum()),
         without_launch_s=float(kernels.duration_ns[~has_launch].sum()) / 1e9,
         launches_without_kernel=len(launches.names) - len(used),
-        shared_launches=_shared(launches.correlation, used),
+        shared_launches=int((np.isin(without, launches.correlation[used]) & (without != NONE)).sum()),
         kernels_before_launch=len(early_ns),
         worst_early_s=float(early_ns.max(initial=0)) / 1e9,
     )
-
-
-def _shared(correlation: Integers, used: Integers) -> int:
-    """Launches without a kernel whose correlation id a launch with one has, too."""
-    without = np.delete(correlation, used)
-    return int((np.isin(without, correlation[used]) & (without != NONE)).sum())
 
 
 def trace_guards(

@@ -1,4 +1,5 @@
-"""One trace, completely computed: what every form of output shows, and its record for JSON."""
+"""One trace, completely computed: what every form of output shows, its record for JSON, and the few kB of it that go
+into run.json, so that a report never has to read the trace."""
 
 from __future__ import annotations
 
@@ -6,33 +7,46 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmbench.kernels.trace.analysis import Trace, load_trace
-from lmbench.kernels.trace.attention import AttentionTimes, attention_times
 from lmbench.kernels.trace.clocks import Clocks, phase_clocks
 from lmbench.kernels.trace.completeness import Completeness, completeness, device_guards, trace_guards, why_no_kernels
-from lmbench.kernels.trace.operator_times import OperatorRow, operator_times
+from lmbench.kernels.trace.kernels import Trace, load_trace
+from lmbench.kernels.trace.phases import OUTSIDE
 from lmbench.kernels.trace.shares import (
+    AttentionTimes,
     KernelRow,
+    OperatorRow,
     PhaseShares,
+    attention_times,
     captured_s,
     matmul_fractions,
+    operator_times,
     shares_by_phase,
+    unclassified_s,
     whole_step,
 )
+from lmbench.kernels.trace.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.trace.verdicts import PhaseVerdict, judge_phases
+from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
-from lmbench.records.vocabulary import Record
+from lmbench.records.kernels import AttentionTimes as InsideAttention
+from lmbench.records.kernels import KernelSummary, PhaseKernels, TopKernel
+from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import DAMAGED, SPANS
+
+#: Kernels of each phase that are kept in run.json, the longest first.
+TOP = 5
 
 
 @dataclass(frozen=True)
 class Findings:
     """Everything that is said of a trace. Without kernels (a CPU trace) there are only `operators`, by phase.
 
-    `why_no_kernels` is empty for a trace that has some.
+    `run` is None for a trace without a run, or whose run.json cannot be read; `why_no_kernels` is empty for a trace
+    that has some.
     """
 
     path: Path
-    run: Record
+    run: RunRecord | None
     why_no_kernels: str
     phase_source: str
     steps: int
@@ -60,8 +74,7 @@ def examine(path: str | Path) -> Findings:
 
 def findings_of(trace: Trace) -> Findings:
     """Compute everything that follows from a trace."""
-    run = trace.source.run.run if trace.source.run else {}
-    steps = trace.source.run.steps if trace.source.run else []
+    run, steps = trace.run, trace.source.run.steps if trace.source.run else []
     shares = shares_by_phase(trace.kernels)
     step = whole_step(shares)
     clocks = phase_clocks(trace.kernels, trace.events.launches, trace.timeline)
@@ -69,7 +82,7 @@ def findings_of(trace: Trace) -> Findings:
     has_kernels, count = trace.events.has_kernels, completeness(trace)
     return Findings(
         path=trace.source.path,
-        run=run,
+        run=None if run.outcome == DAMAGED else run,
         why_no_kernels=why_no_kernels(trace),
         phase_source=trace.timeline.source,
         steps=trace.timeline.steps,
@@ -78,10 +91,10 @@ def findings_of(trace: Trace) -> Findings:
         completeness=count,
         phases=shares,
         step=step,
-        matmul_fractions=matmul_fractions(shares, step, trace.mode) if has_kernels else {},
+        matmul_fractions=matmul_fractions(shares, step, run.mode) if has_kernels else {},
         clocks=clocks,
         verdicts=verdicts,
-        attention=attention_times(trace.kernels, trace.timeline.steps, run),
+        attention=attention_times(trace.kernels, trace.timeline.steps, run.model),
         operators={} if has_kernels else operator_times(trace),
         guards=trace_guards(trace, count, shares, verdicts) if has_kernels else device_guards(trace),
     )
@@ -109,7 +122,7 @@ def as_record(found: Findings) -> dict[str, Any]:
         },
         "attention": [asdict(times) for times in found.attention],
         "operators": {phase: [asdict(row) for row in rows] for phase, rows in found.operators.items()},
-        "guards": [guard.as_dict() for guard in found.guards],
+        "guards": [asdict(guard) for guard in found.guards],
     }
 
 
@@ -136,3 +149,92 @@ def _verdict(one: PhaseVerdict) -> dict[str, Any]:
     clock = record.pop("clock")
     derived = {"host_s_per_launch": one.clock.host_s_per_launch, "wait_fraction": one.clock.wait_fraction}
     return {**clock, **derived, **record}
+
+
+def summarize(found: Findings) -> KernelSummary:
+    """The part `kernels` of run.json, in SI units; times, launches and kernels are means per step.
+
+    Of a trace without kernels only the number of steps and the `reason`.
+    """
+    if not found.has_kernels:
+        return KernelSummary(reason=found.why_no_kernels, steps=found.steps)
+    total, steps = found.captured_s, found.steps
+    no_kind, no_part = unclassified_s(found.phases)
+    count = found.completeness
+    return KernelSummary(
+        steps=steps,
+        clock_steps=found.clocks.steps,
+        phase_source=found.phase_source,
+        kernel_s=total / steps,
+        outside_s=sum(share.kernel_s for share in found.phases if share.phase == OUTSIDE) / steps,
+        unclassified_kind_fraction=no_kind / total if total else 0.0,
+        unclassified_part_fraction=no_part / total if total else 0.0,
+        captured_kernel_count=count.kernels,
+        captured_launch_count=count.launches,
+        kernel_without_launch_count=count.kernels_without_launch,
+        launch_without_kernel_count=count.launches_without_kernel,
+        kernel_before_launch_count=count.kernels_before_launch,
+        phases=_phases(found),
+        attention=_attention(found),
+    )
+
+
+def _phases(found: Findings) -> PerPhase[PhaseKernels]:
+    """Every phase with kernels or a clock, and the whole step: all phases, without what lies outside of them."""
+    shares = {share.phase: share for share in found.phases} | {"step": found.step}
+    verdicts: dict[str, PhaseVerdict] = {one.phase: one for one in found.verdicts}
+    per_phase = PerPhase[PhaseKernels]()
+    for span in SPANS:
+        share, one = shares.get(span), verdicts.get(span)
+        if share is None and one is None:
+            continue
+        summary = PhaseKernels(kernel_s=0.0, kernel_count=0.0)
+        if share is not None:
+            summary = PhaseKernels(
+                kernel_s=share.kernel_s / found.steps,
+                kernel_count=share.instances / found.steps,
+                matmul_fraction=share.matmul_fraction,
+                kinds={f"{kind}_s": seconds / found.steps for kind, seconds in share.kinds_s.items()},
+                parts={f"{part}_s": seconds / found.steps for part, seconds in share.parts_s.items()},
+                top=[_top_kernel(row, found.steps) for row in share.rows[:TOP]],
+                top_other=_top_kernel(share.top_other, found.steps) if share.top_other else None,
+            )
+        if one is not None:
+            summary.window_s, summary.busy_s = one.clock.window_s, one.clock.busy_s
+            summary.queued_gap_s, summary.host_wait_s = one.clock.queued_gap_s, one.clock.host_wait_s
+            summary.host_s, summary.launch_count = one.clock.host_s, one.clock.launches
+            summary.median_kernel_s, summary.verdict = one.clock.median_kernel_s, one.verdict
+        per_phase.set(span, summary)
+    return per_phase
+
+
+def _top_kernel(row: KernelRow, steps: int) -> TopKernel:
+    return TopKernel(row.short_name, row.kind, row.part, row.total_s / steps, row.instances / steps, row.share_fraction)
+
+
+def _attention(found: Findings) -> PerPhase[InsideAttention]:
+    per_phase = PerPhase[InsideAttention]()
+    for times in found.attention:
+        summary = InsideAttention(
+            scores_s=times.parts_s["scores"],
+            mask_s=times.parts_s["mask"],
+            softmax_s=times.parts_s["softmax"],
+            values_s=times.parts_s["values"],
+            matmul_s=times.matmul_s,
+            softmax_matmul_time_ratio=times.time_ratio,
+            softmax_matmul_flop_ratio=times.flop_ratio,
+        )
+        per_phase.set(times.phase, summary)
+    return per_phase
+
+
+def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
+    """The summary of the trace in a run's folder and its guards; writes the step's timeline beside it.
+
+    Raises UsageError for a trace that cannot be read, OSError where the timeline cannot be written.
+    """
+    trace = load_trace(folder)
+    found = findings_of(trace)
+    if (timeline := step_timeline(trace)) is not None:
+        write_timeline(timeline, folder)
+    return summarize(found), found.guards

@@ -1,19 +1,21 @@
-"""Every kernel of a trace with its phase, kind and part of the model: the table that all else is computed from."""
+"""A trace, read and attributed: every kernel with its phase, kind and part, from which all else is computed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers
-from lmbench.kernels.trace.graph_calls import parts_in_graphs
-from lmbench.kernels.trace.graphs import CompiledGraph
+from lmbench.kernels.trace.compiled import CompiledGraph, parts_in_graphs, read_graphs
+from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers, Source, read_events, read_source
 from lmbench.kernels.trace.kinds import UNCLASSIFIED, kind_of
-from lmbench.kernels.trace.nesting import innermost
-from lmbench.kernels.trace.phases import OUTSIDE, PhaseTimeline
-from lmbench.kernels.trace.scopes import PartFinder, Scopes
+from lmbench.kernels.trace.parts import PartFinder
+from lmbench.kernels.trace.phases import OUTSIDE, PhaseTimeline, TracePhase, find_phases
+from lmbench.kernels.trace.scopes import Scopes, find_scopes, innermost, nested_only
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.vocabulary import DAMAGED
 
 _UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
 _INPUT_PHASES = ("data", "transfer")
@@ -31,7 +33,7 @@ class KernelTable:
     end_ns: Integers
     stream: Integers
     launch: Integers
-    phases: list[str]
+    phases: list[TracePhase]
     kinds: list[str]
     parts: list[str]
 
@@ -76,35 +78,24 @@ def attribute(
     # Index NONE reads the last launch; those rows are overwritten below.
     moments = launches.start_ns[launch] if len(launches.names) else np.zeros(len(launch), dtype=np.int64)
     piece = np.where(is_launched, timeline.at(moments), NONE)
-    operator = _operators(events, host, scopes)
+    # The innermost operator or module range around each launch.
+    nested = (host.thread, host.start_ns, host.end_ns, scopes.parent)
+    operator = innermost(*nested, launches.thread, launches.start_ns)
     of_kernel = np.where(is_launched, operator[launch], NONE) if len(operator) else np.full(len(launch), NONE)
     kinds = _kinds(events, host, of_kernel)
     in_graph = parts_in_graphs(events, host, scopes, of_kernel, launch, kinds, graphs)
-    phases, parts = [], []
+    phases: list[TracePhase] = []
+    parts = []
     for index, kind in enumerate(kinds):
         event = int(of_kernel[index])
-        phase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
+        phase: TracePhase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
         is_main = launch[index] != NONE and launches.thread[launch[index]] == events.main_thread
         part = in_graph.get(index) or finder.part(event)
         phases.append(phase)
         parts.append(_in_phase(part, phase, kind, is_main))
     return KernelTable(
-        names=device.names,
-        start_ns=device.start_ns,
-        end_ns=device.end_ns,
-        stream=device.stream,
-        launch=launch,
-        phases=phases,
-        kinds=kinds,
-        parts=parts,
+        device.names, device.start_ns, device.end_ns, device.stream, launch, phases=phases, kinds=kinds, parts=parts
     )
-
-
-def _operators(events: Events, host: HostEvents, scopes: Scopes) -> Integers:
-    """The innermost operator or module range around each launch."""
-    launches = events.launches
-    columns = (host.thread, host.start_ns, host.end_ns, scopes.parent)
-    return innermost(*columns, launches.thread, launches.start_ns)
 
 
 def _kinds(events: Events, host: HostEvents, of_kernel: Integers) -> list[str]:
@@ -129,3 +120,38 @@ def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
         # `loss.backward()` itself makes the first gradient, on the thread that called it.
         return "loss"
     return part or UNCLASSIFIED
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All that is known of a trace. `host` are the events that nest (operators, modules); `scopes` belongs to them."""
+
+    source: Source
+    events: Events
+    host: HostEvents
+    scopes: Scopes
+    finder: PartFinder
+    timeline: PhaseTimeline
+    kernels: KernelTable
+
+    @property
+    def run(self) -> RunRecord:
+        """The run's record; every field None where the trace has no run, or one that cannot be read."""
+        return self.source.run.record if self.source.run else RunRecord(SCHEMA_VERSION, DAMAGED)
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read a run's folder or a trace file and find phase, kind and part of every kernel.
+
+    Raises UsageError, in one line, for whatever is no such trace.
+    """
+    source = read_source(path)
+    events = read_events(source)
+    timeline = find_phases(events, source.notes.steps)
+    host = nested_only(events.host)
+    scopes = find_scopes(host)
+    classes = source.notes.module_classes
+    finder = PartFinder(host, scopes, classes)
+    graphs = read_graphs(source.notes.compiled_graphs, classes)
+    kernels = attribute(events, host, timeline, scopes, finder, graphs)
+    return Trace(source, events, host, scopes, finder, timeline, kernels)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
 from lmbench.errors import UsageError
-from lmbench.kernels.trace.autograd import forward_of_nodes
+from lmbench.kernels.recorded import PHASE, STEP
 from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers
-from lmbench.kernels.trace.nesting import flatten, parents
-from lmbench.kernels.trace.operators import ENGINE
-from lmbench.kernels.trace.recorded import PHASE, STEP
-from lmbench.records.vocabulary import PHASES
+from lmbench.kernels.trace.scopes import ENGINE, flatten, forward_of_nodes, parents
+from lmbench.records.vocabulary import PHASES, Phase
 
-#: Of a kernel whose launch lies in no phase.
-OUTSIDE = "outside"
+#: A phase, or where a kernel lies whose launch is in none.
+TracePhase = Literal[Phase, "outside"]
+OUTSIDE: Final = "outside"
 #: The order of phases in tables.
-PHASE_ORDER = (*PHASES, OUTSIDE)
+PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, OUTSIDE)
 
 # Ranges of Lightning's PyTorchProfiler and of PyTorch itself. The optimizer's contain forward and backward (the closure
 # runs inside): the innermost range has the time.
-_FOREIGN = (
+_FOREIGN: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("forward", re.compile(r"\[Strategy\]\w+\.(training|validation|test|predict)_step$")),
     ("backward", re.compile(r"\[Strategy\]\w+\.backward$")),
     ("clip", re.compile(r"\.configure_gradient_clipping$")),
@@ -34,7 +34,7 @@ _FOREIGN = (
 )
 _FOREIGN_STEP = re.compile(r"^ProfilerStep#\d+$")
 
-Range = tuple[int, int, str]
+Range = tuple[int, int, Phase]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PhaseTimeline:
 
     start_ns: Integers
     end_ns: Integers
-    phases: list[str]
+    phases: list[Phase]
     source: str
     steps: int
     has_step_count: bool
@@ -61,8 +61,8 @@ class PhaseTimeline:
         return np.where((piece >= 0) & (moments < self.end_ns[piece]), piece, NONE)
 
 
-def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
-    """The phases of a trace; `recorded_steps` is the number of whole ones in the trace's metadata.
+def find_phases(events: Events, recorded_steps: int | None) -> PhaseTimeline:
+    """The phases of a trace; `recorded_steps` is the number of whole ones by the trace's notes.
 
     Raises UsageError for one of lmbench's ranges with a phase that lmbench does not know.
     """
@@ -84,7 +84,7 @@ def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
             foreign.append((*span, phase))
     if own:
         # Each step has a phase or more.
-        recorded = recorded_steps if type(recorded_steps) is int and 0 < recorded_steps <= len(own) else 0
+        recorded = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(own) else 0
         steps.sort()
         if 0 < recorded < len(steps):
             # The last began and did not end: its kernels are outside, and no mean counts it.
@@ -95,10 +95,11 @@ def find_phases(events: Events, recorded_steps: object = None) -> PhaseTimeline:
     return _timeline(foreign, "foreign" if foreign else "none", foreign_steps, [])
 
 
-def _known(phase: str) -> str:
-    if phase not in PHASES:
-        raise UsageError(f"the trace has a phase {phase[:40]!r}, which is none of {', '.join(PHASES)}; record it again")
-    return phase
+def _known(name: str) -> Phase:
+    for phase in PHASES:
+        if name == phase:
+            return phase
+    raise UsageError(f"the trace has a phase {name[:40]!r}, which is none of {', '.join(PHASES)}; record it again")
 
 
 def _timeline(ranges: list[Range], source: str, steps: int, step_starts: list[int]) -> PhaseTimeline:
@@ -110,15 +111,16 @@ def _timeline(ranges: list[Range], source: str, steps: int, step_starts: list[in
     return PhaseTimeline(start, end, phases, source, max(steps, 1), steps > 0, begun)
 
 
-def _inferred(host: HostEvents, known: set[str]) -> Iterable[Range]:
+def _inferred(host: HostEvents, known: set[Phase]) -> Iterable[Range]:
     """Forward and backward where no range tells: the times of operators that the autograd engine runs, and of the
     forward operators that it goes back to."""
     backward = [index for index, name in enumerate(host.names) if name.startswith(ENGINE)]
     parent = parents(host.thread, host.start_ns, host.end_ns)
     forward = {_outermost(host, parent, index) for index in forward_of_nodes(host).tolist() if index != NONE}
+    marked: dict[Phase, Iterable[int]] = {"backward": backward, "forward": forward}
     marks = [
         (int(host.start_ns[index]), int(host.end_ns[index]), phase)
-        for phase, indices in (("backward", backward), ("forward", forward))
+        for phase, indices in marked.items()
         for index in indices
     ]
     return [one for one in _hulls(sorted(marks)) if one[2] not in known]

@@ -1,29 +1,124 @@
-"""What surrounds every event of the host: module, autograd node, compiled graph; and the part that follows from it."""
+"""What surrounds every event of the host: events around it, its module, autograd node and compiled graph.
+
+All by time stamps, and by the numbers that autograd gives its nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from lmbench.kernels.trace.autograd import forward_of_nodes
+from lmbench.kernels.recorded import MODULE
 from lmbench.kernels.trace.events import NONE, HostEvents, Integers
-from lmbench.kernels.trace.nesting import parents
-from lmbench.kernels.trace.operators import (
-    ACCUMULATE,
-    ENGINE,
-    GRAPH_CALL,
-    is_product,
-    is_sum,
-    module_path,
-    operator_part,
-)
-from lmbench.kernels.trace.parts import part_of
-from lmbench.kernels.trace.recorded import MODULE
 
+#: Beginnings of names: an autograd node's event of the engine, a call of a compiled graph.
+ENGINE = "autograd::engine::evaluate_function: "
+GRAPH_CALL = "## Call CompiledFxGraph "
+#: The end of the name of a node that stores a gradient.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 # Ranges of phases and steps begin and end across operators, and are looked up by time alone.
 _NESTED_RANGES = (MODULE, "[pl][module]")
+
+
+def parents(thread: Integers, start_ns: Integers, end_ns: Integers) -> Integers:
+    """Index of the innermost event around each event, NONE at the top.
+
+    Events stand by thread, then start, then the longer first. One that begins inside another and ends after it is that
+    one's child all the same.
+    """
+    found: list[int] = []
+    open_events: list[int] = []
+    current = None
+    starts, ends = start_ns.tolist(), end_ns.tolist()
+    for index, own_thread in enumerate(thread.tolist()):
+        if own_thread != current:
+            current = own_thread
+            open_events = []
+        start = starts[index]
+        while open_events and ends[open_events[-1]] <= start:
+            open_events.pop()
+        found.append(open_events[-1] if open_events else NONE)
+        open_events.append(index)
+    return np.array(found, dtype=np.int64)
+
+
+def innermost(
+    thread: Integers, start_ns: Integers, end_ns: Integers, parent: Integers, of_thread: Integers, at_ns: Integers
+) -> Integers:
+    """Index of the innermost event around each moment on its thread (pairs of `of_thread`, `at_ns`), NONE if none."""
+    found = np.full(len(at_ns), NONE, dtype=np.int64)
+    for own in np.unique(of_thread) if len(thread) else ():
+        first, last = np.searchsorted(thread, [own, own + 1])
+        of_own = np.flatnonzero(of_thread == own)
+        moments = at_ns[of_own]
+        last_begun = first + np.searchsorted(start_ns[first:last], moments, side="right") - 1
+        found[of_own] = _climb(np.where(last_begun < first, NONE, last_begun), moments, end_ns, parent)
+    return found
+
+
+def _climb(index: Integers, moments: Integers, end_ns: Integers, parent: Integers) -> Integers:
+    """From the event that began last, outwards to one that has not ended."""
+    while True:
+        is_over = (index != NONE) & (end_ns[index] <= moments)
+        if not is_over.any():
+            return index
+        index = np.where(is_over, parent[index], index)
+
+
+def flatten(start_ns: Sequence[int], end_ns: Sequence[int]) -> tuple[Integers, Integers, Integers]:
+    """Nested ranges as pieces beside each other: starts, ends, and the range that each piece belongs to.
+
+    Where ranges overlap, the one that began last has the time (of two that began together, the shorter).
+    """
+    order = sorted(range(len(start_ns)), key=lambda index: (start_ns[index], -end_ns[index]))
+    borders = sorted({*start_ns, *end_ns})
+    pieces: list[tuple[int, int, int]] = []
+    waiting = iter(order)
+    coming = next(waiting, None)
+    open_ranges: list[int] = []
+    for left, right in pairwise(borders):
+        while coming is not None and start_ns[coming] <= left:
+            open_ranges.append(coming)
+            coming = next(waiting, None)
+        while open_ranges and end_ns[open_ranges[-1]] <= left:
+            open_ranges.pop()
+        if open_ranges:
+            pieces.append((left, right, open_ranges[-1]))
+    columns = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def forward_of_nodes(host: HostEvents) -> Integers:
+    """For each event of the engine (`autograd::engine::evaluate_function: ...`) the index of the forward operator that
+    made its node, NONE for all other events and where it cannot be told.
+
+    PyTorch numbers the nodes that a thread makes; an operator carries the number that the thread's next node will have,
+    so that the last operator to begin with a number is the one that made the node (an operator that needs no gradient
+    makes none, and the next one carries the same number). A node's event carries its number, and under `Fwd thread id`
+    one for the thread, which stands nowhere else in the trace: the thread is the one that has most of these numbers.
+    """
+    found = np.full(len(host.names), NONE, dtype=np.int64)
+    creators: dict[int, dict[int, int]] = defaultdict(dict)
+    # Events of a thread stand in the order of their starts: the last that began with a number replaces earlier ones.
+    for index in np.flatnonzero((host.sequence != NONE) & (host.forward_thread <= 0)):
+        creators[int(host.thread[index])][int(host.sequence[index])] = int(index)
+    nodes: dict[int, list[int]] = defaultdict(list)
+    for index in np.flatnonzero((host.sequence != NONE) & (host.forward_thread > 0)):
+        if host.names[index].startswith(ENGINE):
+            nodes[int(host.forward_thread[index])].append(int(index))
+    for indices in nodes.values():
+        numbers = set(host.sequence[indices].tolist())
+        made = max(creators.values(), key=lambda of_thread: len(numbers & of_thread.keys()), default={})
+        for node in indices:
+            creator = made.get(int(host.sequence[node]), NONE)
+            # A number of a node that was made before the trace began can come again on another thread.
+            if creator != NONE and host.start_ns[creator] <= host.start_ns[node]:
+                found[node] = creator
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,117 +190,3 @@ def find_scopes(host: HostEvents) -> Scopes:
             node[index] = index
     columns = [np.array(column, dtype=np.int64) for column in (scope, graph, node)]
     return Scopes(parent, columns[0], columns[1], forward_of_nodes(host), columns[2], previous, following)
-
-
-class PartFinder:
-    """Parts of events by their surroundings; what was found for an event is kept."""
-
-    def __init__(self, host: HostEvents, scopes: Scopes, classes: Mapping[str, str]) -> None:
-        self._host = host
-        self._scopes = scopes
-        self._classes = classes
-        self._of_event: dict[int, str | None] = {}
-        self._of_path: dict[str, str | None] = {}
-        self._blocks = self._paths_of_blocks()
-        self._softmax_ns = self._first_softmax()
-
-    def part(self, event: int) -> str | None:
-        """Part of the work that an event launched, None where nothing tells."""
-        if event == NONE:
-            return None
-        if event not in self._of_event:
-            # Set before: a damaged trace may go round in circles.
-            self._of_event[event] = None
-            self._of_event[event] = self._find(event)
-        return self._of_event[event]
-
-    def _find(self, event: int) -> str | None:
-        scope = int(self._scopes.scope[event])
-        if scope == NONE:
-            return self._by_operator(event, NONE)
-        if not self._host.names[scope].startswith(ENGINE):
-            return self._in_module(event, scope)
-        if self._is_gradient_sum(event, scope) and self._ends_at_residual(scope):
-            return "residual"
-        return self._in_backward(event, scope)
-
-    def _in_backward(self, event: int, engine: int) -> str | None:
-        """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
-        while self._host.names[engine].endswith(ACCUMULATE) and engine in self._scopes.previous:
-            engine = self._scopes.previous[engine]
-        return self._forward_part(engine) or self._by_node(event, engine)
-
-    def _by_node(self, event: int, engine: int) -> str | None:
-        return operator_part(self._host.names[engine][len(ENGINE) :]) or self._by_operator(event, engine)
-
-    def _is_gradient_sum(self, event: int, engine: int) -> bool:
-        """An addition in the engine's event but not in the node's own function: of two gradients of one tensor."""
-        is_outside = int(self._scopes.node[event]) == NONE and not self._host.names[engine].endswith(ACCUMULATE)
-        return is_outside and is_sum(self._host.names[event])
-
-    def _ends_at_residual(self, engine: int) -> bool:
-        """Whether the tensor is the residual stream's: its next node is of a residual addition or of the embedding, and
-        the other gradient can have come through a residual addition behind it."""
-        following = self._scopes.following.get(engine)
-        if following is None or self._forward_part(following) not in ("residual", "embedding"):
-            return False
-        # Within one backward pass the engine goes down in sequence numbers.
-        number, before = int(self._host.sequence[engine]), self._scopes.previous.get(engine)
-        while before is not None and (
-            int(self._host.sequence[before]) >= number or self._host.sequence[before] == NONE
-        ):
-            if self._forward_part(before) == "residual":
-                return True
-            number = max(number, int(self._host.sequence[before]))
-            before = self._scopes.previous.get(before)
-        return False
-
-    def _forward_part(self, engine: int) -> str | None:
-        forward = int(self._scopes.forward[engine])
-        return self.part(forward) if forward != NONE else None
-
-    def _in_module(self, event: int, scope: int) -> str | None:
-        path = module_path(self._host.names[scope]) or ""
-        if path not in self._of_path:
-            self._of_path[path] = part_of(path, self._classes)
-        part = self._of_path[path]
-        if part is None:
-            return self._by_operator(event, scope) or self._in_block(event, path)
-        if part == "attention":
-            return self._by_operator(event, scope) or self._product_in_attention(event, scope)
-        return part
-
-    def _by_operator(self, event: int, scope: int) -> str | None:
-        """The innermost operator up to the scope that tells a part by its name."""
-        while event not in (NONE, scope):
-            if part := operator_part(self._host.names[event]):
-                return part
-            event = int(self._scopes.parent[event])
-        return None
-
-    def _in_block(self, event: int, path: str) -> str | None:
-        """An addition directly in a module that has norms below it is a residual's."""
-        return "residual" if path in self._blocks and is_sum(self._host.names[event]) else None
-
-    def _product_in_attention(self, event: int, scope: int) -> str:
-        """Products directly in an attention module: scores come before its softmax, values after."""
-        softmax_ns = self._softmax_ns.get(scope)
-        while softmax_ns is not None and event not in (NONE, scope):
-            if is_product(self._host.names[event]):
-                return "scores" if self._host.start_ns[event] < softmax_ns else "values"
-            event = int(self._scopes.parent[event])
-        return "attention"
-
-    def _paths_of_blocks(self) -> set[str]:
-        paths = {path for name in set(self._host.names) if (path := module_path(name))}
-        norms = (path for path in paths if part_of(path, self._classes) == "norm")
-        return {path.rpartition(".")[0] for path in norms if any(name.isdecimal() for name in path.split("."))}
-
-    def _first_softmax(self) -> dict[int, int]:
-        """By module range, when the first softmax directly in it began."""
-        found: dict[int, int] = {}
-        for index, name in enumerate(self._host.names):
-            scope = int(self._scopes.scope[index])
-            if scope != NONE and operator_part(name) == "softmax":
-                found.setdefault(scope, int(self._host.start_ns[index]))
-        return found

@@ -4,30 +4,58 @@ file of its own, so that a page never has to read the trace."""
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from lmbench.kernels.trace.analysis import Trace
 from lmbench.kernels.trace.events import NONE, Integers
-from lmbench.kernels.trace.names import short_name
-from lmbench.records.vocabulary import Record
+from lmbench.kernels.trace.kernels import Trace
+from lmbench.kernels.trace.kinds import short_name
+from lmbench.records.codec import DamagedRecord, decode
 
 TIMELINE_FILE = "timeline.json.gz"
-SCHEMA_VERSION = 1
-_COLUMNS = ("start_ns", "duration_ns", "name", "kind", "part", "phase", "stream", "launch_ns", "launch_duration_ns")
+
+_Duration = Annotated[int, Meta(ge=0)]
+_Place = Annotated[int, Meta(ge=0)]
 
 
-def step_timeline(trace: Trace) -> Record | None:
-    """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's.
+class TimelineKernels(Struct):
+    """Columns of one value a kernel, by start; `name`, `kind`, `part` and `phase` are places in the lists of those
+    names. A kernel whose launch is unknown or earlier has `launch_ns` null, and is an earlier step's (`is_own` 0)."""
 
-    Times are ns since the host began the step. `kernels` has columns of one value a kernel, by start; `name`, `kind`,
-    `part` and `phase` are places in the lists of those names. It holds what the device did from the host's beginning of
-    the step to the end of the step's last kernel, earlier steps' work included (`is_own` 0). A kernel whose launch is
-    unknown or earlier has `launch_ns` null.
-    """
+    start_ns: list[int]
+    duration_ns: list[_Duration]
+    name: list[_Place]
+    kind: list[_Place]
+    part: list[_Place]
+    phase: list[_Place]
+    stream: list[int]
+    launch_ns: list[int | None]
+    launch_duration_ns: list[_Duration | None]
+    is_own: list[int]
+
+
+class StepTimeline(Struct):
+    """What the device did from the host's beginning of a step to the end of the step's last kernel, earlier steps' work
+    included. Times are ns since the host began the step; `host_phases` are phase, start and end of its pieces."""
+
+    schema_version: Literal[1]
+    end_ns: Annotated[int, Meta(gt=0)]
+    host_phases: list[tuple[str, int, int]]
+    names: list[str]
+    kinds: list[str]
+    parts: list[str]
+    phases: list[str]
+    kernels: TimelineKernels
+
+
+def step_timeline(trace: Trace) -> StepTimeline | None:
+    """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's."""
     starts = trace.timeline.step_start_ns
     if not trace.events.has_kernels or not len(starts):
         return None
@@ -39,45 +67,37 @@ def step_timeline(trace: Trace) -> Record | None:
     if not own.any():
         return None
     end = int(kernels.end_ns[own].max())
-    shown = np.flatnonzero((kernels.end_ns > begin) & (kernels.start_ns < end))
-    names = _Places()
-    kinds, parts, phases = _Places(), _Places(), _Places()
-    columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, "is_own")}
-    for index in shown.tolist():
-        is_own = bool(own[index])
-        row = (
-            int(kernels.start_ns[index]) - begin, int(kernels.end_ns[index] - kernels.start_ns[index]),
-            names.of(short_name(kernels.names[index])), kinds.of(kernels.kinds[index]), parts.of(kernels.parts[index]),
-            phases.of(kernels.phases[index]), int(kernels.stream[index]),
-            int(launch_start[index]) - begin if is_own else None,
-            int(launch_end[index] - launch_start[index]) if is_own else None, int(is_own),
-        )  # fmt: skip
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "end_ns": end - begin,
-        "host_phases": _host_phases(trace, begin),
-        "names": names.found,
-        "kinds": kinds.found,
-        "parts": parts.found,
-        "phases": phases.found,
-        "kernels": columns,
-    }
+    shown = np.flatnonzero((kernels.end_ns > begin) & (kernels.start_ns < end)).tolist()
+    launched = [(int(launch_start[i]) - begin, int(launch_end[i] - launch_start[i])) if own[i] else None for i in shown]
+    names, name = _places([short_name(kernels.names[index]) for index in shown])
+    kinds, kind = _places([kernels.kinds[index] for index in shown])
+    parts, part = _places([kernels.parts[index] for index in shown])
+    phases, phase = _places([kernels.phases[index] for index in shown])
+    columns = TimelineKernels(
+        start_ns=(kernels.start_ns[shown] - begin).tolist(),
+        duration_ns=kernels.duration_ns[shown].tolist(),
+        name=name,
+        kind=kind,
+        part=part,
+        phase=phase,
+        stream=kernels.stream[shown].tolist(),
+        launch_ns=[one[0] if one else None for one in launched],
+        launch_duration_ns=[one[1] if one else None for one in launched],
+        is_own=own[shown].astype(int).tolist(),
+    )
+    line = trace.timeline
+    host_phases = [
+        (str(phase), int(start) - begin, int(end) - begin)
+        for phase, start, end in zip(line.phases, line.start_ns, line.end_ns, strict=True)
+        if end > begin
+    ]
+    return StepTimeline(1, end - begin, host_phases, names, kinds, parts, phases, columns)
 
 
-class _Places:
-    """Each text once, by its place."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._place: dict[str, int] = {}
-
-    def of(self, text: str) -> int:
-        if text not in self._place:
-            self._place[text] = len(self.found)
-            self.found.append(text)
-        return self._place[text]
+def _places(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Each text once, and the place of every one among them."""
+    place = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    return list(place), [place[text] for text in texts]
 
 
 def _of_launch(times: Integers, launch: Integers) -> Integers:
@@ -87,28 +107,32 @@ def _of_launch(times: Integers, launch: Integers) -> Integers:
     return np.where(launch != NONE, times[launch], NONE)
 
 
-def _host_phases(trace: Trace, begin: int) -> list[list[Any]]:
-    """Phase, start and end of the step's pieces on the host."""
-    line = trace.timeline
-    return [
-        [phase, int(start) - begin, int(end) - begin]
-        for phase, start, end in zip(line.phases, line.start_ns, line.end_ns, strict=True)
-        if end > begin
-    ]
-
-
-def write_timeline(timeline: Record, folder: Path) -> None:
+def write_timeline(timeline: StepTimeline, folder: Path) -> None:
     """Write it beside run.json. Raises OSError."""
-    text = json.dumps(timeline, separators=(",", ":")).encode()
     # No time stamp: the same trace gives the same file.
-    (folder / TIMELINE_FILE).write_bytes(gzip.compress(text, mtime=0))
+    (folder / TIMELINE_FILE).write_bytes(gzip.compress(msgspec.json.encode(timeline), mtime=0))
 
 
-def read_timeline(folder: Path) -> Record | None:
-    """A run's timeline; None where there is none that can be read."""
+def read_timeline(folder: Path) -> StepTimeline:
+    """A run's timeline. Raises DamagedRecord, with one line, for a file that cannot be read or is none."""
     try:
-        found = json.loads(gzip.decompress((folder / TIMELINE_FILE).read_bytes()))
-    except (OSError, EOFError, ValueError, RecursionError):
-        return None
-    is_known = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
-    return found if is_known else None
+        text = gzip.decompress((folder / TIMELINE_FILE).read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DamagedRecord(f"{TIMELINE_FILE} cannot be unpacked: {error}") from error
+    try:
+        timeline = decode(text, StepTimeline)
+    except DamagedRecord as error:
+        raise DamagedRecord(f"it is no timeline of one step: {error}") from error
+    kernels = timeline.kernels
+    columns = [getattr(kernels, name) for name in TimelineKernels.__struct_fields__]
+    if not kernels.start_ns or len({len(column) for column in columns}) > 1:
+        raise DamagedRecord("it is no timeline of one step: its columns of kernels are empty, or not of one length")
+    for name, places, listed in (
+        ("names", kernels.name, timeline.names),
+        ("kinds", kernels.kind, timeline.kinds),
+        ("parts", kernels.part, timeline.parts),
+        ("phases", kernels.phase, timeline.phases),
+    ):
+        if max(places) >= len(listed):
+            raise DamagedRecord(f"a kernel has none of its {name}")
+    return timeline

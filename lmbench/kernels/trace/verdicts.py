@@ -1,16 +1,19 @@
-"""Was the device working? The trace's verdict by phase, beside the lag's from unprofiled steps, with advice."""
+"""Was the device working? The trace's verdict by phase, beside the lag's from unprofiled steps, with advice: what would
+make the phase faster, by its verdict, by what its kernels show, and by what the run does already."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from lmbench.kernels.trace.advice import advise
 from lmbench.kernels.trace.clocks import Clocks, PhaseClock
-from lmbench.kernels.trace.phases import OUTSIDE
+from lmbench.kernels.trace.compiled import TRITON
+from lmbench.kernels.trace.phases import OUTSIDE, TracePhase
 from lmbench.kernels.trace.shares import PhaseShares
-from lmbench.records.paths import lookup, number
-from lmbench.records.vocabulary import Record
+from lmbench.records.measured import LagVerdict, LagWord
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
 _JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
@@ -18,6 +21,12 @@ _LONG_FRACTION = 0.002
 # Share of a phase in which the device waits for the host.
 HOST_BOUND_FRACTION = 0.10
 QUEUED_FRACTION = 0.02
+# Below this share of gaps, fewer kernels would change little.
+_MANY_GAPS_FRACTION = 0.05
+_MATMUL_BOUND_FRACTION = 0.6
+# From this share on, a softmax of its own is worth a fused attention.
+_MUCH_SOFTMAX_FRACTION = 0.05
+_FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,48 +39,65 @@ class PhaseVerdict:
     """
 
     clock: PhaseClock
-    verdict: str | None
+    verdict: LagWord | None
     reason: str
     advice: str
     device_span_s: float | None
     host_span_s: float | None
-    lag_verdict: str | None
+    lag_verdict: LagWord | None
     min_lag_s: float | None
     agreement: str
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> TracePhase:
         return self.clock.phase
 
 
-def judge_phases(clocks: Clocks, shares: list[PhaseShares], run: Record, steps: list[Record]) -> list[PhaseVerdict]:
-    """A verdict for each phase; `run` and `steps` are the run's records, empty for a trace without one."""
+def judge_phases(
+    clocks: Clocks, shares: Sequence[PhaseShares], run: RunRecord, steps: Sequence[StepRecord]
+) -> list[PhaseVerdict]:
+    """A verdict for each phase; `run` and `steps` are the run's records, blank and empty for a trace without one."""
     shares_of = {share.phase: share for share in shares}
-    profiled = _profiled(run, steps, clocks.skipped)
     long_s = _LONG_FRACTION * sum(clock.window_s for clock in clocks.phases)
-    return [_judge(clock, shares_of.get(clock.phase), run, profiled, long_s) for clock in clocks.phases]
+    # The steps that the clocks of the trace are over.
+    first, count = (run.profile.first_step, run.profile.steps) if run.profile else (None, None)
+    if first is None or count is None:
+        steps = []
+    else:
+        steps = [one for one in steps if one.step is not None and first + clocks.skipped <= one.step < first + count]
+    return [_judge(clock, shares_of.get(clock.phase), run, steps, long_s) for clock in clocks.phases]
 
 
 def _judge(
-    clock: PhaseClock, share: PhaseShares | None, run: Record, steps: list[Record], long_s: float
+    clock: PhaseClock, share: PhaseShares | None, run: RunRecord, steps: Sequence[StepRecord], long_s: float
 ) -> PhaseVerdict:
     verdict = _verdict(clock) if clock.phase in _JUDGED and clock.window_s >= long_s else None
-    lag = lookup(run, f"probe.verdicts.{clock.phase}")
-    lag = lag if isinstance(lag, dict) else {}
+    lag, device_s, host_s = None, None, None
+    if clock.phase != OUTSIDE:
+        lag = run.probe.verdicts.get(clock.phase) if run.probe.verdicts else None
+        device_s = _mean([step.span_s(clock.phase) for step in steps])
+        host_s = _mean([step.host_s(clock.phase) for step in steps])
+    lag = lag or LagVerdict()
+    advice = ""
+    if verdict and share:
+        # For the run as it is without the profiler, which slows the host and not the device.
+        is_slowed = lag.verdict == "queued" and verdict != "queued"
+        advice = _advise("queued" if is_slowed else verdict, clock, share, run)
+        advice = f"without the profiler it is queued, and {advice}" if is_slowed else advice
     return PhaseVerdict(
         clock=clock,
         verdict=verdict,
-        reason=_reason(clock) if verdict else "",
-        advice=_advice(verdict, lag.get("verdict"), clock, share, run) if verdict and share else "",
-        device_span_s=_mean(steps, f"{clock.phase}_s"),
-        host_span_s=_mean(steps, f"{clock.phase}_host_s"),
-        lag_verdict=lag.get("verdict"),
-        min_lag_s=number(lag, "min_lag_s"),
+        reason=f"the device waits for the host in {_waiting(clock)} of the phase" if verdict else "",
+        advice=advice,
+        device_span_s=device_s,
+        host_span_s=host_s,
+        lag_verdict=lag.verdict,
+        min_lag_s=lag.min_lag_s,
         agreement=_agreement(verdict, clock, lag),
     )
 
 
-def _verdict(clock: PhaseClock) -> str | None:
+def _verdict(clock: PhaseClock) -> LagWord | None:
     wait = clock.wait_fraction
     if not clock.kernels or wait is None:
         return None
@@ -80,54 +106,111 @@ def _verdict(clock: PhaseClock) -> str | None:
     return "queued" if wait <= QUEUED_FRACTION else "mixed"
 
 
-def _reason(clock: PhaseClock) -> str:
-    return f"the device waits for the host in {100 * (clock.wait_fraction or 0.0):.1f} % of the phase"
+def _waiting(clock: PhaseClock) -> str:
+    return f"{100 * (clock.wait_fraction or 0.0):.1f} %"
 
 
-def _advice(verdict: str, lag_verdict: object, clock: PhaseClock, share: PhaseShares, run: Record) -> str:
-    """Advice for the run as it is without the profiler, which slows the host and not the device."""
-    if lag_verdict == "queued" and verdict != "queued":
-        return f"without the profiler it is queued, and {advise('queued', clock, share, run)}"
-    return advise(verdict, clock, share, run)
-
-
-def _agreement(verdict: str | None, clock: PhaseClock, lag: Record) -> str:
+def _agreement(verdict: str | None, clock: PhaseClock, lag: LagVerdict) -> str:
     """How the trace's verdict goes together with the lag's."""
-    other, least = lag.get("verdict"), number(lag, "min_lag_s")
-    if verdict is None or other is None or least is None:
+    if verdict is None or lag.verdict is None or lag.min_lag_s is None:
         return ""
-    if verdict == other:
+    if verdict == lag.verdict:
         return "agree"
-    if (verdict, other) in (("host-bound", "queued"), ("host-bound", "mixed"), ("mixed", "queued")):
+    least = f"{lag.min_lag_s * 1e3:.2f} ms"
+    if (verdict, lag.verdict) in (("host-bound", "queued"), ("host-bound", "mixed"), ("mixed", "queued")):
         launch_us = (clock.host_s_per_launch or 0.0) * 1e6
         return (
-            f"differ: the profiler slows the host ({launch_us:.1f} us a launch with it); without it at least "
-            f"{least * 1e3:.2f} ms of work lay in the queue"
+            f"differ: the profiler slows the host ({launch_us:.1f} us a launch with it); without it at least {least} "
+            "of work lay in the queue"
         )
     if verdict == "queued":
         return (
-            f"differ: the queue ran low at a mark (lag {least * 1e3:.2f} ms), yet the device waited in only "
-            f"{100 * (clock.wait_fraction or 0.0):.1f} % of the phase: the host catches up within it"
+            f"differ: the queue ran low at a mark (lag {least}), yet the device waited in only {_waiting(clock)} of "
+            "the phase: the host catches up within it"
         )
-    return (
-        f"close: {100 * (clock.wait_fraction or 0.0):.1f} % of the phase is waiting, smallest lag {least * 1e3:.2f} ms"
-    )
+    return f"close: {_waiting(clock)} of the phase is waiting, smallest lag {least}"
 
 
-def _profiled(run: Record, steps: list[Record], skipped: int) -> list[Record]:
-    """The records of the steps that the clocks of the trace are over."""
-    first, count = number(run, "profile.first_step"), number(run, "profile.steps")
-    if first is None or count is None:
-        return []
-    return [step for step in steps if first + skipped <= _index(step) < first + count]
-
-
-def _index(step: Record) -> float:
-    found = number(step, "step")
-    return -1.0 if found is None else found
-
-
-def _mean(steps: list[Record], name: str) -> float | None:
-    values: list[Any] = [step.get(name) for step in steps]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean, None where one is missing."""
+    numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+def _advise(verdict: str, clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    """Advice for a phase that was judged `host-bound`, `mixed` or `queued`; `run` is blank for a foreign trace."""
+    if verdict == "host-bound":
+        return _host_bound(clock, share, run)
+    if verdict == "mixed":
+        return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
+    return _queued(clock, share, run)
+
+
+def _queued(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    gap = clock.queued_gap_s / clock.window_s if clock.window_s else 0.0
+    if gap > _MANY_GAPS_FRACTION and gap > share.matmul_fraction / 2:
+        return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock, share, run)}"
+    products, attention, traffic = share.matmul_fraction, _fraction(share, "attention"), _fraction(share, "comm")
+    memory = 1 - products - attention - traffic
+    if traffic > max(memory, products + attention):
+        return f"communication takes {100 * traffic:.0f} %: more work per step, such as a larger batch, hides it"
+    if products + attention > _MATMUL_BOUND_FRACTION:
+        fused = f", fused attention {100 * attention:.0f} %" if attention else ""
+        return f"matrix products take {100 * products:.0f} %{fused}: {_faster_products(run)}"
+    return f"{100 * memory:.0f} % are kernels bound by memory{_fewer_bytes(share, run)}"
+
+
+def _host_bound(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    if clock.first_wait_s > clock.host_wait_s / 2:
+        return (
+            f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
+            f"what keeps the device busy there helps {clock.phase}, too"
+        )
+    cost = f"{clock.launches:,.0f} launches of {(clock.host_s_per_launch or 0.0) * 1e6:.1f} us each"
+    return f"{cost} keep the host busy: {_fewer(clock, share, run)}; faster kernels would only wait longer"
+
+
+def _fewer(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    """How to start fewer kernels for the same work, as far as the run does not do so already."""
+    if clock.phase == "optimizer" and not _is_fused(share):
+        return "a fused optimizer is one kernel or a few"
+    if clock.phase in ("optimizer", "clip"):
+        return "fewer parameters, or a larger batch per step"
+    if not _is_compiled(share, run):
+        return "compile (--trainer.compile), or give each kernel more to do with a larger batch"
+    if run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2:
+        return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
+    return "a larger batch gives each kernel more to do"
+
+
+def _faster_products(run: RunRecord) -> str:
+    if (run.precision or "").startswith("32") and run.matmul_precision == "highest":
+        return "bf16-mixed or TF32 (--measure.matmul_precision high) makes them faster; compile does not"
+    return "what is left is their efficiency: larger batches, sizes that are multiples of 64 or 128"
+
+
+def _fewer_bytes(share: PhaseShares, run: RunRecord) -> str:
+    """What moves fewer bytes, behind the sentence that memory is the bound."""
+    if share.phase == "optimizer":
+        fused = _is_fused(share)
+        return ": each byte is moved once already" if fused else ": a fused optimizer reads and writes each byte once"
+    if share.phase == "clip":
+        return ": every gradient is read for the norm, and read and written once to be scaled"
+    softmax_s = sum(seconds for part, seconds in share.parts_s.items() if "softmax" in part.split("+"))
+    has_much = softmax_s > _MUCH_SOFTMAX_FRACTION * share.kernel_s
+    tail = "; a fused attention saves the scores' traffic" if has_much else ""
+    if _is_compiled(share, run):
+        return f", fused already: fewer bytes (a lower precision of what they read and write) is what helps{tail}"
+    return f": compile (--trainer.compile) fuses them{tail}"
+
+
+def _fraction(share: PhaseShares, kind: str) -> float:
+    return share.kinds_s.get(kind, 0.0) / share.kernel_s if share.kernel_s else 0.0
+
+
+def _is_fused(share: PhaseShares) -> bool:
+    return any(_FUSED_OPTIMIZER.search(row.name) for row in share.rows)
+
+
+def _is_compiled(share: PhaseShares, run: RunRecord) -> bool:
+    return bool(run.compile.is_enabled) or any(row.name.startswith(TRITON) for row in share.rows)

@@ -1,6 +1,6 @@
 """Attention parts: what scores, mask, softmax and values take where attention is written out."""
 
-from lmbench.kernels.trace.attention import ATTENTION_PARTS
+from lmbench.kernels.trace.shares import ATTENTION_PARTS
 from lmbench.report.views.view import ChartSpec, TableSpec, View
 
 _ROWS = ("size", "context", "mode", "precision", "compile")

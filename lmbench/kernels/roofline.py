@@ -6,23 +6,27 @@ again, or read a tensor twice, attain less of it; tensors of a few MB may stay i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmbench.hardware import find_gpu, peak_flops
-from lmbench.kernels.shown.ceiling_record import Ceiling
+from lmbench.kernels.ceiling import Ceiling
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.kinds import MATMUL
 from lmbench.kernels.trace.shares import PhaseShares
-from lmbench.records.paths import lookup, number
-from lmbench.records.vocabulary import Record
+from lmbench.records.environment import Gpu
+from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import Phase
+from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.units import MISSING, milliseconds, percent
 
 #: Bytes per parameter of one step of AdamW, in multiples of a parameter's size: it reads the parameter, its gradient
 #: and both moments (torch.optim.AdamW keeps them in the parameter's type) and writes all but the gradient.
 ADAMW_READS, ADAMW_WRITES = 4, 3
 #: Tensors of the residual stream's shape that a norm needs. Forward reads its input and writes its output; backward
 #: reads input and output's gradient and writes the input's. Weights and row sums are less than a thousandth of it.
-NORM_TENSORS = {"forward": 2, "backward": 3}
+NORM_TENSORS: dict[Phase, int] = {"forward": 2, "backward": 3}
 #: Lightning's precisions in which parameters and the residual stream have two bytes; under the mixed ones both are
 #: float32 (autocast converts at each matrix product).
 _TWO_BYTES = ("bf16-true", "16-true")
@@ -33,6 +37,7 @@ _WORDS = {
     "fp16": "fp16: {precision} runs matrix products in it",
 }
 BYTES_PER_S, FLOPS_PER_S = "B/s", "FLOP/s"
+_TERA, _GIGA = 1e12, 1e9
 
 
 @dataclass(frozen=True)
@@ -62,35 +67,31 @@ class Roofline:
 
 def roofline(found: Findings, ceiling: Ceiling | None = None) -> Roofline | None:
     """What the trace's kernels attain; None of a trace without kernels or without its run."""
-    if not found.has_kernels or not found.run:
+    if not found.has_kernels or found.run is None:
         return None
     shares = {share.phase: share for share in found.phases}
-    maker = _Maker(found, ceiling)
+    maker = _Maker(found.run, found.steps, ceiling)
     rows = maker.products(shares)
     if "optimizer" in shares:
         rows.append(maker.optimizer(shares["optimizer"]))
-    rows += [maker.norm(shares[phase]) for phase in NORM_TENSORS if phase in shares]
+    rows += [maker.norm(phase, shares[phase]) for phase in NORM_TENSORS if phase in shares]
     return Roofline(rows, maker.words, ceiling)
 
 
 class _Maker:
-    def __init__(self, found: Findings, ceiling: Ceiling | None) -> None:
-        self.run: Record = found.run
-        self.steps = found.steps
-        self.ceiling = ceiling
-        gpu, precision = str(lookup(self.run, "environment.gpu.name") or ""), str(self.run.get("precision"))
-        matmul = str(self.run.get("matmul_precision"))
+    def __init__(self, run: RunRecord, steps: int, ceiling: Ceiling | None) -> None:
+        self.run, self.steps, self.ceiling = run, steps, ceiling
+        gpu = (run.environment.gpu if run.environment else Gpu()).name or ""
+        precision, matmul = str(run.precision), str(run.matmul_precision)
         self.peak = peak_flops(gpu, precision, matmul)
         self.gpu = find_gpu(gpu)
         unknown = f"unknown: the datasheet of {gpu or 'this device'} in {precision} is not known"
-        words = _WORDS[self.peak.dtype] if self.peak else unknown
-        self.words = words.format(precision=precision, matmul=matmul)
+        self.words = _WORDS[self.peak.dtype].format(precision=precision, matmul=matmul) if self.peak else unknown
         self.bytes = 2 if precision in _TWO_BYTES else 4
-        world = number(self.run, "world_size") or 1
-        tokens, steps = number(self.run, "window.tokens"), number(self.run, "window.steps")
-        self.tokens = tokens / steps / world if tokens and steps else None
+        window = run.window
+        self.tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else None
 
-    def products(self, shares: dict[str, PhaseShares]) -> list[Attained]:
+    def products(self, shares: Mapping[str, PhaseShares]) -> list[Attained]:
         """Matrix products of forward, backward and both; fused attention apart, with its masked half left out."""
         flops = self._flops()
         rows, sums = [], {"seconds": 0.0, "work": 0.0}
@@ -116,23 +117,20 @@ class _Maker:
 
     def _flops(self) -> tuple[float, float] | str:
         """FLOPs of a step's forward, and those of them that are attention's products; or why they are not known."""
-        per_token, multiplier = number(self.run, "flops.per_token_flops"), number(self.run, "flops.multiplier")
-        causal = number(self.run, "flops.causal_per_token_flops")
-        if per_token is None or not multiplier:
-            return str(lookup(self.run, "flops.reason") or "the module does not tell its FLOPs")
-        if causal is None:
+        flops = self.run.flops
+        if flops.per_token_flops is None or not flops.multiplier:
+            return flops.reason or "the module does not tell its FLOPs"
+        if flops.causal_per_token_flops is None:
             return "a count of the module's operators has other FLOPs than matrix products in it"
         if self.tokens is None:
-            return str(lookup(self.run, "window.tokens_reason") or "the number of tokens is not known")
-        return per_token / multiplier * self.tokens, 2 * (per_token - causal) / multiplier * self.tokens
+            return self.run.window.tokens_reason or "the number of tokens is not known"
+        attention = 2 * (flops.per_token_flops - flops.causal_per_token_flops)
+        return flops.per_token_flops / flops.multiplier * self.tokens, attention / flops.multiplier * self.tokens
 
     def optimizer(self, share: PhaseShares) -> Attained:
         """AdamW's reads and writes over all kernels of the optimizer's phase."""
         seconds, name = share.kernel_s / self.steps, "optimizer"
-        kind, count = (
-            str(lookup(self.run, "model.optimizer") or ""),
-            number(self.run, "model.trainable_parameter_count"),
-        )
+        kind, count = self.run.model.optimizer or "", self.run.model.trainable_parameter_count
         if not kind.startswith("AdamW"):
             return self._blank(
                 name, seconds, BYTES_PER_S, f"reads and writes of {kind or 'this optimizer'} are unknown"
@@ -141,19 +139,18 @@ class _Maker:
             return self._blank(name, seconds, BYTES_PER_S, "the number of trained parameters is unknown")
         return self._moved(name, seconds, count * (ADAMW_READS + ADAMW_WRITES) * self.bytes)
 
-    def norm(self, share: PhaseShares) -> Attained:
+    def norm(self, phase: Phase, share: PhaseShares) -> Attained:
         """All norms of the model over all kernels that do nothing else."""
-        name, seconds = f"norm {share.phase}", share.parts_s.get("norm", 0.0) / self.steps
-        layers, width = number(self.run, "model.num_layers"), number(self.run, "model.d_model")
-        fused = sorted(part for part in share.parts_s if "+" in part and "norm" in part.split("+"))
+        name, seconds = f"norm {phase}", share.parts_s.get("norm", 0.0) / self.steps
+        layers, width = self.run.model.num_layers, self.run.model.d_model
         if layers is None or width is None:
             return self._blank(name, seconds or None, BYTES_PER_S, "the model's norms are not known")
-        if fused:
+        if any("+" in part and "norm" in part.split("+") for part in share.parts_s):
             return self._blank(name, None, BYTES_PER_S, "fused with other parts: the time of norms alone is unknown")
         if not seconds or self.tokens is None:
             return self._blank(name, None, BYTES_PER_S, "no kernel of a norm alone")
         # Two in each block and one before the head.
-        tensors = NORM_TENSORS[share.phase] * (2 * layers + 1)
+        tensors = NORM_TENSORS[phase] * (2 * layers + 1)
         return self._moved(name, seconds, tensors * self.tokens * width * self.bytes)
 
     def _product(self, name: str, seconds: float, flops: float) -> Attained:
@@ -181,3 +178,39 @@ def roofline_record(found: Roofline | None) -> dict[str, Any] | None:
         "ceiling": found.ceiling.as_dict() if found.ceiling else None,
         "rows": [asdict(row) for row in found.rows],
     }
+
+
+def roofline_table(found: Roofline) -> Table:
+    """A row for each kind of work; shares are of the datasheet's rate and of what was measured on this device."""
+    headings = [*words("work"), *numbers("ms", "per step", "attained", "sheet", "burst", "sustained")]
+    caption = (
+        "ms of its kernels per step; least work that it needs; attained: that work by the time, and its share of "
+        "the datasheet's rate and of what `lmbench ceiling` measured, burst and sustained"
+    )
+    return Table("Roofline", caption, headings, [_row(row) for row in found.rows])
+
+
+def _row(row: Attained) -> list[Entry]:
+    work = MISSING
+    if row.work is not None:
+        scale, prefix = (_TERA, "T") if row.work >= 1e3 * _GIGA else (_GIGA, "G")
+        work = f"{row.work / scale:.3g} {prefix}{'FLOP' if row.unit == FLOPS_PER_S else 'B'}"
+    tera = "TFLOP/s" if row.unit == FLOPS_PER_S else "TB/s"
+    rate = MISSING if row.per_s is None else f"{row.per_s / _TERA:.3g} {tera}"
+    peaks = (row.datasheet_per_s, row.burst_per_s, row.sustained_per_s)
+    shares = (percent(row.per_s / peak if row.per_s is not None and peak else None) for peak in peaks)
+    return [fact(row.name), *map(Entry, (milliseconds(row.seconds), work, rate, *shares))]
+
+
+def roofline_lines(found: Roofline) -> list[tuple[str, str]]:
+    """Whose peak, why a figure is missing, and which record of `lmbench ceiling` it is held against."""
+    lines = [("peak", found.dtype)]
+    lines += [("", f"no figure for {row.name}: {row.reason}") for row in found.rows if row.reason]
+    if any(row.name.startswith("attention") for row in found.rows):
+        lines.append(("", "fused attention: products of the unmasked half, without what its backward computes again"))
+    if found.ceiling is None:
+        lines.append(("ceiling", "none of this GPU beside the results: `lmbench ceiling` measures it"))
+    else:
+        note = f" ({found.ceiling.note})" if found.ceiling.note else ""
+        lines.append(("ceiling", f"{found.ceiling.path}{note}"))
+    return lines

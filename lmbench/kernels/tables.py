@@ -1,20 +1,201 @@
-"""The tables of a trace. Times are means per step in ms, shares are of the phase's kernel time."""
+"""A trace's findings as people read them: tables and labelled lines, on the screen and as Markdown; kernels as CSV.
+
+Times are means per step in ms, shares are of the phase's kernel time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lmbench.kernels.trace.attention import ATTENTION_PARTS
-from lmbench.kernels.trace.findings import Findings
+from rich.console import Console
+
+from lmbench.kernels.roofline import Roofline, roofline_lines, roofline_table
+from lmbench.kernels.trace.completeness import Completeness
+from lmbench.kernels.trace.findings import Findings, kernel_record
+from lmbench.kernels.trace.kinds import KINDS
+from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import OUTSIDE
-from lmbench.kernels.trace.shares import KernelRow, PhaseShares
+from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
+from lmbench.records.guard import Guard
+from lmbench.records.run import RunRecord
+from lmbench.report.markdown import table_lines
+from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.text import KERNEL_WIDTH, shortened, shown
 from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
 _COLUMN_FRACTION = 0.005
 _MAX_COLUMNS = 3
+_OPERATORS = "below are operators on the host, with the time of each without those inside it"
+
+
+#: Label and text; without a label the text goes on with what the line before is about.
+Line = tuple[str, str]
+
+
+def print_all(head: Sequence[Line], tables: Sequence[Table], closing: Sequence[Line], console: Console) -> None:
+    """Print lines, tables and lines, readable at 80 columns."""
+    for line in head:
+        print_line(*line, console)
+    for table in tables:
+        print_table(table, console)
+    console.out("")
+    for line in closing:
+        print_line(*line, console)
+
+
+def all_as_markdown(head: Sequence[Line], tables: Sequence[Table], closing: Sequence[Line]) -> str:
+    """The same as Markdown, ready to paste; ends in a line feed."""
+    lines = _items(head)
+    for table in tables:
+        lines += ["", *table_lines(table)]
+    return "\n".join([*lines, "", *_items(closing)]).rstrip() + "\n"
+
+
+def _items(lines: Iterable[Line]) -> list[str]:
+    """A list with an item for each label."""
+    found: list[str] = []
+    for label, text in lines:
+        if label:
+            found.append(f"- **{label}**: {shown(text)}")
+        else:
+            # Two blanks break a line within an item.
+            found[-1] += "  "
+            found.append(f"  {shown(text)}")
+    return found
+
+
+def print_findings(found: Findings, top: int, roof: Roofline | None, console: Console) -> None:
+    """Print all tables."""
+    print_all(head(found), tables(found, top, roof), closing(found, roof), console)
+
+
+def to_markdown(found: Findings, top: int, roof: Roofline | None) -> str:
+    """The same as Markdown."""
+    return all_as_markdown(head(found), tables(found, top, roof), closing(found, roof))
+
+
+def to_csv(found: Findings) -> str:
+    """Every kernel of every phase, a row each, in SI units; of a trace without kernels its operators."""
+    stream = io.StringIO()
+    if found.has_kernels:
+        names = ["phase", "name", "short_name", "kind", "parts_s", "total_s", "share_fraction", "instances", "mean_s"]
+        rows = [kernel_record(row) for phase in found.phases for row in phase.rows]
+    else:
+        names = ["phase", "name", "self_s", "share_fraction", "calls", "mean_s"]
+        rows = [dict(vars(row)) for of_phase in found.operators.values() for row in of_phase]
+    writer = csv.DictWriter(stream, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        if found.has_kernels:
+            row["parts_s"] = "; ".join(f"{part} {seconds:.9g}" for part, seconds in row["parts_s"].items())
+        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
+    return stream.getvalue()
+
+
+def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
+    """All tables that this trace, and what its kernels attain, have something for."""
+    if not found.has_kernels:
+        return operator_tables(found, top)
+    kinds = share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)
+    parts = share_table(found, "part", lambda share: share.parts_s, part_order)
+    made = [phase_table(found), kinds, parts, *kernel_tables(found, top)]
+    if found.clocks.phases:
+        made += [clock_table(found), launch_table(found)]
+    if found.attention:
+        made.append(attention_table(found))
+    if roof is not None:
+        made.append(roofline_table(roof))
+    return made
+
+
+def head(found: Findings) -> list[Line]:
+    """What was recorded."""
+    lines = [("trace", str(found.path))]
+    if found.run is not None:
+        lines.append(("run", run_line(found.run)))
+    if not found.has_kernels:
+        return [*lines, *_source(found), ("note", f"no kernels in this trace: {found.why_no_kernels}; {_OPERATORS}")]
+    steps = f"{found.steps} step{'s' if found.steps > 1 else ''}" if found.has_step_count else "steps unknown"
+    count = found.completeness
+    captured = f"{milliseconds(found.captured_s)} ms in {_counted(count.kernels, 'kernel')}, {steps}"
+    return [*lines, ("captured", captured), _completeness(count), ("matmul", _matmul(found)), *_source(found)]
+
+
+def _completeness(count: Completeness) -> Line:
+    """Whether launches and kernels belong together, in one line."""
+    alone = count.kernels_without_launch
+    told = [_counted(count.kernels, "kernel"), f"{alone:,} without launch" if alone else "each with its launch"]
+    if count.launches_without_kernel:
+        told.append(f"{_counted(count.launches_without_kernel, 'launch', 'launches')} without kernel")
+    early = f"{count.kernels_before_launch:,} up to {count.worst_early_s * 1e6:,.1f} us before it"
+    told.append(early if count.kernels_before_launch else "none before it")
+    is_whole = not (alone or count.launches_without_kernel or count.kernels_before_launch)
+    return "complete" if is_whole else "incomplete", ", ".join(told)
+
+
+def _counted(number: int, word: str, several: str | None = None) -> str:
+    return f"{number:,} {word if number == 1 else several or f'{word}s'}"
+
+
+def run_line(run: RunRecord) -> str:
+    """The run's settings in one line."""
+    attention = f"attention {run.model.attention}" if run.model.attention else None
+    shape = f"batch {run.data.batch_size} x context {run.data.context_length}"
+    precision = f"{run.precision}, float32 matmul {run.matmul_precision}"
+    compiled = "compiled" if run.compile.is_enabled else "eager"
+    device = run.environment.gpu.name if run.environment else None
+    named = (run.model.size or run.model.name, attention, run.model.optimizer, run.mode)
+    return ", ".join(one for one in (*named, shape, precision, compiled, device or "CPU") if one)
+
+
+def _matmul(found: Findings) -> str:
+    shares = [f"{percent(share)} of {name}" for name, share in found.matmul_fractions.items()]
+    text, other = ", ".join(shares), found.step.top_other
+    if other is not None:
+        text += f"; top other kernel {shortened(other.short_name, KERNEL_WIDTH)}, {percent(other.share_fraction)}"
+    return text
+
+
+def _source(found: Findings) -> list[Line]:
+    if found.phase_source == "foreign":
+        return [
+            ("phases", "not recorded by lmbench: by the ranges of Lightning and PyTorch, and by what autograd runs")
+        ]
+    if found.phase_source == "none":
+        return [("phases", "the trace has no ranges of phases and no backward pass: everything is outside")]
+    return []
+
+
+def closing(found: Findings, roof: Roofline | None) -> list[Line]:
+    """What must be said of the roofline, verdicts with their reasons and advice, then guards that did not pass."""
+    lines: list[Line] = roofline_lines(roof) if roof else []
+    for one in found.verdicts:
+        if one.verdict is None:
+            continue
+        lines.append((one.phase, f"{one.verdict}: {one.reason}"))
+        lines.append(("", one.advice))
+        if one.lag_verdict == one.verdict:
+            lines.append(("", f"the lag of the unprofiled steps agrees (smallest {milliseconds(one.min_lag_s)} ms)"))
+        elif one.lag_verdict:
+            lag = f"the lag of the unprofiled steps says {one.lag_verdict} (smallest {milliseconds(one.min_lag_s)} ms)"
+            lines.append(("", f"{lag}; {one.agreement}"))
+    for guard in not_passed(found.guards):
+        lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
+    if found.guards:
+        tally = Counter(guard.status for guard in found.guards)
+        lines.append(("guards", ", ".join(f"{count} {status}" for status, count in tally.items())))
+    return lines
+
+
+def not_passed(guards: Iterable[Guard]) -> list[Guard]:
+    """Those that somebody should read."""
+    return [guard for guard in guards if guard.status in ("warn", "fail")]
 
 
 def phase_table(found: Findings) -> Table:
