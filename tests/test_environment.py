@@ -203,18 +203,19 @@ def test_the_collectors_policy_is_read_and_not_changed():
 def _reading(**changes):
     reading = DeviceSensor(CPU).read() | {
         "read_at_s": 0.0, "energy_j": 1000.0, "power_capped_s": 1.0, "thermal_capped_s": 0.0,
-        "sm_clock_hz": 1.98e9, "other_process_count": 0,
+        "sm_clock_hz": 1.98e9, "temperature_c": 40, "other_process_count": 0,
     }  # fmt: skip
     return reading | changes
 
 
 def test_power_energy_caps_and_clock_follow_from_two_readings():
     closed = _reading(
-        read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, other_process_count=2
+        read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, temperature_c=55, other_process_count=2
     )  # fmt: skip
     assert derive_device_state(_reading(), closed, wall_s=4.0) == pytest.approx(
         {
             "mean_power_w": 600.0,
+            "mean_temperature_c": 47.5,
             "energy_j": 2400.0,
             "power_capped_fraction": 0.5,
             "thermal_capped_fraction": 0.0,
@@ -229,6 +230,7 @@ def test_counters_that_a_card_lacks_or_that_were_reset_give_null():
     opened, closed = _reading(energy_j=None, sm_clock_hz=None), _reading(read_at_s=5.0, power_capped_s=0.5)
     found = derive_device_state(opened, closed)
     assert found["mean_power_w"] is None
+    assert derive_device_state(_reading(temperature_c=None), closed)["mean_temperature_c"] is None
     assert found["energy_j"] is None
     assert found["power_capped_fraction"] is None
     assert found["sm_clock_drop_fraction"] is None
