@@ -12,7 +12,7 @@ from lmbench.compare.record import as_record
 from lmbench.compare.shown import markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder

@@ -61,7 +61,7 @@ def _show(options: argparse.Namespace) -> None:
         print(encode({**as_record(found), "roofline": roofline_record(roof)}, indent=1))
         return
     from lmbench.kernels.shown.findings import print_findings, to_csv, to_markdown
-    from lmbench.report.terminal import make_console
+    from lmbench.report.screen import make_console
 
     if options.format == "csv":
         sys.stdout.write(to_csv(found))

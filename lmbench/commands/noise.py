@@ -14,7 +14,7 @@ from lmbench.compare.noise_survey import Survey, survey
 from lmbench.compare.noise_table import print_noise
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, run_fit
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = f"""\
 Measures how far a configuration is from itself when nothing was changed, and stores

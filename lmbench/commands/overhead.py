@@ -19,7 +19,7 @@ from lmbench.overhead.arms import ArmFailed, measure_arm, run_fit
 from lmbench.overhead.statistics import ARMS, bottleneck, difference, hook_cost, summarize_arms
 from lmbench.overhead.table import print_overhead
 from lmbench.records.vocabulary import Record
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = """\
 Measures the same model, data and optimizer, in fresh processes and rotating

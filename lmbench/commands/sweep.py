@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
+from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.store import SWEEP_FILE
-from lmbench.report.views import find_view
 from lmbench.sweep.check import check_cells
 from lmbench.sweep.engine import make_engine
 from lmbench.sweep.estimate import Estimate
@@ -87,7 +87,7 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
     file = file.changed(options, given.repeats, given.timeout, given.engine)
     if file.view is not None:
-        find_view(file.view)
+        make_catalogue().view(file.view, file.matrix)
     engine = make_engine(file.used_engine())
     plan = make_plan(name, file, makes_checkouts=not given.dry_run)
     if given.dry_run:
@@ -178,4 +178,4 @@ def _table(path: Path) -> str:
     from lmbench.report.gather import gather
     from lmbench.report.sections import build_report
 
-    return to_csv(build_report(gather([path])))
+    return to_csv(build_report(gather([path]), make_catalogue()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from lmbench.callbacks import Observer, RunRecorder
+from lmbench.records.codec import decode_run
+from lmbench.records.encoding import encode
 from lmbench.report.terminal import print_banner
 
 
@@ -18,4 +20,4 @@ class Announcement(Observer):
         facts = {"window": self.session.facts["window"], "compile": self.session.facts.get("compile", {})}
         # An output that cannot be written is told of at the end; the measurement goes on.
         with suppress(OSError):
-            print_banner(self._recorder.run | facts)
+            print_banner(decode_run(encode(self._recorder.run | facts).encode()))

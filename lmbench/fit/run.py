@@ -23,6 +23,7 @@ from lmbench.kernels.run_summary import add_kernels
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
+from lmbench.records.codec import decode_run
 from lmbench.records.encoding import encode
 from lmbench.report.terminal import print_run
 
@@ -154,7 +155,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
         elif is_quiet:
             print(recorder.folder.path)
         else:
-            print_run(recorder.run, recorder.folder.path, with_banner=False)
+            print_run(decode_run(encode(recorder.run).encode()), recorder.folder.path, with_banner=False)
     except BrokenPipeError:
         # Whoever read the output has enough of it.
         return int(recorder.exit_code)

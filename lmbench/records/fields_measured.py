@@ -116,7 +116,7 @@ _DEVICE_STATE = group("Device state", "run", _READING, prefix="device_state.<end
     "run",
     (
         ("mean_power_w", "W", "power", "Mean power between the two readings, from the energy counter.", "down"),
-        ("mean_temperature_c", "°C", "mean temperature", "Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.", "down"),  # noqa: E501
+        ("mean_temperature_c", "°C", "mean temperature", "Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.", "down"),
         ("energy_j", "J", "energy", "Mean power times `window.wall_s`.", "down"),
         ("power_capped_fraction", "fraction", "power-capped", "Share of the time that the power cap held the clock down.", "down"),
         ("thermal_capped_fraction", "fraction", "thermal-capped", "The same for temperature.", "down"),

@@ -14,6 +14,7 @@ import yaml
 
 from lmbench.errors import UsageError
 from lmbench.records.vocabulary import MODES
+from lmbench.report.view import read_view
 
 #: Options by their dotted names, each with its value: `{"model.size": "small"}`.
 Options = dict[str, Any]
@@ -73,7 +74,7 @@ class SweepFile:
     repeats: int = 3
     timeout_s: float = 600.0
     engine: str | None = None
-    view: str | None = None
+    view: str | dict[str, Any] | None = None
 
     def axis_options(self) -> set[str]:
         """Every option that differs from cell to cell."""
@@ -126,6 +127,9 @@ def read_sweep_file(path: Path) -> SweepFile:
     except yaml.YAMLError as error:
         raise UsageError(f"sweep file {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
     try:
+        if isinstance(content, dict) and isinstance(content.get("view"), dict):
+            # What is stored of the sweep still says whose view it is.
+            content["view"].setdefault("name", path.stem)
         return sweep_from(content)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -234,8 +238,8 @@ def _check(sweep: SweepFile) -> None:
         _one_of("engine", sweep.engine, ENGINES)
     if sweep.engine == "forkserver" and sweep.environments:
         raise UsageError("environments need interpreters of their own: engine forkserver cannot be; leave it out")
-    if sweep.view is not None and not isinstance(sweep.view, str):
-        raise UsageError(f"view is {sweep.view!r}; it must be the name of a report's view")
+    if sweep.view is not None:
+        read_view(sweep.view, sweep.matrix)
 
 
 def _check_keys(where: str, content: Mapping[Any, Any], known: list[str]) -> None:

@@ -9,8 +9,8 @@ from lmbench.hardware import find_gpu
 from lmbench.kernels.shown.screen import print_lines, print_table
 from lmbench.records.paths import number
 from lmbench.records.vocabulary import Record
+from lmbench.report.screen import make_console
 from lmbench.report.table import Entry, Table, fact, numbers, words
-from lmbench.report.terminal import make_console
 from lmbench.report.units import MISSING, percent
 
 _TERA = 1e12

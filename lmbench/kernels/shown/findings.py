@@ -13,7 +13,6 @@ from rich.console import Console
 from lmbench.kernels.shown.roofline import Roofline
 from lmbench.kernels.shown.roofline_table import roofline_lines, roofline_table
 from lmbench.kernels.shown.screen import Line, lines_as_markdown, print_lines, print_table
-from lmbench.kernels.shown.summary import top_other_words
 from lmbench.kernels.shown.tables import (
     attention_table,
     clock_table,
@@ -31,6 +30,7 @@ from lmbench.records.guards.guard import Guard
 from lmbench.records.paths import lookup
 from lmbench.report.markdown import table_lines
 from lmbench.report.table import Table
+from lmbench.report.terminal import top_other_words
 from lmbench.report.text import shown
 from lmbench.report.units import milliseconds, percent
 
