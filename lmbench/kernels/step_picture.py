@@ -62,9 +62,7 @@ class Timelines:
     """The page's part: a timeline for each cell with a profiled run that has one, until the page is full."""
 
     def __init__(self) -> None:
-        #: It does nothing but draw what the page holds already.
-        self.script = _packaged("timeline.js")
-        self.style = _packaged("timeline.css")
+        self.script = self.style = ""
         self._count = self._bytes = 0
 
     def markup(self, cells: Sequence[Cell]) -> str:
@@ -94,6 +92,9 @@ class Timelines:
             notes.append(f"{_more(len(unreadable))} not shown, as the file cannot be used: {', '.join(unreadable)}.")
         if not pictures and not notes:
             return ""
+        if pictures:
+            # The script does nothing but draw what the page holds already.
+            self.script, self.style = _packaged("timeline.js"), _packaged("timeline.css")
         environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
         return environment.from_string(_packaged("timeline.html")).render(steps=pictures, notes=notes)
 

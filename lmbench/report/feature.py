@@ -20,7 +20,7 @@ from lmbench.report.view import View, read_view
 class PagePart(Protocol):
     """What a feature adds to each section of a page, below the charts; made anew for every page."""
 
-    #: Set into the page where any section has the part.
+    #: Set into the page; empty where no section has needed them.
     script: str
     style: str
 

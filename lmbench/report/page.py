@@ -14,7 +14,6 @@ from pathlib import Path
 from lmbench.errors import UsageError
 from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.charts import Chart, build_charts
-from lmbench.report.feature import PagePart
 from lmbench.report.gather import Sample
 from lmbench.report.sections import Report, Section
 from lmbench.report.text import shown_lines
@@ -51,27 +50,24 @@ def to_html(report: Report) -> str:
     template = environment.from_string((package / "page.html").read_text(encoding="utf-8"))
     features = report.sections[0].catalogue.features if report.sections else ()
     parts = [feature.page_part() for feature in features if feature.page_part is not None]
-    used: dict[int, PagePart] = {}
     sections = []
     for index, section in enumerate(report.sections):
         pictures, left_out = draw_charts(section)
-        drawn = {place: text for place, part in enumerate(parts) if (text := part.markup(section.cells))}
-        used |= {place: parts[place] for place in drawn}
         sections.append(
             {
                 "section": section,
                 "anchor": f"section-{index}",
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
                 "chart_notes": chart_notes(pictures, left_out),
-                "parts": [Markup(text) for text in drawn.values()],
+                "parts": [Markup(part.markup(section.cells)) for part in parts],
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
-    scripts = [part.script for part in used.values() if part.script]
+    scripts = [part.script for part in parts if part.script]
     style = (package / "page.css").read_text(encoding="utf-8")
     page = template.render(
         title=", ".join(section.title for section in report.sections),
-        style=Markup("".join([style, *(part.style for part in used.values())])),
+        style=Markup("".join([style, *(part.style for part in parts)])),
         sections=sections,
         unread=report.unread,
         scripts=[Markup(script) for script in scripts],
