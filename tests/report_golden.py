@@ -67,7 +67,7 @@ def precision(folder: Path) -> list[str]:
         for precision_, matmul in pairs:
             axes = {"model.size": [size], "trainer.precision": [precision_], "measure.matmul_precision": [matmul]}
             write_sweep(folder, f"{name}-{precision_}-{matmul}", axes, fixed=fixed, repeats=3, edit=edit)
-    return [str(gathered_sweep(folder, "precision")), "--reference", "all"]
+    return [str(gathered_sweep(folder, "precision")), "--reference"]
 
 
 def compiled(folder: Path) -> list[str]:

@@ -207,18 +207,18 @@ def test_the_collectors_policy_is_read_and_not_changed():
 def _reading(**changes):
     reading = DeviceReading(
         read_at_s=0.0, energy_j=1000.0, power_capped_s=1.0, thermal_capped_s=0.0, sm_clock_hz=1.98e9,
-        other_process_count=0,
+        temperature_c=40.0, other_process_count=0,
     )  # fmt: skip
     return replace(reading, **changes)
 
 
 def test_power_energy_caps_and_clock_follow_from_two_readings():
     closed = _reading(
-        read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, other_process_count=2
+        read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, temperature_c=55, other_process_count=2
     )  # fmt: skip
     found = derive_device_state(_reading(), closed, wall_s=4.0)
     assert (found.open, found.close) == (_reading(), closed)
-    assert (found.mean_power_w, found.energy_j) == pytest.approx((600.0, 2400.0))
+    assert (found.mean_power_w, found.mean_temperature_c, found.energy_j) == pytest.approx((600.0, 47.5, 2400.0))
     assert (found.power_capped_fraction, found.thermal_capped_fraction) == (0.5, 0.0)
     assert found.sm_clock_drop_fraction == pytest.approx(1 / 6)
     assert found.other_process_count == 2
@@ -229,6 +229,7 @@ def test_counters_that_a_card_lacks_or_that_were_reset_give_null():
     opened, closed = _reading(energy_j=None, sm_clock_hz=None), _reading(read_at_s=5.0, power_capped_s=0.5)
     found = derive_device_state(opened, closed)
     assert found.mean_power_w is None
+    assert derive_device_state(_reading(temperature_c=None), closed).mean_temperature_c is None
     assert found.energy_j is None
     assert found.power_capped_fraction is None
     assert found.sm_clock_drop_fraction is None

@@ -168,7 +168,7 @@ def test_the_result_and_the_screen_say_what_is_unseen(tmp_path):
     run = load_run(path).record
     assert run.unseen_phases == ["forward", "clip", "zero_grad"]
     assert run.phases.forward is None
-    line = next(line for line in figures(run) if line.startswith("unseen"))
+    line = dict(figures(run))["unseen"]
     assert "forward, clip, zero_grad: the module optimizes by hand" in line
     assert {guard.name: guard.status for guard in run.guards}["other_share"] == "n/a"
 

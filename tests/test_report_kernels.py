@@ -15,11 +15,11 @@ from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
 from lmbench.kernels.ceiling import ceiling_table
-from lmbench.kernels.shown.summary import sound_kernels
+from lmbench.kernels.in_report import KIND_COLOURS, PART_COLOURS, part_colour
 from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import PARTS
-from lmbench.report.colours import KIND_COLOURS, PART_COLOURS, PHASE_COLOURS, part_colour
+from lmbench.report.charts import PHASE_COLOURS
 from lmbench.report.units import percent
 
 DATA = Path(__file__).parent / "trace_data"
@@ -121,52 +121,33 @@ def put(path: str, value: Any) -> Edit:
 
 DAMAGES = {
     "all a text": put("kernels", "x"),
-    "all a list": put("kernels", [1]),
     "phases a list": put("kernels.phases", []),
-    "a phase a number": put("kernels.phases.forward", 3),
-    "parts a list": put("kernels.phases.forward.parts", [1]),
     "a part's time a text": put("kernels.phases.forward.parts", {"ffn_s": "x", "norm_s": 0.001}),
     "kinds null": put("kernels.phases.step.kinds", None),
     "a top kernel without its share": put("kernels.phases.step.top_other", {"name": "x"}),
-    "a top kernel a list": put("kernels.phases.step.top_other", [1]),
     "a window a text": put("kernels.phases.forward.window_s", "x"),
-    "attention a text": put("kernels.attention", "x"),
     "attention's forward a list": put("kernels.attention.forward", [2]),
-    "a time that is no number": put("kernels.kernel_s", float("nan")),
     "a reason that is a list": put("kernels.reason", [1]),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_summary_leaves_figures_out_and_nothing_breaks(
+def test_a_summary_that_does_not_fit_is_a_damaged_run_beside_the_others(
     damage: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profiled(tmp_path / "runs" / "a", NAIVE, damage)
     profiled(tmp_path / "runs" / "b", {**NAIVE, "data.context_length": 256})
     page = tmp_path / "page.html"
     for view in ("kernels", "attention_parts"):
-        shown(capsys, tmp_path / "runs", "--view", view)
-        shown(capsys, tmp_path / "runs", "--view", view, "--format", "csv", "--html", page)
+        text = shown(capsys, tmp_path / "runs", "--view", view, "--html", page, "--format", "markdown")
+        assert "2 runs (1 ok, 1 damaged)" in text
+        assert "run.json is damaged: " in text
         assert "<svg" in page.read_text()
     assert main(["show", str(tmp_path / "runs" / "a")]) == 0
 
 
-def test_what_is_sound_beside_the_damage_stays() -> None:
-    record = {
-        "kernel_s": 0.01,
-        "phases": {
-            "forward": {"kernel_s": 0.004, "window_s": "x", "parts": {"ffn_s": 0.003, "norm_s": None}},
-            "step": 3,
-        },
-    }
-    found = sound_kernels(record)
-    assert found["kernel_s"] == 0.01
-    assert found["phases"]["forward"] == {"kernel_s": 0.004, "kinds": {}, "parts": {"ffn_s": 0.003}}
-    assert found["phases"]["step"] == {"kinds": {}, "parts": {}}
-
-
 def test_names_that_cannot_be_shown_reach_no_table_raw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    raw = "\x1b[31mred\x00\nline \ud800"
+    raw = "\x1b[31mred\x00\nline \u202e"
 
     def edit(run: dict[str, Any]) -> None:
         run["kernels"]["phases"]["step"]["top_other"]["name"] = raw

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import json
 import re
 import shutil
@@ -14,8 +16,7 @@ import pytest
 from browser import CHROMIUM, look, operate
 
 from lmbench.cli import main
-from lmbench.kernels.shown.page_timelines import MAX_TIMELINES, script, script_hash
-from lmbench.kernels.shown.step_picture import MAX_KERNELS, ROWS, step_picture
+from lmbench.kernels.step_picture import MAX_KERNELS, MAX_TIMELINES, ROWS, Timelines, step_picture
 from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline
 from lmbench.records.vocabulary import Record
@@ -65,9 +66,10 @@ def test_the_page_holds_the_steps_kernels_and_nothing_points_outside(page: Path)
 def test_only_the_one_script_may_run(page: Path) -> None:
     text = page.read_text()
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{script_hash(script())}'"
     (inline,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    assert inline == script()
+    assert inline == Timelines().script
+    digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def test_without_a_script_there_is_a_picture_of_the_whole_step(page: Path) -> None:
@@ -136,6 +138,7 @@ def test_a_page_of_many_runs_stays_under_a_few_megabytes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content",
     [b"", b"no gzip", gzip.compress(b'{"schema_version": 1}'), gzip.compress(b'{"schema_version": 1, "kernels": 3}')],
+    ids=["empty", "no gzip", "no kernels", "a number of kernels"],
 )
 def test_a_timeline_that_cannot_be_read_is_left_out(content: bytes, tmp_path: Path) -> None:
     run = profiled_run(tmp_path / "run")

@@ -15,18 +15,18 @@ import pytest
 from report_results import make_record, set_outcome, write_run, write_sweep
 
 from lmbench.cli import main
+from lmbench.commands.report import make_catalogue
 from lmbench.report.cells import Cell, make_cells
+from lmbench.report.charts import interval
 from lmbench.report.delimited import cell_rows
 from lmbench.report.gather import gather
-from lmbench.report.intervals import interval
-from lmbench.report.relative import COLUMN
 from lmbench.report.sections import Options, build_report
 
 Row = dict[str, Any]
 
 
-def rows_of(folder: Path, **options: str) -> list[Row]:
-    return cell_rows(build_report(gather([folder]), Options(**options)))
+def rows_of(folder: Path, **options: Any) -> list[Row]:
+    return cell_rows(build_report(gather([folder]), make_catalogue(), Options(**options)))
 
 
 def set_step(run: dict[str, Any], mean_s: float, std_s: float = 0.001) -> None:
@@ -168,8 +168,8 @@ def test_compiling_that_is_slower_never_pays(tmp_path: Path) -> None:
         set_step(run, 0.11 if axes["trainer.compile"] else 0.1)
 
     write_sweep(tmp_path, "compile", {"trainer.compile": [False, True]}, view="compile", edit=edit)
-    column = COLUMN["pays_after_steps"]
-    section = build_report(gather([tmp_path])).sections[0]
+    section = build_report(gather([tmp_path]), make_catalogue()).sections[0]
+    column = section.catalogue.column("pays_after_steps")
     measure = column.read(section.cells[1], section.pairing.of(section.cells[1]))
     assert measure is not None
     assert column.show(measure) == "never"
@@ -201,10 +201,8 @@ def test_whiskers_between_processes_are_students_interval(tmp_path: Path) -> Non
     means = [0.1, 0.101, 0.104, 0.103]
     write_sweep(tmp_path, "s", {"data.batch_size": [4]}, repeats=4, edit=lambda run, _, k: set_step(run, means[k]))
     cell = cell_of(tmp_path)
-    measure = COLUMN["step_s"].read(cell, None)
-    assert measure is not None
     expected = stats.t.interval(0.95, 3, statistics.fmean(means), stats.sem(means))
-    assert interval(cell, "step_s", measure) == pytest.approx(expected)
+    assert interval(cell, make_catalogue().column("step_s")) == pytest.approx(expected)
 
 
 def test_csv_holds_every_cell_with_si_units_in_the_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +217,7 @@ def test_csv_holds_every_cell_with_si_units_in_the_names(tmp_path: Path, capsys:
 def test_csv_with_published_figures_gives_them_in_seconds(tmp_path: Path) -> None:
     fixed = {"mode": "forward_backward", "data.context_length": 256, "trainer.precision": "bf16-mixed"}
     write_sweep(tmp_path, "s", {"data.batch_size": [64]}, fixed=fixed)
-    assert rows_of(tmp_path, reference="plausible")[0]["reference 002, A100-80GB: step_s"] == pytest.approx(0.29553)
+    assert rows_of(tmp_path, has_reference=True)[0]["reference 002, A100-80GB: step_s"] == pytest.approx(0.29553)
 
 
 def test_a_difference_that_repeats_cannot_tell_from_none_is_marked(

@@ -13,11 +13,16 @@ from rich.console import Console
 
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.cli import main
-from lmbench.report.terminal import make_console, print_run
+from lmbench.records.codec import decode_run
+from lmbench.records.measured import RunError
+from lmbench.records.run import GuardResult, RunRecord
+from lmbench.report.screen import make_console
+from lmbench.report.terminal import print_run
 
-H200 = json.loads((Path(__file__).parent / "report_data" / "h200_run.json").read_text())
+DATA = (Path(__file__).parent / "report_data" / "h200_run.json").read_bytes()
+H200 = decode_run(DATA)
 QUICK = ["--measure.steps", "6", "--measure.min_window_s", "0", "--measure.probe_steps", "2"]
-DEEP = Path("/a/folder/of/results/whose/path/is/longer/than/a/terminal/is/wide") / H200["run_id"]
+DEEP = Path("/a/folder/of/results/whose/path/is/longer/than/a/terminal/is/wide") / str(H200.run_id)
 TO_COPY = ("result ", "repeat ", "upload ")
 
 
@@ -32,12 +37,12 @@ def test_everything_but_what_is_to_be_copied_fits_80_columns():
     assert [line for line in lines if len(line) > 80 and not line.startswith(TO_COPY)] == []
     assert [line for line in lines if line != line.rstrip()] == []
     assert f"result       {DEEP}" in lines
-    assert f"repeat       {H200['replay_command']}" in lines
+    assert f"repeat       {H200.replay_command}" in lines
 
 
 def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
-    guard = {"name": "spread", "status": "warn", "message": "steps vary", "advice": "look at [steps]"}
-    run = {**H200, "guards": [guard]}
+    run = decode_run(DATA)
+    run.guards = [GuardResult("spread", "warn", message="steps vary", advice="look at [steps]")]
     assert "\x1b[33mWARN" in shown(run, force_terminal=True, color_system="standard", _environ={})
     assert "\x1b" not in shown(run)
     assert "look at [steps]" in shown(run)
@@ -55,7 +60,7 @@ def test_a_log_file_gets_no_colour_and_80_columns(tmp_path, monkeypatch):
 
 
 def test_a_run_that_came_to_nothing_says_only_what_is_known():
-    run = {"outcome": "error", "error": {"phase": "setup", "message": "no"}}
+    run = RunRecord(1, "error", error=RunError(phase="setup", message="no"))
     assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
 
 

@@ -154,7 +154,7 @@ def test_an_option_for_every_cell_may_not_be_an_axis():
 
 
 def test_every_study_has_a_view_a_tiny_variant_and_cells():
-    from lmbench.report.views import find_view
+    from lmbench.commands.report import make_catalogue
 
     studies = shipped_studies()
     names = {"step_times", "warmup", "context", "precision", "compile", "batch", "custom"}
@@ -162,5 +162,5 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
     assert {f"tiny_{name}" for name in studies if not name.startswith("tiny_")} <= set(studies)
     for name, path in studies.items():
         plan = make_plan(name, read_sweep_file(path))
-        assert find_view(plan.file.view).name == name.removeprefix("tiny_")
+        assert make_catalogue().view(plan.file.view, plan.file.matrix).name == name.removeprefix("tiny_")
         assert len(plan.cells) > 1

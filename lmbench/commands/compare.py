@@ -11,7 +11,7 @@ from lmbench.compare.comparison import compare
 from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder

@@ -40,7 +40,7 @@ def run(args: list[str]) -> int:
     from lmbench.kernels.roofline import roofline, roofline_record
     from lmbench.kernels.tables import print_findings, to_csv, to_markdown
     from lmbench.kernels.trace.findings import as_record, examine
-    from lmbench.report.terminal import make_console
+    from lmbench.report.screen import make_console
 
     found = examine(options.source)
     roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))

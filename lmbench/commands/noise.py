@@ -12,7 +12,7 @@ from lmbench.compare.metrics import STEP
 from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_noise, store_noise, survey
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, run_fit
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = f"""\
 Measures how far a configuration is from itself when nothing was changed, and stores

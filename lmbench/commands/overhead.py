@@ -15,7 +15,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.fit.command_line import expand_configs
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
-from lmbench.report.terminal import make_console
+from lmbench.report.screen import make_console
 
 DESCRIPTION = """\
 Measures the same model, data and optimizer, in fresh processes and rotating

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from lmbench.report.feature import Catalogue
 
 DESCRIPTION = """\
 Shows results as tables: Markdown on standard output, CSV, or one HTML page that
@@ -27,18 +31,25 @@ def _parser() -> CommandParser:
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="a run's folder, a sweep's, or a folder of them")
     parser.add_argument("--format", choices=("markdown", "csv"), help="what is printed (default markdown)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page to FILE")
-    parser.add_argument("--view", metavar="NAME", help="show all results by this study's view")
+    parser.add_argument(
+        "--view", metavar="NAME", help="show all results by the view of this study, or of this YAML file"
+    )
     parser.add_argument(
         "--baseline", metavar="FACT=VALUE,...", help="what speed-ups refer to: precision=32-true,matmul=highest"
     )
     parser.add_argument(
-        "--reference",
-        nargs="?",
-        const="plausible",
-        choices=("plausible", "all"),
-        help="add published figures of the same size, mode, context and precision; all: implausible ones too",
-    )
+        "--reference", action="store_true",
+        help="add published figures of the same size, mode, context and precision, but for implausible ones",
+    )  # fmt: skip
     return parser
+
+
+def make_catalogue() -> Catalogue:
+    """What views may name: the report's own columns and charts, and those of every feature."""
+    from lmbench.kernels.in_report import KERNELS
+    from lmbench.report.feature import Catalogue
+
+    return Catalogue([KERNELS])
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -49,7 +60,8 @@ def _report(options: argparse.Namespace) -> None:
     target: Path | None = options.html
     if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
         raise UsageError(f"--html {str(target)!r} cannot be written; name a file in a folder that exists")
-    report = build_report(gather(options.results), Options(options.view, options.baseline, options.reference))
+    wanted = Options(options.view, options.baseline, options.reference)
+    report = build_report(gather(options.results), make_catalogue(), wanted)
     if target is not None:
         from lmbench.report.page import write_page
 

@@ -35,7 +35,7 @@ def _check(device: object) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from lmbench.report.terminal import make_console
+    from lmbench.report.screen import make_console
     from lmbench.selfcheck import findings, host_bound, timing
     from lmbench.selfcheck.result import CheckResult
 

@@ -24,7 +24,9 @@ def run(args: list[str]) -> int:
         loaded = load_run(folder)
         if place:
             print()
-        print_run({**loaded.run, "outcome": loaded.outcome}, folder, notes=_notes(loaded))
+        # One that says `running` may have been killed.
+        loaded.record.outcome = loaded.outcome
+        print_run(loaded.record, folder, notes=_notes(loaded))
     return ExitCode.OK
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
+from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import find_runs
 from lmbench.records.store import SWEEP_FILE
-from lmbench.report.views import find_view
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
 from lmbench.sweep.file import CONFIG, Options, SweepFile, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
@@ -79,7 +79,7 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
     file = file.changed(options, given.repeats, given.timeout)
     if file.view is not None:
-        find_view(file.view)
+        make_catalogue().view(file.view, file.matrix)
     plan = make_plan(name, file, makes_checkouts=not given.dry_run)
     if given.dry_run:
         _list(plan, Estimate(plan))
@@ -168,4 +168,4 @@ def _table(path: Path) -> str:
     from lmbench.report.gather import gather
     from lmbench.report.sections import build_report
 
-    return to_csv(build_report(gather([path])))
+    return to_csv(build_report(gather([path]), make_catalogue()))

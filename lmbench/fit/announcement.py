@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from lmbench.callbacks import Observer, RunRecorder
-from lmbench.records.codec import as_dict
 from lmbench.report.terminal import print_banner
 
 
@@ -18,4 +17,4 @@ class Announcement(Observer):
     def run_started(self) -> None:
         # An output that cannot be written is told of at the end; the measurement goes on.
         with suppress(OSError):
-            print_banner(as_dict(self._recorder.run))
+            print_banner(self._recorder.run)

@@ -24,7 +24,7 @@ from lmbench.interruption import exit_code, held, received
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
-from lmbench.records.codec import as_dict, encode_run
+from lmbench.records.codec import encode_run
 from lmbench.report.terminal import print_run
 from lmbench.wandb.publish import publish_run
 
@@ -161,7 +161,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
         elif is_quiet:
             print(recorder.folder.path)
         else:
-            print_run(as_dict(recorder.run), recorder.folder.path, with_banner=False)
+            print_run(recorder.run, recorder.folder.path, with_banner=False)
     except BrokenPipeError:
         # Whoever read the output has enough of it.
         return int(recorder.exit_code)

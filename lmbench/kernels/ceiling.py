@@ -18,9 +18,8 @@ from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
-from lmbench.report.screen import print_line, print_table
+from lmbench.report.screen import make_console, print_line, print_table
 from lmbench.report.table import Entry, Table, fact, numbers, words
-from lmbench.report.terminal import make_console
 from lmbench.report.units import MISSING, percent
 
 _PATTERN = "ceiling_*.json"

@@ -143,6 +143,7 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
         open=opened,
         close=closed,
         mean_power_w=power_w,
+        mean_temperature_c=_mean(opened.temperature_c, closed.temperature_c),
         energy_j=None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
         power_capped_fraction=_share(opened.power_capped_s, closed.power_capped_s, elapsed_s),
         thermal_capped_fraction=_share(opened.thermal_capped_s, closed.thermal_capped_s, elapsed_s),
@@ -162,6 +163,10 @@ def _share(before: float | None, after: float | None, elapsed_s: float) -> float
     # The counter moves in steps, and can so be ahead of the clock by one.
     rate = _rate(before, after, elapsed_s)
     return None if rate is None else min(rate, 1.0)
+
+
+def _mean(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else (before + after) / 2
 
 
 def _drop(before: float | None, after: float | None) -> float | None:

@@ -142,6 +142,7 @@ class DeviceState(Struct):
     open: Annotated[DeviceReading, Part("<end>")] = field(default_factory=DeviceReading)
     close: Annotated[DeviceReading, Part("<end>")] = field(default_factory=DeviceReading)
     mean_power_w: Annotated[float | None, About("W", "power", "Mean power between the two readings, from the energy counter.", "down")] = None
+    mean_temperature_c: Annotated[float | None, About("°C", "mean temperature", "Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.", "down")] = None
     energy_j: Annotated[float | None, About("J", "energy", "Mean power times `window.wall_s`.", "down")] = None
     power_capped_fraction: Annotated[float | None, About("fraction", "power-capped", "Share of the time that the power cap held the clock down.", "down")] = None
     thermal_capped_fraction: Annotated[float | None, About("fraction", "thermal-capped", "The same for temperature.", "down")] = None

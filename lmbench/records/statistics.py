@@ -1,4 +1,4 @@
-"""Statistics of one series of values (design section 8), on the standard library but for Student's t."""
+"""Statistics of one series of values (design section 8), on the standard library alone but for Student's t."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ def sample_std(values: Sequence[float], mean: float) -> float | None:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval of the mean of two values at least: (low, high)."""
+    """Interval of the mean of independent values, such as the means of processes, by Student's t.
+
+    Raises ValueError below two values, which have no spread.
+    """
+    # SciPy is imported only where an interval is shown: reading and summarizing do without it.
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     mean = statistics.fmean(values)
-    quantile = float(stdtrit(len(values) - 1, 0.5 + confidence / 2))
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    std = sample_std(values, mean)
+    if std is None:
+        raise ValueError("an interval of the mean takes two values")
+    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * std / math.sqrt(len(values))
     return mean - half, mean + half
 
 

@@ -1,4 +1,4 @@
-"""Cells: the runs of one point of a grid, what they have in common, and how they ended."""
+"""Cells: the runs of one point of a grid, what they have in common, how they ended, and who is whose baseline."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmbench.report.facts import FACT, Value, in_words, sort_key
-from lmbench.report.gather import Group
-from lmbench.report.sample import Sample
+from lmbench.errors import UsageError
+from lmbench.report.facts import FACT, Value, captioned, in_words, is_consequence, plain, sort_key
+from lmbench.report.gather import Group, Sample
+from lmbench.report.view import Baseline
 
 _OUTCOME_WORDS = {"oom": "OOM"}
 #: Options of a shape that its label (layers x width) leaves out.
@@ -57,7 +58,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell in words, by what people choose first."""
-        return ", ".join(in_words(name, self.facts[name]) for name in _NAMING if self.facts.get(name) is not None)
+        return told(self, _NAMING)
 
 
 def of_profiled(cell: Cell) -> Cell:
@@ -161,6 +162,16 @@ def varying(cells: Sequence[Cell]) -> list[str]:
     return sorted(names, key=lambda name: (order.get(name, len(order)), name))
 
 
+def differing(cells: Sequence[Cell]) -> list[str]:
+    """The same without facts that follow from others: what labels say."""
+    return [name for name in varying(cells) if not is_consequence(name)]
+
+
+def told(cell: Cell, names: Sequence[str]) -> str:
+    """These facts of the cell, as far as it knows them, in a line."""
+    return ", ".join(in_words(name, cell.facts[name]) for name in names if cell.facts.get(name) is not None)
+
+
 def _is_told_by_size(name: str, cells: Sequence[Cell]) -> bool:
     """Whether a dimension of the model says no more than its size: there is one value of it for each size."""
     if name not in _DIMENSIONS:
@@ -194,3 +205,62 @@ def partly_known(cells: Sequence[Cell]) -> set[str]:
 def in_order(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
     """Cells sorted by these facts, the first one first."""
     return sorted(cells, key=lambda cell: [sort_key(name, cell.facts.get(name)) for name in names])
+
+
+class Pairing:
+    """Finds each cell's baseline among the cells; a cell that is one is its own."""
+
+    def __init__(self, baseline: Baseline | None, cells: Sequence[Cell]) -> None:
+        self.baseline = baseline
+        self._candidates = [cell for cell in cells if baseline and baseline.is_met_by(cell.facts)]
+        self._exact = {_pair_key(cell, cell.facts): cell for cell in reversed(self._candidates)}
+
+    def of(self, cell: Cell) -> Cell | None:
+        """The baseline of a cell, None where none fits."""
+        if self.baseline is None:
+            return None
+        wanted = {**cell.facts, **self.baseline.facts}
+        found = self._exact.get(_pair_key(cell, wanted))
+        return found or next((other for other in self._candidates if _fits(cell, wanted, other)), None)
+
+
+def _pair_key(cell: Cell, facts: Mapping[str, Value]) -> tuple[object, ...]:
+    return (cell.gpu, *sorted((name, str(value)) for name, value in facts.items() if not is_consequence(name)))
+
+
+def _fits(cell: Cell, wanted: Mapping[str, Value], other: Cell) -> bool:
+    names = [name for name in {*wanted, *other.facts} if not is_consequence(name)]
+    return other.gpu == cell.gpu and all(_agree(wanted.get(name), other.facts.get(name)) for name in names)
+
+
+def _agree(wanted: Value, found: Value) -> bool:
+    # A run that died early cannot tell everything.
+    return wanted is None or found is None or wanted == found
+
+
+def parse_baseline(text: str, cells: Sequence[Cell]) -> Baseline:
+    """A baseline from `precision=32-true,matmul=highest`; a value may be the beginning of the one meant.
+
+    Raises:
+        UsageError: no `fact=value`, a fact that no cell has, or a value that none of them has.
+    """
+    facts: dict[str, Value] = {}
+    known = sorted({name for cell in cells for name in cell.facts}, key=lambda n: (n not in FACT, n))
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise UsageError(f"baseline {part.strip()!r}; give fact=value, such as precision=32-true,matmul=highest")
+        if name not in known:
+            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(known)}")
+        facts[name] = _value_of(name, value, cells)
+    return Baseline(facts, ", ".join(captioned(name, value) for name, value in facts.items()))
+
+
+def _value_of(name: str, text: str, cells: Sequence[Cell]) -> Value:
+    values = {str(cell.facts[name]): cell.facts[name] for cell in cells if cell.facts.get(name) is not None}
+    begun = [value for shown, value in values.items() if shown.startswith(text)]
+    if text in values:
+        return plain(values[text])
+    if len(begun) == 1:
+        return begun[0]
+    raise UsageError(f"baseline {name}={text}: no run has it; choose among {', '.join(sorted(values))}")

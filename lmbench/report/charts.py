@@ -1,54 +1,142 @@
-"""Charts of a view from the cells of one device."""
+"""Charts of a view from the cells of one device, before they are pictures: series of points, each with its interval or
+with the reason why it is missing."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from lmbench.kernels.shown.charts import kernel_chart
-from lmbench.records.vocabulary import PHASES
-from lmbench.report.cells import Cell, in_order, varying
-from lmbench.report.chart import Chart, Point, Series
-from lmbench.report.colours import MUTED, PHASE_COLOURS
-from lmbench.report.columns import numbers
-from lmbench.report.facts import FP32_MATMUL, TF32_MATMUL, captioned, heading, in_words, is_consequence, sort_key
-from lmbench.report.intervals import device_memory, make_point, whiskers
-from lmbench.report.relative import COLUMN, Pairing
-from lmbench.report.views.view import ChartSpec
+from lmbench.records.statistics import mean_interval
+from lmbench.records.vocabulary import PHASES, Span
+from lmbench.report.cells import Cell, Pairing, differing, in_order, told
+from lmbench.report.columns import Column, mean_of, numbers
+from lmbench.report.facts import captioned, heading, in_words, precision_word, sort_key
+from lmbench.report.view import ChartSpec
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
-#: Kinds with a row for each cell, labelled with whatever differs.
-_ROW_KINDS = ("rows", "phases", "parts", "kinds", "attention")
 #: Steps shown of a run's beginning.
 FIRST_STEPS = 16
 #: Phases below this share of every step are drawn with the rest.
 _SMALL_FRACTION = 0.01
+#: Processes from which on an interval of their mean says something.
+_ENOUGH = 3
+_BETWEEN = "95 % interval of the mean between processes"
+_WITHIN = "the middle 90 % of the steps of a run (all of them under 20 steps)"
+
+#: A colour is a place among the page's `--series-N`, so many of them; 0 is the muted one, of what is no class of its
+#: own. A phase has one colour everywhere on a page.
+COLOURS = 19
+MUTED = 0
+PHASE_COLOURS: Mapping[str, int] = {
+    "forward": 1, "backward": 2, "optimizer": 3, "clip": 4, "zero_grad": 5, "data": 19, "transfer": 8, "outside": 7,
+}  # fmt: skip
 
 
-def build_charts(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> tuple[list[Chart], int]:
+@dataclass(frozen=True)
+class Point:
+    """One value in the chart's unit with the ends of its interval; None with the outcome where there is none.
+
+    `tip` is what a pointer over the mark shows.
+    """
+
+    x: str | float
+    y: float | None
+    low: float | None = None
+    high: float | None = None
+    outcome: str = ""
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together; `label` is empty where there is only one series.
+
+    `colour` is the place of its colour (see colours), None for one by the order of the series.
+    """
+
+    label: str
+    points: list[Point]
+    colour: int | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, ready to be drawn.
+
+    `kind` is `bars`, `rows`, `lines`, `phases` or `steps` (see ChartSpec). `categories` are the places of bars, in
+    order. `limit` is a level to mark, with its name. `whiskers` says what the intervals are.
+    """
+
+    kind: str
+    x_label: str
+    y_label: str
+    series: list[Series]
+    title: str = ""
+    caption: str = ""
+    whiskers: str = ""
+    is_log: bool = False
+    limit: tuple[float, str] | None = None
+    categories: list[str] = field(default_factory=list)
+
+    @property
+    def highest(self) -> float:
+        return max((p.high or p.y or 0.0 for series in self.series for p in series.points), default=0.0)
+
+    @property
+    def lowest(self) -> float:
+        return min((p.y for series in self.series for p in series.points if p.y), default=0.0)
+
+    @property
+    def most_missing(self) -> int:
+        """The largest number of points that are missing in one place."""
+        missing = Counter(point.x for series in self.series for point in series.points if point.outcome)
+        return max(missing.values(), default=0)
+
+
+#: What a chart's `y` is by its name.
+ColumnOf = Callable[[str], Column]
+
+
+@dataclass(frozen=True)
+class ChartKind:
+    """A kind of chart: what makes one of the cells that share all facts that the spec does not name.
+
+    `has_rows` says that it has a row for each cell, labelled with whatever differs. `spans` is what `y` may be where
+    it is a phase or the step, and no column.
+    """
+
+    build: Callable[[ChartSpec, Sequence[Cell], Pairing, ColumnOf], Chart | None]
+    has_rows: bool = False
+    spans: tuple[str, ...] = ()
+
+
+def build_charts(
+    spec: ChartSpec, kind: ChartKind, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf
+) -> tuple[list[Chart], int]:
     """One chart for each combination of facts that the spec does not name.
 
     Returns the charts that have anything to show, at most MAX_CHARTS, and how many were left out.
     """
     if spec.kind == "phases":
         cells = _of_richest_mode(cells)
-    differing = [name for name in varying(cells) if not is_consequence(name)]
-    own = set(differing) if spec.kind in _ROW_KINDS else {spec.x, *spec.series}
-    others = [name for name in differing if name not in own]
+    others = [] if kind.has_rows else [name for name in differing(cells) if name not in (spec.x, *spec.series)]
     charts = []
     for _, group in groupby(in_order(cells, others), key=lambda cell: [cell.facts.get(name) for name in others]):
         same = list(group)
-        chart = _BUILDERS[spec.kind](spec, same, pairing)
+        chart = kind.build(spec, same, pairing, column_of)
         if chart is not None:
-            charts.append(replace(chart, title=": ".join(filter(None, [spec.title, _words(same[0], others)]))))
+            charts.append(replace(chart, title=": ".join(filter(None, [spec.title, told(same[0], others)]))))
     return charts[:MAX_CHARTS], len(charts[MAX_CHARTS:])
 
 
-def _words(cell: Cell, names: Sequence[str]) -> str:
-    return ", ".join(in_words(name, cell.facts[name]) for name in names if cell.facts.get(name) is not None)
+def rows_of(cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
+    """The cells in order, each with a label that says what differs."""
+    names = differing(cells)
+    return [(told(cell, names) or cell.name, cell) for cell in in_order(cells, names)]
 
 
 def _of_richest_mode(cells: Sequence[Cell]) -> list[Cell]:
@@ -57,8 +145,8 @@ def _of_richest_mode(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if order and cell.facts.get("mode") == order[-1]]
 
 
-def _bars(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Chart | None:
-    chart = _by_series(spec, cells, pairing)
+def _bars(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> Chart | None:
+    chart = _by_series(spec, cells, pairing, column_of(spec.y))
     if chart is None:
         return None
     categories = list(dict.fromkeys(str(cell.facts.get(spec.x)) for cell in in_order(cells, [spec.x])))
@@ -66,20 +154,20 @@ def _bars(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Chart | N
     return None if is_full else replace(chart, categories=categories)
 
 
-def _lines(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Chart | None:
+def _lines(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> Chart | None:
     numeric = [cell for cell in cells if isinstance(cell.facts.get(spec.x), int | float)]
     if len({cell.facts[spec.x] for cell in numeric}) < 2:
-        return _bars(spec, cells, pairing)
-    chart = _by_series(spec, numeric, pairing)
+        return _bars(spec, cells, pairing, column_of)
+    chart = _by_series(spec, numeric, pairing, column_of(spec.y))
     return None if chart is None else replace(chart, kind="lines")
 
 
-def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Chart | None:
+def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column: Column) -> Chart | None:
     groups: dict[str, list[Point]] = {}
     for cell in in_order(cells, [*spec.series, spec.x]):
         x = cell.facts.get(spec.x)
-        point = make_point(cell, x if isinstance(x, int | float) else str(x), spec.y, pairing)
-        groups.setdefault(series_label(cell, spec.series), []).append(point)
+        point = _point(cell, x if isinstance(x, int | float) else str(x), column, pairing)
+        groups.setdefault(_series_label(cell, spec.series), []).append(point)
     # A series without a value or an outcome (the cold compilation of an eager run) is none.
     groups = {label: points for label, points in groups.items() if any(p.y is not None or p.outcome for p in points)}
     if not any(point.y is not None for points in groups.values() for point in points) or len(groups) > MAX_SERIES:
@@ -87,61 +175,116 @@ def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Char
     return Chart(
         kind="bars",
         x_label=heading(spec.x),
-        y_label=COLUMN[spec.y].heading,
+        y_label=column.heading,
         series=[Series(label, points) for label, points in groups.items()],
-        whiskers=whiskers(cells, spec.y),
+        whiskers=_whiskers(cells, column),
         is_log=spec.is_log,
-        limit=device_memory(cells) if spec.y == "peak_bytes" else None,
+        limit=_device_memory(cells) if column.name == "peak_bytes" else None,
     )
 
 
-def _rows(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing) -> Chart | None:
-    names = [name for name in varying(cells) if not is_consequence(name)]
+def _series_label(cell: Cell, names: Sequence[str]) -> str:
+    """A series by its facts; the precision pair by the word that people use for it."""
+    words = {"precision": precision_word(cell.facts.get("precision"), cell.facts.get("matmul")), "matmul": ""}
+    return ", ".join(filter(None, (words.get(name, in_words(name, cell.facts.get(name))) for name in names)))
+
+
+def _rows(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> Chart | None:
     if len(cells) > MAX_BARS:
         return None
-    ordered = in_order(cells, names)
-    points = [make_point(cell, _words(cell, names) or cell.name, spec.y, pairing) for cell in ordered]
+    column = column_of(spec.y)
+    points = [_point(cell, label, column, pairing) for label, cell in rows_of(cells)]
     if not any(point.y is not None for point in points):
         return None
-    return Chart("rows", "", COLUMN[spec.y].heading, [Series("", points)], whiskers=whiskers(cells, spec.y))
+    return Chart("rows", "", column.heading, [Series("", points)], whiskers=_whiskers(cells, column))
 
 
-def _phases(_spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart | None:
-    ok = [cell for cell in in_order(cells, varying(cells)) if cell.ok]
-    if not ok or len(ok) > MAX_BARS:
+def _point(cell: Cell, x: str | float, column: Column, pairing: Pairing) -> Point:
+    """A cell's point at `x`."""
+    if not cell.ok:
+        return Point(x, None, outcome=cell.label, tip=f"{cell.name}: {cell.label}")
+    measure, scale = column.read(cell, pairing.of(cell)), column.unit.scale
+    if measure is None:
+        return Point(x, None)
+    low, high = (None if end is None else end * scale for end in interval(cell, column))
+    tip = f"{cell.name}: {column.show(measure)}, {column.heading}"
+    return Point(x, measure.value * scale, low, high, tip=tip)
+
+
+def interval(cell: Cell, column: Column) -> tuple[float | None, float | None]:
+    """Interval of a quantity that has one, in SI.
+
+    From three processes on the 95 % interval of the mean between them (Student's t); with fewer, for the step's time,
+    the 5th to the 95th percentile of the steps, or their range where these are too few to have percentiles.
+    """
+    values = numbers(cell, column.of_run) if column.of_run is not None else []
+    if len(values) >= _ENOUGH:
+        return mean_interval(values)
+    if column.name != "step_s":
+        return None, None
+    steps = [step for sample in cell.ok if (step := sample.record.phases.step) is not None]
+    middles = [(step.p5_s, step.p95_s) for step in steps if step.p5_s is not None and step.p95_s is not None]
+    ranges = [(step.min_s, step.max_s) for step in steps if step.min_s is not None and step.max_s is not None]
+    found = middles or ranges
+    return min((low for low, _ in found), default=None), max((high for _, high in found), default=None)
+
+
+def _whiskers(cells: Sequence[Cell], column: Column) -> str:
+    """What the whiskers of this quantity are; empty where it has none."""
+    counts = {len(cell.ok) for cell in cells if cell.ok}
+    if column.of_run is None or not counts:
+        return ""
+    if min(counts) >= _ENOUGH:
+        return _BETWEEN
+    if column.name != "step_s":
+        return f"{_BETWEEN} where there are three or more" if max(counts) >= _ENOUGH else ""
+    return f"{_BETWEEN}; {_WITHIN} where there are fewer than three" if max(counts) >= _ENOUGH else _WITHIN
+
+
+def _device_memory(cells: Sequence[Cell]) -> tuple[float, str] | None:
+    """The device's memory in GiB as a level to mark, where all cells have the same."""
+    totals = {total for cell in cells for s in cell.samples if (total := s.record.memory.device_total_bytes)}
+    if len(totals) != 1:
         return None
-    names = varying(ok)
-    labels = [_words(cell, names) or cell.name for cell in ok]
-    shown = [phase for phase in PHASES if phase != "other" and any(_share(cell, phase) for cell in ok)]
+    total_gib = totals.pop() * 2.0**-30
+    return total_gib, f"device memory {total_gib:.1f} GiB"
+
+
+def _phases(_spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing, _column_of: ColumnOf) -> Chart | None:
+    rows = rows_of([cell for cell in cells if cell.ok])
+    if not rows or len(rows) > MAX_BARS:
+        return None
+    shown = [phase for phase in PHASES if phase != "other" and any(_is_long(cell, phase) for _, cell in rows)]
     series = []
-    for phase in [*shown, "rest"]:
-        times = [_rest_ms(cell, shown) if phase == "rest" else _phase_ms(cell, phase) for cell in ok]
-        tips = [f"{label}: {phase} {ms:.3g} ms" for label, ms in zip(labels, times, strict=True)]
-        points = [Point(label, ms, tip=tip) for label, ms, tip in zip(labels, times, tips, strict=True)]
-        series.append(Series(phase, points, PHASE_COLOURS.get(phase, MUTED)))
-    caption = f"Mean of each phase, {ok[0].facts.get('mode')}; phases under 1 % of the step are in the rest."
-    return Chart("phases", "", "step (ms)", series, caption=caption, categories=labels)
+    for phase in [*shown, None]:
+        name = phase or "rest"
+        points = []
+        for label, cell in rows:
+            rest_ms = _mean_ms(cell, "step") - sum(_mean_ms(cell, each) for each in shown)
+            ms = max(0.0, rest_ms) if phase is None else _mean_ms(cell, phase)
+            points.append(Point(label, ms, tip=f"{label}: {name} {ms:.3g} ms"))
+        series.append(Series(name, points, PHASE_COLOURS.get(name, MUTED)))
+    mode = rows[0][1].facts.get("mode")
+    caption = f"Mean of each phase, {mode}; phases under 1 % of the step are in the rest."
+    return Chart("phases", "", "step (ms)", series, caption=caption, categories=[label for label, _ in rows])
 
 
-def _share(cell: Cell, phase: str) -> bool:
-    shares = numbers(cell, f"phases.{phase}.share_fraction")
+def _is_long(cell: Cell, phase: Span) -> bool:
+    summaries = [found for sample in cell.ok if (found := sample.record.phases.get(phase)) is not None]
+    shares = [found.share_fraction for found in summaries if found.share_fraction is not None]
     return bool(shares) and statistics.fmean(shares) >= _SMALL_FRACTION
 
 
-def _phase_ms(cell: Cell, phase: str) -> float:
-    return statistics.fmean(numbers(cell, f"phases.{phase}.mean_s") or [0.0]) * 1e3
+def _mean_ms(cell: Cell, span: Span) -> float:
+    return statistics.fmean(numbers(cell, mean_of(span)) or [0.0]) * 1e3
 
 
-def _rest_ms(cell: Cell, shown: Sequence[str]) -> float:
-    return max(0.0, _phase_ms(cell, "step") - sum(_phase_ms(cell, phase) for phase in shown))
-
-
-def _steps(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart | None:
+def _steps(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing, _column_of: ColumnOf) -> Chart | None:
     """Time of each of the first steps of one run of each cell, counted from the first step of the process."""
     series = []
     for cell in in_order(cells, [spec.x])[:MAX_SERIES]:
         steps = cell.ok[0].first_steps(FIRST_STEPS) if cell.ok else []
-        times = [(float(step["step"]), step["step_s"] * 1e3) for step in steps if step.get("step_s") is not None]
+        times = [(float(s.step), s.step_s * 1e3) for s in steps if s.step is not None and s.step_s is not None]
         if times:
             points = [Point(index, ms, tip=f"step {index:.0f}: {ms:.4g} ms") for index, ms in times]
             series.append(Series(captioned(spec.x, cell.facts.get(spec.x)), points))
@@ -151,31 +294,10 @@ def _steps(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart |
     return Chart("steps", "step", "step (ms)", series, caption=caption, is_log=spec.is_log)
 
 
-def _kernels(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing) -> Chart | None:
-    names = [name for name in varying(cells) if not is_consequence(name)]
-    ordered = [cell for cell in in_order(cells, names) if cell.ok]
-    if len(ordered) > MAX_BARS:
-        return None
-    return kernel_chart(spec.kind, spec.y, ordered, [_words(cell, names) or cell.name for cell in ordered])
-
-
-_BUILDERS: dict[str, Callable[[ChartSpec, Sequence[Cell], Pairing], Chart | None]] = {
-    "bars": _bars,
-    "lines": _lines,
-    "rows": _rows,
-    "phases": _phases,
-    "steps": _steps,
-    "parts": _kernels,
-    "kinds": _kernels,
-    "attention": _kernels,
+CHART_KINDS: Mapping[str, ChartKind] = {
+    "bars": ChartKind(_bars),
+    "lines": ChartKind(_lines),
+    "rows": ChartKind(_rows, has_rows=True),
+    "phases": ChartKind(_phases, has_rows=True),
+    "steps": ChartKind(_steps),
 }
-
-
-_SHORT = {("32-true", FP32_MATMUL): "fp32", ("32-true", TF32_MATMUL): "TF32"}
-
-
-def series_label(cell: Cell, names: Sequence[str]) -> str:
-    """A series by its facts; the precision pair by the word that people use for it."""
-    precision, matmul = str(cell.facts.get("precision")), str(cell.facts.get("matmul"))
-    words = {"precision": _SHORT.get((precision, matmul), precision), "matmul": ""}
-    return ", ".join(filter(None, (words.get(name, in_words(name, cell.facts.get(name))) for name in names)))

@@ -1,177 +1,383 @@
-"""Columns: what a table or a chart can show of a cell, each with its unit and how it is summarized over runs."""
+"""Columns: what a table or a chart can show of a cell, each with its unit and how it is summarized over runs.
+
+A column has a name of its own, or it is any number of a run's record by its dotted name: then the schema says the rest.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
 
-from lmbench.records.paths import lookup
+from lmbench.errors import UsageError
+from lmbench.records.measured import PhaseSummary
+from lmbench.records.run import RunRecord
+from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import sample_std
-from lmbench.records.vocabulary import BACKWARD_MODES, PHASES
+from lmbench.records.vocabulary import BACKWARD_MODES, PHASES, Span
+from lmbench.records.welch import ratio_of
 from lmbench.report import units
 from lmbench.report.cells import Cell
-from lmbench.report.sample import Sample
+from lmbench.report.facts import has_scaler
+from lmbench.report.gather import Sample
 
 #: Stands in a heading for the baseline's name.
 BASELINE = "{baseline}"
+#: Facts that change how much one step does.
+_STEP_SIZE = ("batch", "context", "micro_batches")
+#: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
+_COMPILING_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Measure:
     """A cell's value in SI units with its standard deviation: between processes, or within the only one.
 
-    `low` and `high` are the ends of a 95 % interval, where there is one.
+    `low` and `high` are the ends of a 95 % interval, where there is one. `name` is what the value is of, where that is
+    another thing in each cell, such as the longest kernel.
     """
 
     value: float
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text."""
+
+    word: str
+    scale: float
+    text: Callable[[float], str]
+
+
+MS = Unit("ms", 1e3, units.milliseconds)
+SECONDS = Unit("s", 1.0, units.seconds)
+PERCENT = Unit("%", 100.0, units.percent_number)
+GIB = Unit("GiB", 2.0**-30, units.gib_number)
+COUNT = Unit("", 1.0, units.whole)
+TIMES = Unit("", 1.0, units.times)
+
+Number = Callable[[RunRecord], float | None]
+#: Reads a cell, given its baseline (None where there is none).
+Reader = Callable[[Cell, Cell | None], Measure | None]
 
 
 @dataclass(frozen=True)
 class Column:
     """One column.
 
-    `name` is what a view and CSV call it (it ends in its SI unit), `heading` names the unit shown. `read` takes the
-    cell and its baseline (None where there is none), `show` makes the text.
+    `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
+    With `has_spread` a standard deviation stands beside the value. `of_run` is the number of one process whose mean is
+    the value, where charts show its interval. `is_profiled` says that only profiled runs have it.
     """
 
     name: str
-    heading: str
-    read: Callable[[Cell, Cell | None], Measure | None]
-    show: Callable[[Measure], str]
+    title: str
+    read: Reader
+    unit: Unit
+    text: Callable[[Measure], str] | None = None
     has_spread: bool = False
+    of_run: Number | None = None
+    is_profiled: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit.word})" if self.unit.word else self.title
 
     @property
     def is_relative(self) -> bool:
-        return BASELINE in self.heading
+        return BASELINE in self.title
+
+    def show(self, measure: Measure) -> str:
+        """The value in the heading's unit."""
+        if self.text is not None:
+            return self.text(measure)
+        return units.mean_and_std(measure.value, measure.std) if self.has_spread else self.unit.text(measure.value)
 
 
-def numbers(cell: Cell, path: str) -> list[float]:
+def numbers(cell: Cell, of_run: Number) -> list[float]:
     """A number of each ok run that has it."""
-    return [value for sample in cell.ok if (value := sample.number(path)) is not None]
+    return [value for sample in cell.ok if (value := of_run(sample.record)) is not None]
 
 
-def over_runs(
-    path: str, combine: Callable[[Iterable[float]], float] = statistics.fmean
-) -> Callable[..., Measure | None]:
+def over_runs(of_run: Number, combine: Callable[[Iterable[float]], float] = statistics.fmean) -> Reader:
     """One number a run, combined over runs; the spread is the standard deviation between runs."""
 
     def read(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-        values = numbers(cell, path)
-        if not values:
-            return None
-        return Measure(combine(values), sample_std(values, statistics.fmean(values)))
+        values = numbers(cell, of_run)
+        return Measure(combine(values), sample_std(values, statistics.fmean(values))) if values else None
 
     return read
 
 
-def phase_time(phase: str, modes: Iterable[str] | None = None) -> Callable[..., Measure | None]:
+# what was measured
+
+
+def mean_of(span: Span) -> Number:
+    """A run's mean time of a phase, or of the step."""
+
+    def of_run(run: RunRecord) -> float | None:
+        summary = run.phases.get(span)
+        return None if summary is None else summary.mean_s
+
+    return of_run
+
+
+def phase_time(cell: Cell, span: Span = "step", modes: Sequence[str] | None = None) -> Measure | None:
     """Mean time of a phase: over the means of all processes, or within the only one; only where the mode has it."""
-    wanted = None if modes is None else set(modes)
-
-    def read(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-        if wanted is not None and cell.facts.get("mode") not in wanted:
-            return None
-        means = numbers(cell, f"phases.{phase}.mean_s")
-        if not means:
-            return None
-        if len(means) > 1:
-            return Measure(statistics.fmean(means), sample_std(means, statistics.fmean(means)))
-        spreads = numbers(cell, f"phases.{phase}.std_s")
-        return Measure(means[0], spreads[0] if spreads else None)
-
-    return read
+    if modes is not None and cell.facts.get("mode") not in modes:
+        return None
+    means = numbers(cell, mean_of(span))
+    if not means:
+        return None
+    if len(means) > 1:
+        return Measure(statistics.fmean(means), sample_std(means, statistics.fmean(means)))
+    summaries = [found for sample in cell.ok if (found := sample.record.phases.get(span)) is not None]
+    return Measure(means[0], next((found.std_s for found in summaries if found.std_s is not None), None))
 
 
-def _host_peak(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
+def _phase(span: Span, modes: Sequence[str] | None = None) -> Column:
+    return Column(f"{span}_s", span, lambda cell, _: phase_time(cell, span, modes), MS, has_spread=True)
+
+
+def _host_peak(cell: Cell, _baseline: Cell | None) -> Measure | None:
     """Resident memory of the process, where there is no device memory."""
-    on_device = [sample for sample in cell.ok if sample.record.get("device_type") != "cpu"]
-    return None if on_device else over_runs("memory.host_peak_rss_bytes", max)(cell)
+    on_device = [sample for sample in cell.ok if sample.record.device_type != "cpu"]
+    return None if on_device else over_runs(lambda run: run.memory.host_peak_rss_bytes, max)(cell, None)
 
 
 def host_bound(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
     """Share of the step in phases in which the device waited for the host, by the lag probes; mean over runs."""
-    shares = [share for sample in cell.ok if (share := _host_bound_share(sample)) is not None]
-    return Measure(statistics.fmean(shares)) if shares else None
+    return over_runs(_host_bound_share)(cell, None)
 
 
-def _host_bound_share(sample: Sample) -> float | None:
-    verdicts = lookup(sample.record, "probe.verdicts")
-    if not verdicts:
+def _host_bound_share(run: RunRecord) -> float | None:
+    verdicts = run.probe.verdicts
+    if verdicts is None or not any(True for _ in verdicts.items()):
         return None
-    bound = (phase for phase in PHASES if lookup(sample.record, f"probe.verdicts.{phase}.verdict") == "host-bound")
-    return math.fsum(sample.number(f"phases.{phase}.share_fraction") or 0.0 for phase in bound)
+    bound = [span for span, found in verdicts.items() if found.verdict == "host-bound" and span in PHASES]
+    summaries = [run.phases.get(span) for span in bound]
+    return math.fsum(summary.share_fraction or 0.0 for summary in summaries if summary is not None)
 
 
-def _skipped(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-    if not str(cell.facts.get("precision", "")).startswith("16-"):
+def _skipped(cell: Cell, _baseline: Cell | None) -> Measure | None:
+    if not has_scaler(cell.facts.get("precision")):
         return None
-    return over_runs("window.skipped_count", math.fsum)(cell)
+    return over_runs(lambda run: run.window.skipped_count, math.fsum)(cell, None)
 
 
-def _cold_first_step(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-    return _first_step(cell, "private")
-
-
-def _warm_first_step(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-    return _first_step(cell, "shared")
-
-
-def _first_step(cell: Cell, cache: str) -> Measure | None:
+def _first_step(cache_kind: str) -> Reader:
     """First step of the runs that compiled into an empty cache (`private`), or found what an earlier one left."""
-    runs = [sample for sample in cell.ok if lookup(sample.record, "compile.cache") == cache]
-    values = [value for sample in runs if (value := sample.number("compile.first_step_s")) is not None]
-    return Measure(statistics.fmean(values)) if values else None
+    return over_runs(lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None)
 
 
-def _time(measure: Measure) -> str:
-    return units.mean_and_std(measure.value, measure.std)
-
-
-def _plain(show: Callable[[float], str]) -> Callable[[Measure], str]:
-    return lambda measure: show(measure.value)
-
-
-def _milli(value: float) -> str:
-    return f"{value * 1e3:.3g}"
-
-
-def _percent(value: float) -> str:
-    return f"{value * 100:.1f}"
+def _of_step(
+    read: Callable[[PhaseSummary], float | None], combine: Callable[[Iterable[float]], float] = statistics.fmean
+) -> Reader:
+    """A statistic of the step, over runs."""
+    return over_runs(lambda run: None if run.phases.step is None else read(run.phases.step), combine)
 
 
 MEASURED: tuple[Column, ...] = (
-    Column("step_s", "step (ms)", phase_time("step"), _time, True),
-    Column("data_s", "data (ms)", phase_time("data"), _time, True),
-    Column("transfer_s", "transfer (ms)", phase_time("transfer"), _time, True),
-    Column("forward_s", "forward (ms)", phase_time("forward"), _time, True),
-    Column("backward_s", "backward (ms)", phase_time("backward", BACKWARD_MODES), _time, True),
-    Column("clip_s", "clip (ms)", phase_time("clip", ("train_step",)), _time, True),
-    Column("optimizer_s", "optimizer (ms)", phase_time("optimizer", ("train_step",)), _time, True),
-    Column("zero_grad_s", "zero_grad (ms)", phase_time("zero_grad", BACKWARD_MODES), _time, True),
-    Column("other_s", "other (ms)", phase_time("other"), _time, True),
-    Column("step_median_s", "median (ms)", over_runs("phases.step.median_s"), _plain(units.milliseconds)),
-    Column("step_min_s", "min (ms)", over_runs("phases.step.min_s", min), _plain(units.milliseconds)),
-    Column("step_max_s", "max (ms)", over_runs("phases.step.max_s", max), _plain(units.milliseconds)),
-    Column("step_cv_fraction", "CV within a run (%)", over_runs("phases.step.cv_fraction"), _plain(_percent)),
-    Column("tokens_per_s", "tokens/s", over_runs("throughput.tokens_per_s"), _plain(units.whole)),
-    Column("mfu_fraction", "MFU (%)", over_runs("throughput.mfu_fraction"), _plain(_percent)),
-    Column("host_bound_fraction", "host-bound (%)", host_bound, _plain(_percent)),
+    Column("step_s", "step", lambda cell, _: phase_time(cell), MS, has_spread=True, of_run=mean_of("step")),
+    _phase("data"),
+    _phase("transfer"),
+    _phase("forward"),
+    _phase("backward", BACKWARD_MODES),
+    _phase("clip", ("train_step",)),
+    _phase("optimizer", ("train_step",)),
+    _phase("zero_grad", BACKWARD_MODES),
+    _phase("other"),
+    Column("step_median_s", "median", _of_step(lambda step: step.median_s), MS),
+    Column("step_min_s", "min", _of_step(lambda step: step.min_s, min), MS),
+    Column("step_max_s", "max", _of_step(lambda step: step.max_s, max), MS),
+    Column("step_cv_fraction", "CV within a run", _of_step(lambda step: step.cv_fraction), PERCENT),
     Column(
-        "peak_bytes", "peak memory (GiB)", over_runs("memory.run_peak_allocated_bytes", max), _plain(units.gib_number)
+        "tokens_per_s", "tokens/s", over_runs(lambda run: run.throughput.tokens_per_s), COUNT,
+        of_run=lambda run: run.throughput.tokens_per_s,
     ),
-    Column("host_peak_bytes", "peak host memory (GiB)", _host_peak, _plain(units.gib_number)),
-    Column("joules_per_token", "mJ/token", over_runs("throughput.joules_per_token"), _plain(_milli)),
-    Column("first_loss", "first loss (nat)", over_runs("loss.first"), _plain(lambda v: f"{v:.4f}")),
-    Column("skipped_count", "skipped steps", _skipped, _plain(units.whole)),
-    Column("cold_first_step_s", "cold first step (s)", _cold_first_step, _plain(units.seconds)),
-    Column("warm_first_step_s", "first step, cache kept (s)", _warm_first_step, _plain(units.seconds)),
-    Column("graph_count", "graphs", over_runs("compile.graph_count", max), _plain(units.whole)),
-    Column("graph_break_count", "graph breaks", over_runs("compile.graph_break_count", max), _plain(units.whole)),
+    Column(
+        "mfu_fraction", "MFU", over_runs(lambda run: run.throughput.mfu_fraction), PERCENT,
+        of_run=lambda run: run.throughput.mfu_fraction,
+    ),
+    Column("host_bound_fraction", "host-bound", host_bound, PERCENT),
+    Column("peak_bytes", "peak memory", over_runs(lambda run: run.memory.run_peak_allocated_bytes, max), GIB),
+    Column("host_peak_bytes", "peak host memory", _host_peak, GIB),
+    Column(
+        "joules_per_token", "mJ/token", over_runs(lambda run: run.throughput.joules_per_token),
+        Unit("", 1e3, lambda value: f"{value * 1e3:.3g}"),
+    ),
+    Column("first_loss", "first loss", over_runs(lambda run: run.loss.first), Unit("nat", 1.0, "{:.4f}".format)),
+    Column("skipped_count", "skipped steps", _skipped, COUNT),
+    Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
+    Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
+    Column("graph_count", "graphs", over_runs(lambda run: run.compile.graph_count, max), COUNT),
+    Column("graph_break_count", "graph breaks", over_runs(lambda run: run.compile.graph_break_count, max), COUNT),
 )  # fmt: skip
 
-MEASURED_COLUMN: Mapping[str, Column] = {column.name: column for column in MEASURED}
+
+# against the baseline
+
+
+def _speedup(cell: Cell, baseline: Cell | None) -> Measure | None:
+    """How many times faster, with its interval between processes: by step time, or by tokens/s where the steps are
+    not of one size."""
+    if baseline is not None and any(cell.facts.get(name) != baseline.facts.get(name) for name in _STEP_SIZE):
+        return _ratio(baseline, cell, lambda run: run.throughput.tokens_per_s)
+    return _ratio(cell, baseline, mean_of("step"))
+
+
+def _slowdown(cell: Cell, baseline: Cell | None) -> Measure | None:
+    return None if baseline is None else _ratio(baseline, cell, mean_of("step"))
+
+
+def _ratio(below: Cell, above: Cell | None, of_run: Number) -> Measure | None:
+    """`above` over `below`: the ratio of the means that a table shows, with the interval of design section 8."""
+    values = numbers(below, of_run)
+    others = numbers(above, of_run) if above else []
+    if not values or not others or min(*values, *others) <= 0:
+        return None
+    found = ratio_of(values, others)
+    return Measure(statistics.fmean(others) / statistics.fmean(values), low=found.low, high=found.high)
+
+
+def _memory_saved(cell: Cell, baseline: Cell | None) -> Measure | None:
+    peaks: tuple[Number, ...] = (
+        lambda run: run.memory.run_peak_allocated_bytes,
+        lambda run: run.memory.host_peak_rss_bytes,
+    )
+    for peak in peaks:
+        values = numbers(cell, peak)
+        others = numbers(baseline, peak) if baseline else []
+        if values and others and max(others) > 0:
+            return Measure(1 - max(values) / max(others))
+    return None
+
+
+def _loss_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
+    """Loss of step 0, where weights and data are the same, minus the baseline's."""
+    return _difference(_same_seed(cell, baseline), lambda run: run.loss.first)
+
+
+def _gradient_norm_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
+    """Relative difference of the gradient norm at the last warm-up step, which is the same one in both."""
+    pair = _same_seed(cell, baseline)
+    found, norm = _difference(pair, _gradient_norm), pair and _gradient_norm(pair[1].record)
+    return Measure(found.value / norm) if found and norm else None
+
+
+def _gradient_norm(run: RunRecord) -> float | None:
+    return run.warmup.gradient_norm
+
+
+def _difference(pair: tuple[Sample, Sample] | None, of_run: Number) -> Measure | None:
+    own, base = (None, None) if pair is None else (of_run(pair[0].record), of_run(pair[1].record))
+    return None if own is None or base is None or not math.isfinite(own - base) else Measure(own - base)
+
+
+def _same_seed(cell: Cell, baseline: Cell | None) -> tuple[Sample, Sample] | None:
+    """The first run of each whose weights and data began alike."""
+    for sample in cell.ok:
+        own = (*sample.seeds, sample.record.data.source)
+        for other in baseline.ok if baseline else ():
+            if own == (*other.seeds, other.record.data.source) and None not in own:
+                return sample, other
+    return None
+
+
+def _pays_after(cell: Cell, baseline: Cell | None) -> Measure | None:
+    """After how many steps compiling into an empty cache has paid; infinite where it never does.
+
+    A run's time after n steps is its excess at the beginning plus n times its steady step; the two lines meet at the
+    difference of the excesses divided by that of the steps.
+    """
+    if baseline is None or not cell.ok or not cell.ok[0].record.compile.is_enabled:
+        return None
+    cold = [sample for sample in cell.ok if sample.record.compile.cache != "shared"]
+    own, base = phase_time(cell), phase_time(baseline)
+    excess, usual = _mean_excess(cold), _mean_excess(baseline.ok)
+    if own is None or base is None or excess is None or usual is None:
+        return None
+    gain_s = base.value - own.value
+    return Measure(math.inf if gain_s <= 0 else math.ceil(max(0.0, excess - usual) / gain_s))
+
+
+def _mean_excess(samples: Sequence[Sample]) -> float | None:
+    found = [excess for sample in samples if (excess := _excess_s(sample)) is not None]
+    return statistics.fmean(found) if found else None
+
+
+def _excess_s(sample: Sample) -> float | None:
+    """What the steps before the steady state took beyond it."""
+    step = sample.record.phases.step
+    count = max(sample.record.window.warmup_steps or 0, _COMPILING_STEPS)
+    steps = [record.step_s for record in sample.first_steps(count) if record.step_s is not None]
+    if step is None or step.median_s is None or not steps:
+        return None
+    return math.fsum(steps) - len(steps) * step.median_s
+
+
+def _steps_text(measure: Measure) -> str:
+    return "never" if math.isinf(measure.value) else f"{measure.value:,.0f} steps"
+
+
+RELATIVE: tuple[Column, ...] = (
+    Column("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
+    Column("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
+    Column("memory_saved_fraction", f"memory saved vs {BASELINE}", _memory_saved, PERCENT),
+    Column("first_loss_difference", f"first loss - {BASELINE}", _loss_difference, Unit("nat", 1.0, units.signed)),
+    Column(
+        "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}", _gradient_norm_difference,
+        Unit("%", 100.0, lambda value: units.signed(value * 100)),
+    ),
+    Column("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT, _steps_text),
+)  # fmt: skip
+
+
+# any number of the schema
+
+_PLAIN = Unit("", 1.0, units.plain)
+_UNITS = {
+    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit("", 1.0, units.instances), "index": _PLAIN, "1": _PLAIN,
+}  # fmt: skip
+
+
+@cache
+def schema_column(name: str) -> Column | None:
+    """The column of a field of a run's record by its dotted name; None if there is no such field.
+
+    Over runs it is the mean, of a peak the largest and of a minimum the smallest.
+
+    Raises:
+        UsageError: the field is no number.
+    """
+    found = fields("run").get(name)
+    if found is None:
+        return None
+    if not found.about.is_number:
+        raise UsageError(f"column {name!r} is {'a ' * (found.unit != 'text')}{found.unit}; a column shows a number")
+    unit = _UNITS.get(found.unit, Unit(found.unit, 1.0, units.plain))
+    last = name.rpartition(".")[2]
+    combine: Callable[[Iterable[float]], float] = statistics.fmean
+    if last.startswith("max_") or "peak" in name:
+        combine = max
+    elif last.startswith("min_"):
+        combine = min
+    of_run: Number = lambda run: value_at(run, name)  # noqa: E731
+    return Column(
+        name, _title(found), over_runs(of_run, combine), unit,
+        of_run=of_run if combine is statistics.fmean else None,
+    )  # fmt: skip
+
+
+def _title(found: SchemaField) -> str:
+    """The field's title, after the phase or the end of the window that it is of where the title does not say it."""
+    parts = zip_longest(found.name.split("."), found.pattern.split("."))
+    whose = [name for name, pattern in parts if pattern != name and name not in found.title.split()]
+    return " ".join([*whose, found.title])

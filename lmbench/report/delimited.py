@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from lmbench.kernels.shown.columns import KERNEL_COLUMN
 from lmbench.report.cells import Cell
+from lmbench.report.columns import Column
 from lmbench.report.facts import FACT
 from lmbench.report.references import Published
-from lmbench.report.relative import COLUMN
-from lmbench.report.row_notes import failed_guards, spread_text
 from lmbench.report.sections import Report, Section
+from lmbench.report.tabulate import failed_guards, spread_text
 from lmbench.report.text import shown
 
 
@@ -60,28 +59,35 @@ def _published_shares(section: Section) -> dict[str, dict[int, Published]]:
     if section.references is None:
         return {}
     found = {}
-    for name in dict.fromkeys(name for table in section.view.tables for name in table.columns if name in KERNEL_COLUMN):
-        for heading, figures in section.references.columns([name], section.cells).items():
-            source = heading.partition(": ")[0].replace("ref. ", "reference ")
-            found[f"{source}: {name}"] = figures
+    for column in _shown(section):
+        if column.is_profiled:
+            for heading, figures in section.references.beside([column], section.cells).items():
+                source = heading.partition(": ")[0].replace("ref. ", "reference ")
+                found[f"{source}: {column.name}"] = figures
     return found
+
+
+def _shown(section: Section) -> list[Column]:
+    """The columns of the view's tables."""
+    names = dict.fromkeys(name for table in section.view.tables for name in table.columns)
+    return [section.catalogue.column(name) for name in names]
 
 
 def _ending(cell: Cell) -> dict[str, Any]:
     bad = [sample for sample in cell.samples if sample.outcome != "ok"]
-    error = (bad[0].record.get("error") or {}) if bad else {}
+    error = bad[0].record.error if bad else None
+    warnings = {guard.name for sample in cell.ok for guard in sample.guards("warn")}
     return {
         "outcome": cell.outcome,
         "phase": bad[0].phase if bad and not cell.ok else None,
-        "reason": (bad[0].damage or error.get("message")) if bad and not cell.ok else None,
+        "reason": (bad[0].damage or (error and error.message)) if bad and not cell.ok else None,
         "runs": len(cell.samples),
         "ok_runs": len(cell.ok),
         "passes": len(cell.passes),
-        "window_steps": sum(int(sample.number("window.steps") or 0) for sample in cell.ok),
+        "window_steps": sum(sample.record.window.steps or 0 for sample in cell.ok),
         "spread": spread_text([cell]) or None,
         "failed_guards": "; ".join(name.removeprefix("guard ") for name, _ in failed_guards(cell)) or None,
-        "warnings": "; ".join(sorted({str(g["name"]) for s in cell.ok for g in s.guards if g["status"] == "warn"}))
-        or None,
+        "warnings": "; ".join(sorted(warnings)) or None,
         "run_ids": " ".join(sample.run_id for sample in cell.samples),
     }
 
@@ -89,8 +95,9 @@ def _ending(cell: Cell) -> dict[str, Any]:
 def _figures(cell: Cell, section: Section) -> dict[str, Any]:
     baseline = section.pairing.of(cell)
     found: dict[str, Any] = {}
-    for name, column in COLUMN.items():
-        if name in KERNEL_COLUMN and not section.view.is_profiled:
+    columns = {**section.catalogue.columns, **{column.name: column for column in _shown(section)}}
+    for name, column in columns.items():
+        if column.is_profiled and not section.view.is_profiled:
             continue
         measure = column.read(cell, baseline) if cell.ok else None
         found[name] = None if measure is None else measure.value

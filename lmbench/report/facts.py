@@ -1,15 +1,15 @@
-"""Facts: what tells one cell from another (size, mode, precision, ...), read from a run's record."""
+"""Facts: what tells one cell from another (size, mode, precision, ...), read from a run's record or its plan."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmbench.records.paths import leaves, lookup
-from lmbench.records.vocabulary import MODES, Record
+from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import MODES
 from lmbench.report.text import shown
 from lmbench.sizes import SIZES
 
@@ -18,9 +18,53 @@ Value = str | int | float | None
 
 PRECISIONS = ("64-true", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "transformer-engine")
 FP32_MATMUL, TF32_MATMUL = "highest (fp32)", "high (TF32)"
+_MATMUL = {"highest": FP32_MATMUL, "high": TF32_MATMUL, "medium": "medium (bf16)"}
+_PAIRS = {("32-true", FP32_MATMUL): "fp32", ("32-true", TF32_MATMUL): "TF32"}
 EAGER = "eager"
 
-_MATMUL = {"highest": FP32_MATMUL, "high": TF32_MATMUL, "medium": "medium (bf16)"}
+
+def matmul_label(value: Any) -> str:
+    """A float32 matmul precision with what it means: `high (TF32)`."""
+    return _MATMUL.get(str(value), str(value))
+
+
+def precision_word(precision: Value, matmul: Value) -> str:
+    """The precision pair by the word that people use for it: `TF32`, `bf16-mixed`."""
+    return _PAIRS.get((str(precision), str(matmul)), str(precision))
+
+
+def has_scaler(precision: Value) -> bool:
+    """Whether gradients are scaled, and steps skipped where they overflow."""
+    return str(precision).startswith("16-")
+
+
+def compile_label(options: Any) -> str:
+    """`eager`, or torch.compile's mode with what was asked for beside it, of the option `trainer.compile`."""
+    if isinstance(options, bool):
+        return "default" if options else EAGER
+    if not isinstance(options, Mapping):
+        return str(options)
+    extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
+    return " ".join([str(options.get("mode") or "default"), *extras])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a run's options were set to, by their dotted names: by the sweep's axes, the rest of its plan, or the
+    configuration."""
+
+    axes: Mapping[str, Any]
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    def get(self, option: str) -> Any:
+        for holder in (self.axes, self.options):
+            if holder.get(option) is not None:
+                return holder[option]
+        value: Any = self.config
+        for key in option.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
 
 
 @dataclass(frozen=True)
@@ -29,40 +73,46 @@ class Fact:
 
     `name` is what `--baseline` and CSV call it, `heading` what a table does; `caption` is how it is told in a
     caption, where all rows share it. `read` takes a run's record. `settings` are the dotted options that set it, read
-    from the configuration or from the sweep's plan where the run died before it could tell. `order` lists known values
-    in the order of a table.
+    from the plan where the run died before it could tell, and `label` is how their value is told. `order` lists known
+    values in the order of a table.
     """
 
     name: str
     heading: str
     caption: str
-    read: Callable[[Record], Any]
+    read: Callable[[RunRecord], Any]
     settings: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
+    label: Callable[[Any], str] | None = None
     #: A difference of this kind makes another cell only among runs that belong to no sweep.
     is_environment: bool = False
     #: Follows from other facts (16-mixed takes another variant of the optimizer): a baseline need not share it.
     is_consequence: bool = False
 
+    def planned(self, plan: Planned) -> Any:
+        """What it was to be."""
+        if self.name == "size":
+            return _planned_size(plan)
+        value = next((value for option in self.settings if (value := plan.get(option)) is not None), None)
+        return value if value is None else self.told(value)
 
-def _at(path: str) -> Callable[[Record], Any]:
-    return lambda run: lookup(run, path)
-
-
-def _size(run: Record) -> str | None:
-    model = run.get("model") or {}
-    if model.get("size"):
-        return str(model["size"])
-    if model.get("d_model") and model.get("num_layers"):
-        return f"{model['num_layers']} x {model['d_model']}"
-    if model.get("name"):
-        return str(model["name"]).rpartition(".")[2]
-    return _planned_size(run)
+    def told(self, value: Any) -> Value:
+        """The value of an option as this fact has it: `highest` is `highest (fp32)`."""
+        return plain(self.label(value) if self.label is not None else value)
 
 
-def _planned_size(run: Record) -> str | None:
+def _size(run: RunRecord) -> str | None:
+    model = run.model
+    if model.size:
+        return model.size
+    if model.d_model and model.num_layers:
+        return f"{model.num_layers} x {model.d_model}"
+    return model.name.rpartition(".")[2] if model.name else None
+
+
+def _planned_size(plan: Planned) -> str | None:
     """The size that a run was to have: by its name, or layers x width where the settings change a named one."""
-    size, layers, width = (planned(run, f"model.{name}") for name in ("size", "num_layers", "d_model"))
+    size, layers, width = (plan.get(f"model.{name}") for name in ("size", "num_layers", "d_model"))
     named = SIZES.get(str(size))
     if named is not None and (layers or width):
         layers, width = layers or named.num_layers, width or named.d_model
@@ -71,75 +121,55 @@ def _planned_size(run: Record) -> str | None:
     return str(size) if size else None
 
 
-def planned(run: Record, option: str) -> Any:
-    """What an option was set to: by the sweep's axes or the rest of its plan, else by the configuration."""
-    for holder in (lookup(run, "sweep.axes"), lookup(run, "sweep.options")):
-        if isinstance(holder, dict) and holder.get(option) is not None:
-            return holder[option]
-    return lookup(run, f"config.{option}")
+def _compiled(run: RunRecord) -> str | None:
+    found = run.compile
+    if not found.is_enabled:
+        return None if found.is_enabled is None else EAGER
+    asked = {"regional": found.regional, "fullgraph": found.fullgraph, "dynamic": found.dynamic}
+    return compile_label({"mode": found.mode, **asked})
 
 
-def _mode(run: Record) -> Any:
-    return "inference" if run.get("command") in ("validate", "test") else run.get("mode")
-
-
-def _matmul(run: Record) -> str | None:
-    return matmul_label(run.get("matmul_precision"))
-
-
-def matmul_label(value: Any) -> str | None:
-    return None if value is None else _MATMUL.get(str(value), str(value))
-
-
-def _compiled(run: Record) -> str | None:
-    return compile_label(run.get("compile"))
-
-
-def compile_label(options: Any) -> str | None:
-    """`eager`, or torch.compile's mode with what was asked for beside it."""
-    if options is None:
-        return None
-    if isinstance(options, bool):
-        return "default" if options else EAGER
-    if not isinstance(options, Mapping):
-        return str(options)
-    if not options.get("is_enabled", True):
-        return EAGER
-    extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
-    return " ".join([str(options.get("mode") or "default"), *extras])
-
-
-def _micro_batches(run: Record) -> Any:
-    return lookup(run, "window.micro_batches") or lookup(run, "config.trainer.accumulate_grad_batches")
-
-
-def _commit(run: Record) -> str | None:
-    commit = lookup(run, "environment.code.project.commit")
-    dirty = "+" if lookup(run, "environment.code.project.is_dirty") else ""
-    return f"{commit[:9]}{dirty}" if isinstance(commit, str) else None
+def _commit(run: RunRecord) -> str | None:
+    code = run.environment.code.project if run.environment else None
+    return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
 
 
 FACTS: tuple[Fact, ...] = (
     Fact("size", "size", "size {}", _size, ("model.size",), tuple(SIZES)),
-    Fact("mode", "mode", "mode {}", _mode, ("measure.mode", "mode"), MODES),
-    Fact("batch", "batch", "batch {}", _at("data.batch_size"), ("data.batch_size",)),
-    Fact("context", "context", "context {}", _at("data.context_length"), ("data.context_length",)),
-    Fact("precision", "precision", "{}", _at("precision"), ("trainer.precision",), PRECISIONS),
     Fact(
-        "matmul", "float32 matmul", "float32 matmul {}", _matmul, ("measure.matmul_precision",),
-        (FP32_MATMUL, TF32_MATMUL),
+        "mode", "mode", "mode {}", lambda run: "inference" if run.command in ("validate", "test") else run.mode,
+        ("measure.mode", "mode"), MODES,
     ),
-    Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default")),
-    Fact("attention", "attention", "attention {}", _at("model.attention"), ("model.attention",)),
-    Fact("optimizer", "optimizer", "{}", _at("model.optimizer"), is_consequence=True),
-    Fact("micro_batches", "micro-batches", "{} micro-batches", _micro_batches, ("trainer.accumulate_grad_batches",)),
-    Fact("warmup", "warm-up", "warm-up {}", _at("window.warmup_steps"), ("measure.warmup_steps",)),
-    Fact("zero_grad", "zero_grad", "zero_grad {}", _at("zero_grad"), ("measure.zero_grad",)),
-    Fact("ranks", "ranks", "{} ranks", _at("world_size")),
-    Fact("environment", "environment", "environment {}", _at("sweep.environment"), ("environment",)),
-    Fact("torch", "torch", "torch {}", _at("environment.versions.torch"), is_environment=True),
+    Fact("batch", "batch", "batch {}", lambda run: run.data.batch_size, ("data.batch_size",)),
+    Fact("context", "context", "context {}", lambda run: run.data.context_length, ("data.context_length",)),
+    Fact("precision", "precision", "{}", lambda run: run.precision, ("trainer.precision",), PRECISIONS),
+    Fact(
+        "matmul", "float32 matmul", "float32 matmul {}",
+        lambda run: matmul_label(run.matmul_precision) if run.matmul_precision else None,
+        ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), matmul_label,
+    ),
+    Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
+    Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",)),
+    Fact("optimizer", "optimizer", "{}", lambda run: run.model.optimizer, is_consequence=True),
+    Fact(
+        "micro_batches", "micro-batches", "{} micro-batches", lambda run: run.window.micro_batches or None,
+        ("trainer.accumulate_grad_batches",),
+    ),
+    Fact("warmup", "warm-up", "warm-up {}", lambda run: run.window.warmup_steps, ("measure.warmup_steps",)),
+    Fact("zero_grad", "zero_grad", "zero_grad {}", lambda run: run.zero_grad, ("measure.zero_grad",)),
+    Fact("ranks", "ranks", "{} ranks", lambda run: run.world_size),
+    Fact(
+        "environment", "environment", "environment {}", lambda run: run.sweep and run.sweep.environment,
+        ("environment",),
+    ),
+    Fact(
+        "torch", "torch", "torch {}", lambda run: run.environment and run.environment.versions.torch,
+        is_environment=True,
+    ),
     Fact("commit", "commit", "commit {}", _commit, is_environment=True),
-    Fact("host", "host", "host {}", _at("environment.host.hostname"), is_environment=True),
+    Fact(
+        "host", "host", "host {}", lambda run: run.environment and run.environment.host.hostname, is_environment=True
+    ),
 )  # fmt: skip
 
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
@@ -162,28 +192,15 @@ _NO_FACTS = (
 )  # fmt: skip
 
 
-def read_facts(run: Record) -> dict[str, Value]:
-    """Every fact of FACTS that the record, its configuration or its place in a sweep tells."""
+def read_facts(run: RunRecord, plan: Planned) -> dict[str, Value]:
+    """Every fact of FACTS that the record or its plan tells."""
     found: dict[str, Value] = {}
     for fact in FACTS:
         value = fact.read(run)
-        if value is None:
-            value = _from_settings(fact, run)
+        value = fact.planned(plan) if value is None else value
         if value is not None:
             found[fact.name] = plain(value)
     return found
-
-
-#: Facts that are not told as the option's own value.
-_LABELS: Mapping[str, Callable[[Any], str | None]] = {"matmul": matmul_label, "compile": compile_label}
-
-
-def _from_settings(fact: Fact, run: Record) -> Any:
-    for option in fact.settings:
-        value = planned(run, option)
-        if value is not None:
-            return _LABELS[fact.name](value) if fact.name in _LABELS else value
-    return None
 
 
 def fact_of(option: str) -> str:
@@ -191,18 +208,23 @@ def fact_of(option: str) -> str:
     return next((fact.name for fact in FACTS for known in fact.settings if option == known), option)
 
 
-def other_axes(run: Record) -> dict[str, Value]:
+def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACTS stands for, by their own names."""
-    axes = lookup(run, "sweep.axes") or {}
     return {name: plain(value) for name, value in axes.items() if not _is_known(name) and name not in _NO_ROWS}
 
 
-def other_settings(run: Record) -> dict[str, Value]:
+def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    config = run.get("config")
-    if not isinstance(config, dict):
-        return {}
-    return {path: plain(value) for path, value in leaves(config) if not _is_known(path) and not _is_ignored(path)}
+    return {path: plain(value) for path, value in _leaves(config) if not _is_known(path) and not _is_ignored(path)}
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted option with its value; a list is a value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _is_known(option: str) -> bool:

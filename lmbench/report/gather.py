@@ -2,32 +2,100 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from lmbench.errors import UsageError
+from lmbench.records.codec import DamagedRecord, decode_step
+from lmbench.records.guard import Guard
 from lmbench.records.load import Run, find_runs, load_run
-from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
-from lmbench.records.vocabulary import DAMAGED
-from lmbench.report.sample import Sample, make_sample
+from lmbench.records.run import RunRecord, SweepPlace
+from lmbench.records.step import StepRecord
+from lmbench.records.store import RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
+from lmbench.report.facts import Planned, Value, other_axes, other_settings, read_facts
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
 _REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run.
+
+    `record` is what was read, without the configuration and the command line, which are large and told by the rest:
+    `facts` tell its cell, `settings` are the options that no fact stands for, `seeds` are those of weights and data.
+    `cell` and `repeat` say its place in a sweep, None for a run of its own.
+    """
+
+    path: Path
+    outcome: str
+    record: RunRecord
+    facts: Mapping[str, Value]
+    settings: Mapping[str, Value]
+    seeds: tuple[Any, Any]
+    is_timing: bool
+    is_profiled: bool
+    cell: str | None = None
+    repeat: int | None = None
+    damage: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
+        environment = self.record.environment
+        if environment is None:
+            return None
+        if environment.gpu.name:
+            return environment.gpu.name
+        if self.record.device_type != "cpu":
+            return None
+        model = environment.host.cpu_model
+        return f"CPU ({re.sub(' +', ' ', model)})" if model else "CPU"
+
+    @property
+    def phase(self) -> str | None:
+        """The phase in which it ended, where it did not end well."""
+        return (self.record.error.phase or None) if self.record.error else None
+
+    def guards(self, status: str) -> list[Guard]:
+        """Its guards of that status."""
+        return [guard for guard in self.record.guards if guard.status == status]
+
+    def first_steps(self, count: int) -> list[StepRecord]:
+        """Its first step records, warm-up included; read from the disk now, and no further than asked."""
+        records: list[StepRecord] = []
+        try:
+            with (self.path / STEPS_FILE).open("rb") as file:
+                for line in file:
+                    if len(records) == count:
+                        break
+                    records.append(decode_step(line))
+        except (OSError, DamagedRecord):
+            # What a torn or missing file still tells is before this.
+            pass
+        return records
 
 
 @dataclass
 class Group:
     """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then).
 
-    `missing_cells` are the cells of the sweep that have no run yet.
+    `view` is what its sweep.json says of the view: a study's name, or a mapping. `missing_cells` are the cells of the
+    sweep that have no run yet.
     """
 
     name: str
-    view: str | None = None
+    view: Any = None
     samples: list[Sample] = field(default_factory=list)
     axes: tuple[str, ...] = ()
     missing_cells: tuple[str, ...] = ()
@@ -42,6 +110,23 @@ class Gathered:
     unread: list[str]
 
 
+class _PlannedCell(Struct):
+    """A cell in sweep.json."""
+
+    id: str
+    axes: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+
+
+class _Sweep(Struct):
+    """What the report takes from sweep.json."""
+
+    name: str | None = None
+    view: Any = None
+    axes: dict[str, Any] | list[str] | None = None
+    cells: list[_PlannedCell] = []
+
+
 def gather(paths: Iterable[str | Path]) -> Gathered:
     """Read every run at or below the paths, without its steps.
 
@@ -51,79 +136,74 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
         UsageError: a path that does not exist or holds no result, or nothing that this lmbench can read.
     """
     found = find_runs(Path(path).parent if Path(path).name == SWEEP_FILE else path for path in paths)
-    sweeps: dict[Path, Mapping[str, Any]] = {}
+    plans: dict[Path | None, dict[str, _PlannedCell]] = {}
     groups: dict[Path | None, Group] = {}
     unread: list[str] = []
     for folder in found:
-        home = _sweep_of(folder, sweeps)
+        home = _sweep_of(folder)
         try:
             loaded = load_run(folder, with_steps=False)
         except UsageError as error:
             unread.append(str(error))
             continue
-        group = groups.setdefault(home, _new_group(home, sweeps))
-        group.samples.append(_sample(loaded, _place(folder, sweeps[home]) if home else None))
+        if home not in groups:
+            sweep = _read_sweep(home) if home else _Sweep()
+            name = (sweep.name or home.name) if home else ""
+            groups[home] = Group(name, sweep.view, axes=tuple(sweep.axes or ()), planned_cells=len(sweep.cells))
+            plans[home] = {cell.id: cell for cell in sweep.cells}
+        groups[home].samples.append(_sample(loaded, plans[home] if home else None))
     if not groups:
         raise UsageError(unread[0])
     for home, group in groups.items():
-        if home is not None:
-            _note_missing(group, sweeps[home])
+        seen = {sample.cell for sample in group.samples}
+        group.missing_cells = tuple(cell for cell in plans[home] if cell not in seen)
     return Gathered(sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread)
 
 
-def _sample(loaded: Run, place: dict[str, Any] | None) -> Sample:
-    try:
-        return make_sample(loaded, place)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        # Somebody changed the file by hand: it is JSON, but no record.
-        damage = f"run.json is no record: {error}"
-        return make_sample(replace(loaded, run={}, outcome=DAMAGED, damage=damage), place)
-
-
-def _sweep_of(folder: Path, sweeps: dict[Path, Mapping[str, Any]]) -> Path | None:
-    """The folder of the sweep that a run belongs to; its sweep.json is read once, {} where that is damaged."""
+def _sweep_of(folder: Path) -> Path | None:
+    """The folder of the sweep that a run belongs to."""
     home = folder.parent.parent
-    if folder.parent.name != RUNS_FOLDER:
-        return None
-    if home not in sweeps:
-        if not (home / SWEEP_FILE).is_file():
-            return None
-        try:
-            content = json.loads((home / SWEEP_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            content = {}
-        sweeps[home] = {**content, "cells": _by_id(content.get("cells"))} if isinstance(content, dict) else {}
-    return home
+    return home if folder.parent.name == RUNS_FOLDER and (home / SWEEP_FILE).is_file() else None
 
 
-def _new_group(home: Path | None, sweeps: Mapping[Path, Mapping[str, Any]]) -> Group:
-    if home is None:
-        return Group("")
-    sweep = sweeps[home]
-    view = sweep.get("view")
-    axes = sweep.get("axes")
-    names = tuple(str(name) for name in axes) if isinstance(axes, list | dict) else ()
-    return Group(str(sweep.get("name") or home.name), view if isinstance(view, str) else None, axes=names)
+def _read_sweep(home: Path) -> _Sweep:
+    """What its sweep.json says; nothing where that is damaged."""
+    try:
+        return msgspec.json.decode((home / SWEEP_FILE).read_bytes(), type=_Sweep)
+    except (OSError, msgspec.DecodeError):
+        return _Sweep()
 
 
-def _place(folder: Path, sweep: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's place in its sweep by its folder's name, for a run whose own record cannot tell."""
-    match = _REPEAT.fullmatch(folder.name)
-    if match is None:
-        return {}
-    planned = sweep.get("cells", {}).get(match["cell"], {})
-    options = {"axes": planned.get("axes"), "options": planned.get("options")}
-    return {"cell": match["cell"], "repeat": int(match["repeat"]), **options}
+def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
+    """A run as it was read, with the plan of its sweep by the cells' ids, None if it belongs to none.
 
-
-def _by_id(cells: Any) -> dict[str, Mapping[str, Any]]:
-    """Every planned cell by its id."""
-    planned = cells if isinstance(cells, list) else []
-    return {str(cell["id"]): cell for cell in planned if isinstance(cell, dict) and "id" in cell}
-
-
-def _note_missing(group: Group, sweep: Mapping[str, Any]) -> None:
-    planned = sweep.get("cells", {})
-    seen = {sample.cell for sample in group.samples}
-    group.planned_cells = len(planned)
-    group.missing_cells = tuple(cell for cell in planned if cell not in seen)
+    Its place is what its record says, or its folder's name where that cannot tell.
+    """
+    run = loaded.record
+    match = _REPEAT.fullmatch(loaded.path.name) if plan is not None else None
+    planned = (plan or {}).get(match["cell"]) if match else None
+    own = run.sweep or SweepPlace()
+    cell = own.cell or (match["cell"] if match else None)
+    repeat = int(match["repeat"]) if match and own.repeat is None else own.repeat
+    axes = own.axes if own.axes is not None else (planned and planned.axes) or {}
+    config = run.config or {}
+    told = Planned(axes, (planned and planned.options) or {}, config)
+    is_profiled = bool(told.get("trainer.profiler")) if run.is_profiled is None else run.is_profiled
+    facts = read_facts(run, told)
+    if plan is not None:
+        facts.update(other_axes(axes))
+    # Large, and told by facts and settings: thousands of runs are to fit into memory.
+    run.config = run.argv = None
+    return Sample(
+        path=loaded.path,
+        outcome=loaded.outcome,
+        record=run,
+        facts=facts,
+        settings=other_settings(config) if plan is None else {},
+        seeds=(told.get("seed_everything"), told.get("data.seed")),
+        is_timing=not (run.is_profiled or run.clock == "sync" or axes.get("pass") not in (None, "timing")),
+        is_profiled=is_profiled,
+        cell=cell if plan is not None else None,
+        repeat=repeat,
+        damage=loaded.damage,
+    )

@@ -1,8 +1,10 @@
-"""The report as one HTML page that needs nothing else: styles and pictures are in it. There is no script but the one
-that zooms timelines, and they can be read without it."""
+"""The report as one HTML page that needs nothing else: styles and pictures are in it. There is no script but those of
+features' parts, and these can be read without."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,11 +12,9 @@ from itertools import groupby
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.kernels.shown.page_timelines import Timelines, script, script_hash
 from lmbench.report.cells import Cell, outcome_label
-from lmbench.report.chart import Chart
-from lmbench.report.charts import build_charts
-from lmbench.report.sample import Sample
+from lmbench.report.charts import Chart, build_charts
+from lmbench.report.gather import Sample
 from lmbench.report.sections import Report, Section
 from lmbench.report.text import shown_lines
 
@@ -48,33 +48,37 @@ def to_html(report: Report) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     package = files("lmbench.report")
     template = environment.from_string((package / "page.html").read_text(encoding="utf-8"))
-    style = Markup((package / "page.css").read_text(encoding="utf-8"))
-    sections, timelines = [], Timelines()
+    features = report.sections[0].catalogue.features if report.sections else ()
+    parts = [feature.page_part() for feature in features if feature.page_part is not None]
+    sections = []
     for index, section in enumerate(report.sections):
         pictures, left_out = draw_charts(section)
-        drawn = timelines.of(section)
         sections.append(
             {
                 "section": section,
                 "anchor": f"section-{index}",
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
                 "chart_notes": chart_notes(pictures, left_out),
-                "timelines": [(step, Markup(step.svg)) for step in drawn.pictures],
-                "timeline_notes": drawn.notes,
+                "parts": [Markup(part.markup(section.cells)) for part in parts],
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
-    title = ", ".join(section.title for section in report.sections)
-    moving = script() if any(item["timelines"] for item in sections) else ""
+    scripts = [part.script for part in parts if part.script]
+    style = (package / "page.css").read_text(encoding="utf-8")
     page = template.render(
-        title=title,
-        style=style,
+        title=", ".join(section.title for section in report.sections),
+        style=Markup("".join([style, *(part.style for part in parts)])),
         sections=sections,
         unread=report.unread,
-        script=Markup(moving),
-        script_source=f"; script-src '{script_hash(moving)}'" if moving else "",
+        scripts=[Markup(script) for script in scripts],
+        script_source=f"; script-src {' '.join(map(_hash, scripts))}" if scripts else "",
     )
     return shown_lines(page)
+
+
+def _hash(script: str) -> str:
+    """What a content security policy calls this one script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def draw_charts(section: Section) -> tuple[list[Picture], int]:
@@ -86,7 +90,8 @@ def draw_charts(section: Section) -> tuple[list[Picture], int]:
     for _, group in groupby(timed, key=lambda cell: cell.gpu):
         cells = list(group)
         for spec in section.view.charts:
-            charts, more = build_charts(spec, cells, section.pairing)
+            kind = section.catalogue.chart_kinds[spec.kind]
+            charts, more = build_charts(spec, kind, cells, section.pairing, section.catalogue.column)
             left_out += more
             pictures += [Picture(chart, draw(chart)) for chart in charts]
     return pictures, left_out
@@ -109,5 +114,5 @@ def _run_row(cell: Cell, sample: Sample) -> dict[str, str]:
         "run_id": sample.run_id,
         "cell": cell.name,
         "outcome": outcome_label(sample),
-        "replay": str(sample.record.get("replay_command") or ""),
+        "replay": sample.record.replay_command or "",
     }

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmbench.kernels.shown.columns import KERNEL_COLUMN
 from lmbench.reference.kernel_shares import KernelShare, load_kernel_shares
 from lmbench.reference.step_times import StepTime, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
-from lmbench.report.columns import Measure
+from lmbench.report.columns import Column, Measure
 from lmbench.report.facts import EAGER, FP32_MATMUL, matmul_label
 
 
@@ -25,15 +24,11 @@ class Published:
 
 
 class References:
-    """Published step times and shares of kernel time.
+    """Published step times and shares of kernel time, without those that cannot be right."""
 
-    Args:
-        with_implausible: also those that cannot be right, each with the reason.
-    """
-
-    def __init__(self, with_implausible: bool = False) -> None:
+    def __init__(self) -> None:
         self._shares = load_kernel_shares()
-        self._times = [time for time in load_step_times() if with_implausible or not time.implausible]
+        self._times = [time for time in load_step_times() if not time.implausible]
 
     def match(self, cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
         """For each source that has a figure for one of the cells: its figures by the cell's place in the sequence.
@@ -50,19 +45,18 @@ class References:
                     found.setdefault(time.label, {})[index] = _published(time)
         return dict(sorted(found.items()))
 
-    def columns(self, names: Iterable[str], cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
+    def beside(self, columns: Iterable[Column], cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
         """Published figures beside a table's columns: for each heading the figures by the cell's place."""
         found: dict[str, dict[int, Published]] = {}
-        for name in names:
-            if name == "step_s":
+        for column in columns:
+            if column.name == "step_s":
                 found |= {f"{source} (ms)": figures for source, figures in self.match(cells).items()}
-            shares = [share for share in self._shares if share.column == name]
+            shares = [share for share in self._shares if share.column == column.name]
             for share in sorted(shares, key=lambda share: (share.label, share.context is not None)):
                 for index, cell in enumerate(cells):
                     if _fits_share(share, cell.facts) and (share.size is not None or len(cells) == 1):
-                        heading = f"{share.label}: {KERNEL_COLUMN[name].heading}"
-                        figures = found.setdefault(heading, {})
-                        figures[index] = _published_share(share, figures.get(index))
+                        figures = found.setdefault(f"{share.label}: {column.heading}", {})
+                        figures[index] = _published_share(share, column, figures.get(index))
         return found
 
 
@@ -91,9 +85,9 @@ def _fits_share(share: KernelShare, facts: Mapping[str, object]) -> bool:
     )
 
 
-def _published_share(share: KernelShare, other: Published | None) -> Published:
+def _published_share(share: KernelShare, column: Column, other: Published | None) -> Published:
     """The figure, after another one of the same source if it states both ends of a range."""
-    text = KERNEL_COLUMN[share.column].show(Measure(share.value))
+    text = column.show(Measure(share.value))
     caveats = (f"{share.label}: {'; '.join(share.caveats)}",)
     if other is None or other.value is None:
         return Published(share.value, text, caveats)
@@ -106,6 +100,5 @@ def _stated_count(time: StepTime) -> int:
 
 def _published(time: StepTime) -> Published:
     text = "OOM" if time.is_oom else units.mean_and_std(time.mean_s, time.std_s)
-    wrong = (f"implausible: {time.implausible}",) if time.implausible else ()
-    caveats = "; ".join((*wrong, *time.caveats))
+    caveats = "; ".join(time.caveats)
     return Published(time.mean_s, text, (f"{time.label}: {caveats}",) if caveats else ())

@@ -1,8 +1,11 @@
-"""Tables and labelled lines on a screen of any width."""
+"""Tables and labelled lines on a screen of any width, and the console that they are printed on."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from textwrap import wrap
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -21,35 +24,66 @@ _WORD_WIDTH = 12
 _ANY_WIDTH = 10_000
 
 
-def print_table(table: Table, console: Console) -> None:
+class _Console(Console):
+    """Goes quiet when its reader goes away (`| head`), where rich's own would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+def make_console(stream: IO[str] | None = None) -> Console:
+    """A console that stays readable in a log file: never wider than 100 columns, no colour unless on a terminal."""
+    width = min(100, shutil.get_terminal_size((80, 24)).columns)
+    return _Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
+
+
+def print_table(table: Table, console: Console, *, is_airy: bool = False) -> None:
     """Print title and caption, folded, and below them the table whole.
 
     Where it is too wide for the screen its longest words are shortened; one that still is wider is not cropped, which
     would falsify its figures.
+
+    Args:
+        is_airy: whether there is room for a third blank between columns.
     """
     console.out("")
-    for line in wrap(f"{table.title}: {table.caption}", console.width):
+    for line in wrap(f"{table.title}: {table.caption}" if table.caption else table.title, console.width):
         console.out(line, highlight=False)
-    screen, width = _on_screen(table, console.width), console.width
+    screen, width = _on_screen(table, console.width, is_airy), console.width
     needed = console.measure(screen, options=console.options.update_width(_ANY_WIDTH)).minimum
     console.width = max(width, needed)
     with console.capture() as drawn:
         console.print(screen)
     console.width = width
     for line in drawn.get().splitlines():
+        # Its codes, if it has any, are in it already.
         console.out(line.rstrip(), highlight=False)
 
 
-def print_line(label: str, text: str, console: Console) -> None:
-    """Print a labelled line, folded beside its label; a path or command longer than the screen stays whole, to be
-    copied."""
-    room = console.width - _LABEL - 1
-    for place, piece in enumerate(wrap(shown(text), room, break_long_words=False, break_on_hyphens=False)):
-        console.out(f"{'' if place else label:<{_LABEL}} {piece}", highlight=False)
+def print_line(
+    label: str, text: str, console: Console, *, width: int = _LABEL, style: str = "", is_whole: bool = False
+) -> None:
+    """Print a labelled line, folded under itself; a path or command longer than the screen stays whole.
+
+    Args:
+        width: of the label.
+        style: of the label, on a terminal.
+        is_whole: whether all of the text is to be copied, and is not folded at all.
+    """
+    line, indent = f"{label:<{width}} {shown(text)}", " " * (width + 1)
+    if not is_whole:
+        # A path or command longer than the screen stays whole, to be copied.
+        pieces = wrap(line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        line = "\n".join(pieces)
+    printed = Text(line)
+    if style:
+        printed.stylize(style, 0, width + 1)
+    console.print(printed, soft_wrap=True)
 
 
-def _on_screen(table: Table, width: int) -> ScreenTable:
-    screen = ScreenTable(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), show_edge=False, pad_edge=False)
+def _on_screen(table: Table, width: int, is_airy: bool) -> ScreenTable:
+    padding = (0, 1) if is_airy else (0, _GAP - 1, 0, 0)
+    screen = ScreenTable(box=SIMPLE_HEAD, padding=padding, show_edge=False, pad_edge=False)
     rows = [[entry.full_text for entry in row] for row in table.rows]
     headings = [heading.text for heading in table.headings]
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
@@ -68,7 +102,9 @@ def _on_screen(table: Table, width: int) -> ScreenTable:
         screen.add_column(
             Text(heading.text), justify="right" if heading.is_number else "left", overflow="fold", min_width=least
         )
-    for row in rows:
+    for place, row in enumerate(rows):
+        if table.has_total and place == len(rows) - 1:
+            screen.add_section()
         # As text, where a string would be markup: `add[float]` has no style in it.
         screen.add_row(*(Text(shortened(text, widths[at]) if at in words else text) for at, text in enumerate(row)))
     return screen

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from textwrap import shorten
 
+from msgspec.structs import asdict, replace
+
 from lmbench.errors import UsageError
+from lmbench.records.environment import Revision
 from lmbench.records.vocabulary import OUTCOMES
-from lmbench.report.cells import Cell, in_order, make_cells, of_profiled, outcome_label, outcome_word, varying
-from lmbench.report.facts import fact_of, in_words, is_consequence
-from lmbench.report.gather import Gathered, Group
+from lmbench.report.cells import (
+    Cell,
+    Pairing,
+    differing,
+    in_order,
+    make_cells,
+    of_profiled,
+    outcome_label,
+    outcome_word,
+    parse_baseline,
+    told,
+    varying,
+)
+from lmbench.report.columns import host_bound, phase_time
+from lmbench.report.facts import fact_of
+from lmbench.report.feature import Catalogue
+from lmbench.report.gather import Gathered, Group, Sample
 from lmbench.report.references import References
-from lmbench.report.relative import Pairing, parse_baseline
-from lmbench.report.remarks import cost_lines, environment_lines, host_bound_lines, pass_lines, warning_lines
-from lmbench.report.sample import Sample
 from lmbench.report.table import Table
 from lmbench.report.tabulate import Setting, build_comparison, build_table
 from lmbench.report.units import gib
-from lmbench.report.views import GENERIC, KERNELS, VIEWS, find_view
-from lmbench.report.views.view import View
+from lmbench.report.view import GENERIC, View
 
 #: Longest message of a failed run in a report; run.json has all of it.
 _MESSAGE_WIDTH = 160
+#: A row whose host-bound share is above this tells of the host.
+_MOSTLY = 0.5
+#: The study whose view shows profiled runs that belong to no sweep.
+_PROFILED_STUDY = "kernels"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for: a view and a baseline instead of a group's own, published figures (`plausible` or `all`)."""
+    """What was asked for: a view and a baseline instead of a group's own, published figures beside them."""
 
     view: str | None = None
     baseline: str | None = None
-    reference: str | None = None
+    has_reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,7 @@ class Section:
 
     name: str
     view: View
+    catalogue: Catalogue
     cells: list[Cell]
     pairing: Pairing
     references: References | None
@@ -76,28 +96,49 @@ class Report:
     unread: list[str]
 
 
-def build_report(gathered: Gathered, options: Options | None = None) -> Report:
+def build_report(gathered: Gathered, catalogue: Catalogue, options: Options | None = None) -> Report:
     """Sections of everything that was gathered.
 
     Raises:
         UsageError: an unknown view, or a baseline that no group has.
     """
     options = options or Options()
-    if options.view is not None:
-        find_view(options.view)
+    wanted = catalogue.view(options.view) if options.view is not None else None
     groups = [(group, make_cells(group)) for group in gathered.groups]
     refused: list[UsageError] = []
-    sections = [_section(group, cells, options, refused) for group, cells in groups]
+    sections = []
+    for group, cells in groups:
+        view, notes = (wanted, []) if wanted is not None else _own_view(group, cells, catalogue)
+        if view.name == GENERIC.name and group.axes:
+            rows = tuple(fact_of(axis) for axis in group.axes)
+            view = replace(view, tables=tuple(replace(table, rows=rows) for table in view.tables))
+        sections.append(_section(group, cells, view, catalogue, options, refused, notes))
     if len(refused) == len(groups):
         raise refused[0]
     return Report(sections, gathered.unread)
 
 
-def _section(group: Group, cells: list[Cell], options: Options, refused: list[UsageError]) -> Section:
-    view, notes = _view_of(group, cells, options)
-    if view is GENERIC and group.axes:
-        rows = tuple(fact_of(axis) for axis in group.axes)
-        view = replace(GENERIC, tables=tuple(replace(table, rows=rows) for table in GENERIC.tables))
+def _own_view(group: Group, cells: Sequence[Cell], catalogue: Catalogue) -> tuple[View, list[str]]:
+    """The view of a group that nobody asked for another one of, and what must be said of it."""
+    if group.view is None:
+        return (catalogue.view(_PROFILED_STUDY) if _is_profiled(cells) else GENERIC), []
+    try:
+        view = catalogue.view(group.view, group.axes)
+    except UsageError as error:
+        what = f"view {group.view!r} is unknown here" if isinstance(group.view, str) else str(error)
+        return GENERIC, [f"the sweep's {what}; shown as any sweep"]
+    return (view if view.name else replace(view, name=group.name)), []
+
+
+def _section(
+    group: Group,
+    cells: list[Cell],
+    view: View,
+    catalogue: Catalogue,
+    options: Options,
+    refused: list[UsageError],
+    notes: list[str],
+) -> Section:
     baseline = view.baseline
     if options.baseline is not None:
         try:
@@ -106,45 +147,35 @@ def _section(group: Group, cells: list[Cell], options: Options, refused: list[Us
             refused.append(error)
             notes.append(str(error))
     pairing = Pairing(baseline, cells)
-    references = References(options.reference == "all") if options.reference else None
+    references = References() if options.has_reference else None
     # A fact that a view sorts by comes before those that it does not name.
-    order = [*view.tables[0].rows, *varying(cells)]
-    cells = in_order(cells, order)
+    cells = in_order(cells, [*view.tables[0].rows, *varying(cells)])
     by_purpose = cells
     if view.is_profiled:
         cells = [of_profiled(cell) for cell in cells]
     timed = [cell for cell in cells if cell.samples]
-    if baseline is not None and timed and not any(baseline.is_met_by(cell) for cell in timed):
+    if baseline is not None and timed and not any(baseline.is_met_by(cell.facts) for cell in timed):
         notes.append(f"no run is the baseline {baseline.name}; what compares with it is left out")
     notes += [
-        *pass_lines(by_purpose, has_kernels=view.is_profiled),
+        *_pass_lines(by_purpose, has_kernels=view.is_profiled),
         *_missing_lines(group),
-        *host_bound_lines(timed),
-        *warning_lines(cells),
-        *cost_lines(cells),
+        *_host_bound_lines(timed),
+        *_warning_lines(cells),
+        *_cost_lines(cells),
     ]
     return Section(
         name=group.name,
         view=view,
+        catalogue=catalogue,
         cells=cells,
         pairing=pairing,
         references=references,
         tally=_tally(cells),
-        environment=environment_lines(cells),
-        tables=_tables(view, timed, pairing, references),
+        environment=_environment_lines(cells),
+        tables=_tables(view, Setting(timed, varying(timed), pairing, catalogue, references)),
         failures=_failures(cells),
         notes=notes,
     )
-
-
-def _view_of(group: Group, cells: Sequence[Cell], options: Options) -> tuple[View, list[str]]:
-    if options.view is not None:
-        return find_view(options.view), []
-    if group.view is None:
-        return (KERNELS if _is_profiled(cells) else GENERIC), []
-    if group.view not in VIEWS:
-        return GENERIC, [f"the sweep's view {group.view!r} is unknown here; shown as any sweep"]
-    return VIEWS[group.view], []
 
 
 def _is_profiled(cells: Sequence[Cell]) -> bool:
@@ -153,14 +184,13 @@ def _is_profiled(cells: Sequence[Cell]) -> bool:
     return any(run.is_profiled for run in runs) and all(run.is_profiled or not run.is_timing for run in runs)
 
 
-def _tables(view: View, cells: Sequence[Cell], pairing: Pairing, references: References | None) -> list[Table]:
-    by_device = sorted(cells, key=lambda cell: cell.gpu)
-    differing = varying(cells)
+def _tables(view: View, setting: Setting) -> list[Table]:
+    """Every table of the view for each device."""
     found: list[Table | None] = []
-    for _, same in groupby(by_device, key=lambda cell: cell.gpu):
-        setting = Setting(list(same), differing, pairing, references)
+    for _, same in groupby(sorted(setting.cells, key=lambda cell: cell.gpu), key=lambda cell: cell.gpu):
+        of_device = dataclasses.replace(setting, cells=list(same))
         for spec in view.tables:
-            found += [build_table(spec, setting), build_comparison(spec, setting)]
+            found += [build_table(spec, of_device), build_comparison(spec, of_device)]
     return [table for table in found if table is not None]
 
 
@@ -177,26 +207,129 @@ def _count(number: int, word: str) -> str:
 
 
 def _failures(cells: Sequence[Cell]) -> list[Failure]:
-    names = [name for name in varying(cells) if not is_consequence(name)]
+    names = differing(cells)
     found: dict[tuple[int, str, str], list[str]] = {}
     for index, cell in enumerate(cells):
         for sample in (*cell.samples, *cell.passes):
             if sample.outcome != "ok":
                 reason = shorten(_reason(sample), _MESSAGE_WIDTH, placeholder=" ...")
                 found.setdefault((index, outcome_label(sample), reason), []).append(sample.run_id)
-    labels = [", ".join(in_words(n, cell.facts[n]) for n in names if cell.facts.get(n) is not None) for cell in cells]
-    return [Failure(labels[index], outcome, reason, tuple(ids)) for (index, outcome, reason), ids in found.items()]
+    return [
+        Failure(told(cells[index], names), outcome, reason, tuple(ids))
+        for (index, outcome, reason), ids in found.items()
+    ]
 
 
 def _reason(sample: Sample) -> str:
-    asked, taken = sample.number("error.requested_bytes"), sample.number("memory.run_peak_allocated_bytes")
-    total = sample.number("memory.device_total_bytes")
+    error, memory = sample.record.error, sample.record.memory
+    asked, taken, total = error and error.requested_bytes, memory.run_peak_allocated_bytes, memory.device_total_bytes
     if sample.outcome == "oom" and asked and taken and total:
         return f"{gib(asked)} more asked for; at most {gib(taken)} had been allocated of {gib(total)}"
-    return sample.damage or str((sample.record.get("error") or {}).get("message") or "")
+    return sample.damage or (error and error.message) or ""
 
 
 def _missing_lines(group: Group) -> list[str]:
     if not group.missing_cells:
         return []
     return [f"{len(group.missing_cells)} of {_count(group.planned_cells, 'cell')} have no run yet"]
+
+
+def _environment_lines(cells: Iterable[Cell]) -> list[str]:
+    """Device, power limit and versions, a line for each combination that occurs."""
+    samples = [sample for cell in cells for sample in (*cell.samples, *cell.passes)]
+    return sorted({line for sample in samples if (line := _environment(sample))})
+
+
+def _environment(sample: Sample) -> str:
+    found = sample.record.environment
+    if found is None or not sample.gpu:
+        return ""
+    limit, versions = found.gpu.power_limit_w, found.versions
+    named = {
+        "torch": versions.torch, "cuda": versions.cuda, "driver": versions.driver, "lightning": versions.lightning,
+        "lmbench": versions.lmbench,
+    }  # fmt: skip
+    parts = [sample.gpu, f"power limit {limit:.0f} W" if limit else ""]
+    parts += [f"{name} {version}" for name, version in named.items() if version]
+    parts += [_code(found.code.lmbench, "lmbench commit"), _code(found.code.project, "code at")]
+    return ", ".join(part for part in parts if part)
+
+
+def _code(code: Revision, words: str) -> str:
+    return f"{words} {code.commit[:9]}{' with changes' if code.is_dirty else ''}" if code.commit else ""
+
+
+def _cost_lines(cells: Iterable[Cell]) -> list[str]:
+    """Where the time of a sweep's run went, from its process's start to its end: the median over ok runs by part."""
+    costs: dict[str, list[float]] = {}
+    for cell in cells:
+        for sample in cell.ok:
+            cost = sample.record.sweep.cost if sample.record.sweep else None
+            for name, value in asdict(cost).items() if cost else ():
+                if value is not None:
+                    costs.setdefault(name.removesuffix("_s"), []).append(value)
+    if not costs:
+        return []
+    medians = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in costs.items())
+    return [f"where the time of a run went (median): {medians}"]
+
+
+def _pass_lines(cells: Sequence[Cell], has_kernels: bool) -> list[str]:
+    """A line for the runs that are in no timing table, and how much slower than the timing run the profiled were.
+
+    Args:
+        has_kernels: whether the view shows the profiled runs' kernels; else the line says which one does.
+    """
+    profiled = [s for cell in cells for s in cell.passes if s.record.is_profiled]
+    synchronized = [s for cell in cells for s in cell.passes if not s.record.is_profiled]
+    lines = []
+    if synchronized:
+        lines.append(
+            f"{_count(len(synchronized), 'run')} with clock sync (synchronized at every phase): in no timing table"
+        )
+    if profiled:
+        where = "" if has_kernels else f"; `--view {_PROFILED_STUDY}` shows their kernels"
+        lines.append(f"{_count(len(profiled), 'run')} under a profiler: in no timing table{_slower(cells)}{where}")
+        unread = [s for s in profiled if s.outcome == "ok" and s.record.kernels is None]
+        if has_kernels and unread:
+            what = "without kernel figures in run.json: `lmbench kernels RUN` reads the trace"
+            lines.append(f"{_count(len(unread), 'run')} {what}")
+    return lines
+
+
+def _slower(cells: Iterable[Cell]) -> str:
+    ratios = []
+    for cell in cells:
+        timed = phase_time(cell)
+        steps = [sample.record.phases.step for sample in cell.passes if sample.record.is_profiled]
+        ratios += [step.mean_s / timed.value for step in steps if timed and step and step.mean_s]
+    if not ratios:
+        return ""
+    low, high = min(ratios), max(ratios)
+    figure = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+    return f"; their steps took {figure} times as long"
+
+
+def _host_bound_lines(cells: Sequence[Cell]) -> list[str]:
+    """A line where the host, not the device, set the times of rows: what changes the device's work changes little."""
+    shares = [measure.value for cell in cells if (measure := host_bound(cell)) is not None]
+    bound = sum(share > _MOSTLY for share in shares)
+    if not bound:
+        return []
+    return [
+        f"host-bound over 50 % in {_count(bound, 'row')}: the device waited for the host there, and precision, "
+        "compilation or a bigger batch show what they do to the host"
+    ]
+
+
+def _warning_lines(cells: Iterable[Cell]) -> list[str]:
+    """Guards that warned, by name, with how many runs they are about and what the worst of them says."""
+    samples = [sample for cell in cells for sample in cell.ok]
+    found: dict[str, list[tuple[float, str]]] = {}
+    for sample in samples:
+        for guard in sample.guards("warn"):
+            found.setdefault(guard.name, []).append((abs(guard.value or 0.0), guard.message))
+    return [
+        f"guard {name} warns in {len(seen)} of {_count(len(samples), 'run')}; the worst: {max(seen)[1]}"
+        for name, seen in sorted(found.items())
+    ]

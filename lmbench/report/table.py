@@ -39,13 +39,17 @@ class Entry:
 
 @dataclass
 class Table:
-    """A table with its caption, which names the device, what all rows share and which spread is shown."""
+    """A table with its caption, which names the device, what all rows share and which spread is shown.
+
+    With `has_total` the last row is what the others sum up to.
+    """
 
     title: str
     caption: str
     headings: list[Heading]
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
+    has_total: bool = False
 
     def note(self, text: str) -> int:
         """The number of a note, counted from 1; the same text has one number."""

@@ -1,19 +1,19 @@
-"""Tables of a view from the cells of one device."""
+"""Tables of a view from the cells of one device, and what a reader must know of a row beside its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmbench.report import units
-from lmbench.report.cells import Cell, in_order, partly_known, shared_by_all
-from lmbench.report.columns import BASELINE, Column
-from lmbench.report.facts import FACT, captioned, heading, is_consequence
+from lmbench.report.cells import Cell, Pairing, in_order, mixed_outcomes, partly_known, shared_by_all
+from lmbench.report.columns import BASELINE, Column, Measure
+from lmbench.report.facts import FACT, Value, captioned, heading, is_consequence
+from lmbench.report.feature import Catalogue
 from lmbench.report.references import Published, References
-from lmbench.report.relative import COLUMN, Pairing
-from lmbench.report.row_notes import row_notes, spread_text, usual_consequences
 from lmbench.report.table import Entry, Heading, Table
-from lmbench.report.views.view import TableSpec
+from lmbench.report.view import TableSpec
 
 #: What a caption tells where all rows share it; others only when they are not what everybody has.
 _CAPTIONED = (
@@ -21,16 +21,18 @@ _CAPTIONED = (
     "environment",
 )  # fmt: skip
 _USUAL = {"micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
+_UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a table is made with: the cells of one device, the facts that differ over all devices, baselines, and
-    published figures if asked for."""
+    """What a table is made with: the cells of one device, the facts that differ over all devices, baselines, the
+    columns that there are, and published figures if asked for."""
 
     cells: Sequence[Cell]
     differing: Sequence[str]
     pairing: Pairing
+    catalogue: Catalogue
     references: References | None = None
 
 
@@ -45,7 +47,7 @@ def build_table(spec: TableSpec, setting: Setting) -> Table | None:
     rows = rows or [name for name in spec.rows if name in shared_by_all(setting.cells, spec.rows)]
     cells = in_order(setting.cells, (*spec.rows, *differing, *([spec.across] if spec.across else [])))
     if spec.only_filled:
-        columns = [COLUMN[name] for name in spec.columns]
+        columns = [setting.catalogue.column(name) for name in spec.columns]
         cells = [cell for cell in cells if not cell.ok or any(column.read(cell, None) for column in columns)]
         if not any(cell.ok for cell in cells):
             return None
@@ -66,18 +68,19 @@ def build_comparison(spec: TableSpec, setting: Setting) -> Table | None:
     if not setting.references.match(setting.cells):
         return None
     rows = (*spec.rows, spec.across)
-    return build_table(TableSpec("Step times beside published ones", rows, ("step_s",)), setting)
+    return build_table(TableSpec("Step times beside published ones", ("step_s",), rows), setting)
 
 
 def _list(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequence[str]) -> Table | None:
-    columns = _shown(spec, cells, setting.pairing)
+    named = [setting.catalogue.column(name) for name in spec.columns]
+    columns = _shown(named, cells, setting.pairing)
     if not columns:
         return None
     has_counts = len({len(cell.ok) for cell in cells if cell.ok}) > 1
     table = Table(spec.title, _caption(cells, rows, columns), _fact_headings(cells, rows), [])
     table.headings += [Heading("runs")] * has_counts
     table.headings += [Heading(column.heading.replace(BASELINE, _name(setting))) for column in columns]
-    published = setting.references.columns(spec.columns, cells) if setting.references else {}
+    published = setting.references.beside(named, cells) if setting.references else {}
     table.headings += [Heading(heading) for heading in published]
     for index, cell in enumerate(cells):
         row = [_fact(cell, name) for name in rows]
@@ -85,18 +88,17 @@ def _list(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequen
         row += _values(cell, columns, setting.pairing)
         row += [_published(figures.get(index), table) for figures in published.values()]
         table.rows.append(row)
-    usual = usual_consequences(cells)
-    _add_notes(table, [row_notes(cell, columns, setting.pairing, usual) for cell in cells])
+    usual = _usual_consequences(cells)
+    _add_notes(table, [_row_notes(cell, columns, setting, usual) for cell in cells])
     return table
 
 
-def _shown(spec: TableSpec, cells: Sequence[Cell], pairing: Pairing) -> list[Column]:
+def _shown(named: Sequence[Column], cells: Sequence[Cell], pairing: Pairing) -> list[Column]:
     """The columns in which a cell has a value, the first in any case where no cell is ok: it holds the outcomes."""
-    columns = [column for name in spec.columns if _has_value(column := COLUMN[name], cells, pairing)]
-    first = COLUMN[spec.columns[0]]
-    if first in columns or (not columns and any(cell.ok for cell in cells)):
+    columns = [column for column in named if _has_value(column, cells, pairing)]
+    if named[0] in columns or (not columns and any(cell.ok for cell in cells)):
         return columns
-    return [first, *columns]
+    return [named[0], *columns]
 
 
 def _add_notes(table: Table, texts: Sequence[Sequence[str]]) -> None:
@@ -109,7 +111,7 @@ def _add_notes(table: Table, texts: Sequence[Sequence[str]]) -> None:
 
 
 def _grid(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequence[str]) -> Table | None:
-    across, column = str(spec.across), COLUMN[spec.columns[0]]
+    across, column = str(spec.across), setting.catalogue.column(spec.columns[0])
     if not _has_value(column, cells, setting.pairing) and (any(cell.ok for cell in cells) or column.name != "step_s"):
         return None
     rows = [name for name in rows if name != across]
@@ -137,8 +139,8 @@ def _grid_entry(cell: Cell | None, column: Column, setting: Setting, table: Tabl
     if cell is None:
         return Entry(units.MISSING, "missing")
     entry = _values(cell, [column], setting.pairing)[0]
-    usual = usual_consequences(setting.cells)
-    notes = tuple(table.note(text) for text in row_notes(cell, [column], setting.pairing, usual))
+    usual = _usual_consequences(setting.cells)
+    notes = tuple(table.note(text) for text in _row_notes(cell, [column], setting, usual))
     return Entry(entry.text, entry.kind, notes)
 
 
@@ -181,10 +183,73 @@ def _name(setting: Setting) -> str:
 
 def _caption(cells: Sequence[Cell], rows: Sequence[str], columns: Sequence[Column]) -> str:
     told = shared_by_all(cells, [name for name in FACT if name in _CAPTIONED or name in _USUAL])
-    usual = usual_consequences(cells)
+    usual = _usual_consequences(cells)
     told = {name: {**told, **usual}[name] for name in FACT if name in told or name in usual}
     # One row's own facts are in the row.
     parts = [cells[0].gpu]
     parts += [captioned(n, v) for n, v in told.items() if n not in rows and v != _USUAL.get(n)]
     spread = spread_text(cells) if any(column.has_spread for column in columns) else ""
     return ", ".join(parts) + (f"; {spread}" if spread else "")
+
+
+def _usual_consequences(cells: Iterable[Cell]) -> dict[str, Value]:
+    """Of each fact that follows from others (the optimizer's variant), the value that most cells have; none of a fact
+    that some cells do not have."""
+    cells = list(cells)
+    found: dict[str, Value] = {}
+    missing = partly_known(cells)
+    for name in (name for name in FACT if is_consequence(name) and name not in missing):
+        counts = Counter(str(cell.facts[name]) for cell in cells if cell.facts.get(name) is not None)
+        if counts:
+            found[name] = min(counts, key=lambda value: (-counts[value], value))
+    return found
+
+
+def _row_notes(cell: Cell, columns: Sequence[Column], setting: Setting, usual: Mapping[str, Value]) -> list[str]:
+    """Failed guards, runs left out, several hosts, a baseline without figures, what follows from the row's facts."""
+    found = [f"{name} failed: {message}" for name, message in failed_guards(cell)]
+    if (text := mixed_outcomes(cell)) is not None:
+        found.append(text)
+    environments = filter(None, (sample.record.environment for sample in cell.ok))
+    hosts = {environment.host.hostname for environment in environments} - {None}
+    if len(hosts) > 1:
+        found.append(f"runs on {len(hosts)} hosts; the spread has their difference in it")
+    skipped = sum(sample.record.window.skipped_count or 0 for sample in cell.ok)
+    if skipped and not any(column.name == "skipped_count" for column in columns):
+        found.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
+    if cell.ok and any(column.is_relative for column in columns):
+        baseline = setting.pairing.of(cell)
+        if baseline is not None and not baseline.ok:
+            found.append(f"its baseline has no figure: {baseline.label}")
+        if baseline is not cell and any(_includes_one(column.read(cell, baseline)) for column in columns):
+            found.append(_UNDECIDED)
+    found += setting.catalogue.row_notes(cell, columns)
+    own = {name: cell.facts.get(name) for name in usual}
+    return found + [f"{own[name]} instead of {usual[name]}" for name in usual if own[name] not in (None, usual[name])]
+
+
+def _includes_one(ratio: Measure | None) -> bool:
+    return ratio is not None and ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+
+
+def failed_guards(cell: Cell) -> list[tuple[str, str]]:
+    """Guards that failed in one of the ok runs, each once, with the first message."""
+    failed: dict[str, str] = {}
+    for sample in cell.ok:
+        for guard in sample.guards("fail"):
+            failed.setdefault(f"guard {guard.name}", guard.message)
+    return list(failed.items())
+
+
+def spread_text(cells: Iterable[Cell]) -> str:
+    """Which spread stands behind `±`."""
+    counts = {len(cell.ok) for cell in cells if cell.ok}
+    if not counts:
+        return ""
+    if counts == {1}:
+        return "mean ± std of the steps within one run"
+    if len(counts) == 1:
+        return f"mean ± std between {counts.pop()} processes"
+    if 1 in counts:
+        return "mean ± std between processes, within the run where there is one"
+    return "mean ± std between processes"

@@ -19,6 +19,16 @@ def percent(fraction: float | None) -> str:
     return text.removeprefix("-") if text == "-0.0 %" else text
 
 
+def percent_number(fraction: float) -> str:
+    """Percent with one decimal, for a column that names the unit."""
+    return f"{fraction * 100:.1f}"
+
+
+def percent_short(fraction: float) -> str:
+    """A limit or floor in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`."""
+    return f"{fraction * 100:.3g} %" if abs(fraction) < 1 else f"{fraction * 100:,.0f} %"
+
+
 def gib(size_bytes: float | None) -> str:
     """GiB (2^30 bytes); MiB under a tenth of one."""
     if size_bytes is None:
@@ -84,7 +94,18 @@ def times(ratio: float | None) -> str:
 
 
 def signed_percent(fraction: float | None) -> str:
+    """A difference of two shares: `+1.2 %`."""
     return MISSING if fraction is None else f"{fraction * 100:+.1f} %"
+
+
+def change_percent(fraction: float) -> str:
+    """A measured change with two decimals, none from 100 % on: `+0.31 %`."""
+    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 1 else f"{fraction * 100:+,.0f} %"
+
+
+def change_range(low: float, high: float) -> str:
+    """The interval of a change: `-0.31 .. +0.42 %`."""
+    return f"{change_percent(low).removesuffix(' %')} .. {change_percent(high)}"
 
 
 def signed(value: float | None) -> str:
@@ -92,3 +113,8 @@ def signed(value: float | None) -> str:
     if value is None:
         return MISSING
     return "0" if value == 0 else f"{value:+.2g}"
+
+
+def plain(value: float) -> str:
+    """A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,5 @@
-"""A timeline of one step for the page: its data for the script, and a static picture for where there is none."""
+"""Timelines of steps for a report's page: data for the script that moves them, and a static picture for where there is
+none; as many as a page can carry."""
 
 from __future__ import annotations
 
@@ -7,13 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import Any
 
-from lmbench.kernels.shown.columns import FUSED
-from lmbench.kernels.trace.step_timeline import StepTimeline
-from lmbench.report.colours import KIND_COLOURS, MUTED, PHASE_COLOURS, part_colour, variable
+from lmbench.kernels.in_report import FUSED, KIND_COLOURS, part_colour
+from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
+from lmbench.report.cells import Cell, differing, told
+from lmbench.report.charts import MUTED, PHASE_COLOURS
 from lmbench.report.text import shown
 
+#: Of a whole page.
+MAX_TIMELINES = 8
+MAX_BYTES = 3_000_000
 #: More kernels than this are joined with their neighbours: a page stays under a few MB.
 MAX_KERNELS = 6000
 #: Pieces of a row in the static picture: narrower ones are joined.
@@ -51,6 +57,70 @@ class StepPicture:
     legends: list[tuple[str, list[tuple[str, str]]]]
 
 
+class Timelines:
+    """The page's part: a timeline for each cell with a profiled run that has one, until the page is full."""
+
+    def __init__(self) -> None:
+        self.script = self.style = ""
+        self._count = self._bytes = 0
+
+    def markup(self, cells: Sequence[Cell]) -> str:
+        """The timelines of a section, and what is said below them of others; empty without any."""
+        from jinja2 import Environment, StrictUndefined
+
+        pictures: list[StepPicture] = []
+        unreadable: list[str] = []
+        left_out = 0
+        names = differing(cells)
+        for cell in cells:
+            runs = [sample for sample in (*cell.samples, *cell.passes) if sample.is_profiled and sample.outcome == "ok"]
+            if not runs or not (runs[0].path / TIMELINE_FILE).is_file():
+                continue
+            try:
+                picture = self._picture(told(cell, names) or cell.name, read_timeline(runs[0].path))
+            except ValueError as error:
+                # Torn by a kill, or somebody changed the file by hand.
+                unreadable.append(f"{runs[0].run_id} ({error})")
+                continue
+            if picture is None:
+                left_out += 1
+            else:
+                pictures.append(picture)
+        notes = [f"{_more(left_out)} left out: the page would become too large."] if left_out else []
+        if unreadable:
+            notes.append(f"{_more(len(unreadable))} not shown, as the file cannot be used: {', '.join(unreadable)}.")
+        if not pictures and not notes:
+            return ""
+        if pictures:
+            # The script does nothing but draw what the page holds already.
+            self.script, self.style = _packaged("timeline.js"), _packaged("timeline.css")
+        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+        return environment.from_string(_packaged("timeline.html")).render(steps=pictures, notes=notes)
+
+    def _picture(self, title: str, timeline: StepTimeline | None) -> StepPicture | None:
+        """The picture, None where the page has no room for it. Raises ValueError for what is no timeline."""
+        if timeline is None:
+            raise ValueError(f"{TIMELINE_FILE} is damaged")
+        if self._count >= MAX_TIMELINES:
+            timeline_data(timeline)
+            return None
+        picture = step_picture(title, timeline)
+        size = len(picture.data) + len(picture.svg)
+        if self._bytes + size > MAX_BYTES:
+            return None
+        self._count += 1
+        self._bytes += size
+        return picture
+
+
+def _packaged(name: str) -> str:
+    return (files("lmbench.kernels") / name).read_text(encoding="utf-8")
+
+
+def _more(number: int) -> str:
+    return "1 more timeline is" if number == 1 else f"{number} more timelines are"
+
+
 def step_picture(title: str, timeline: StepTimeline) -> StepPicture:
     """The picture of one step."""
     data, joined = timeline_data(timeline)
@@ -83,7 +153,7 @@ def _legends(data: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _explained(times: dict[str, int], colour: Callable[[str], int]) -> list[tuple[str, str]]:
-    return [(name, variable(colour(name))) for name in sorted(times, key=lambda name: -times[name])]
+    return [(name, _css(colour(name))) for name in sorted(times, key=lambda name: -times[name])]
 
 
 def timeline_data(timeline: StepTimeline) -> tuple[dict[str, Any], int]:
@@ -219,12 +289,16 @@ def _bar(piece: Piece, top: int, end: int) -> str:
     pale = "" if piece.busy > 0.99 else f' opacity="{max(piece.busy, 0.15):.2f}"'
     text = escape(f"{piece.label}, {(piece.end - piece.start) / 10:,.1f} us")
     place = f'x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{BAR_HEIGHT}"'
-    bar = f'<rect {place} fill="{variable(piece.colour)}"{pale}><title>{text}</title></rect>'
+    bar = f'<rect {place} fill="{_css(piece.colour)}"{pale}><title>{text}</title></rect>'
     if width < 9:
         return bar
     # A picture in the picture cuts off what does not fit.
     label = f'<text class="on" x="5" y="{BAR_HEIGHT - 6}">{escape(piece.label)}</text>'
     return bar + f"<svg {place}>{label}</svg>"
+
+
+def _css(colour: int) -> str:
+    return f"var(--series-{colour})" if colour else "var(--muted)"
 
 
 def _axis(end: int, top: int) -> str:

@@ -1,0 +1,215 @@
+"""A view: which tables and charts show a study, in which rows and columns, against which baseline; read from YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from lmbench.errors import UsageError, suggest
+from lmbench.report.facts import FACT, Value, captioned, fact_of, plain
+
+
+class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table with a row for each cell; `rows` are facts, in the order of sorting.
+
+    `columns` are names of columns, fields of a run's record by their dotted names, or patterns such as
+    `forward_*_fraction`. Facts that differ between cells and are not named become rows too, and those that all cells
+    share go to the caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one
+    column for each value of that fact, and the only one of `columns` in each.
+    """
+
+    title: str
+    columns: Annotated[tuple[str, ...], Meta(min_length=1)]
+    rows: tuple[str, ...] = ()
+    across: str | None = None
+    only_filled: bool = False
+
+
+class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A chart for each combination of the facts that it does not name.
+
+    `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
+    labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `phases`: the step's
+    phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`. Features
+    add kinds of their own.
+    """
+
+    title: str
+    kind: str
+    y: str = "step_s"
+    x: str = "size"
+    series: tuple[str, ...] = ()
+    is_log: bool = False
+
+
+class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a row is compared with: the row whose facts are the same but for these. `name` is what headings call it."""
+
+    facts: Annotated[dict[str, Value], Meta(min_length=1)]
+    name: str = ""
+
+    def is_met_by(self, facts: Mapping[str, Value]) -> bool:
+        return all(facts.get(name) == value for name, value in self.facts.items())
+
+
+class View(Struct, frozen=True, forbid_unknown_fields=True):
+    """A study's view. `question` is what it answers, in a sentence; `is_profiled` says that it shows profiled runs;
+    `name` is its study's."""
+
+    title: str
+    tables: Annotated[tuple[TableSpec, ...], Meta(min_length=1)]
+    charts: tuple[ChartSpec, ...] = ()
+    question: str = ""
+    baseline: Baseline | None = None
+    is_profiled: bool = False
+    name: str = ""
+
+
+_FIELDS = {field for kind in (View, TableSpec, ChartSpec, Baseline) for field in kind.__struct_fields__}
+
+#: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
+GENERIC = View(
+    name="sweep",
+    title="Runs",
+    tables=(
+        TableSpec(
+            "Step times",
+            (
+                "step_s", "speedup", "forward_s", "backward_s", "optimizer_s", "tokens_per_s", "mfu_fraction",
+                "host_bound_fraction", "peak_bytes", "host_peak_bytes", "memory_saved_fraction",
+            ),
+        ),
+    ),
+    charts=(
+        ChartSpec("Step time", "rows", "step_s"),
+        ChartSpec("Throughput", "rows", "tokens_per_s"),
+        ChartSpec("Peak memory", "rows", "peak_bytes"),
+    ),
+)  # fmt: skip
+
+
+def read_view(given: Any, axes: Iterable[str] = ()) -> View:
+    """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one.
+
+    Args:
+        given: any of these; what somebody wrote into a file may be anything.
+        axes: the study's axes, which rows may name beside the facts.
+
+    Raises:
+        UsageError: it is none of these, or a mapping with a mistake. Columns and kinds of charts are not looked at.
+    """
+    if isinstance(given, str):
+        return GENERIC if given == GENERIC.name else _of_study(given)
+    if not isinstance(given, Mapping):
+        raise UsageError(f"view is {given!r}; it must be a study's name, or a mapping with title and tables")
+    try:
+        view = msgspec.convert(given, View)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"view: {_in_words(str(error))}") from None
+    known = set(map(str, axes))
+    for table in view.tables:
+        if table.across is not None and len(table.columns) > 1:
+            raise UsageError(
+                f"view: table {table.title!r} has {len(table.columns)} columns; with `across` it takes one"
+            )
+    return replace(
+        view,
+        tables=tuple(
+            replace(table, rows=_facts(table.rows, known), across=table.across and _fact(table.across, known))
+            for table in view.tables
+        ),
+        charts=tuple(
+            replace(chart, x=_fact(chart.x, known), series=_facts(chart.series, known)) for chart in view.charts
+        ),
+        baseline=view.baseline and _told(view.baseline, known),
+    )
+
+
+def _of_study(given: str, before: tuple[str, ...] = ()) -> View:
+    is_file = Path(given).suffix in (".yaml", ".yml")
+    path = Path(given) if is_file else studies().get(given)
+    if path is None:
+        names = [GENERIC.name, *(name for name in studies() if not name.startswith("tiny_"))]
+        raise UsageError(
+            f"view {given!r} is unknown; choose among {', '.join(names)}, or give a study's file"
+            + suggest(given, names)
+        )
+    content = _read(path)
+    view = content.get("view")
+    if isinstance(view, str) and view != GENERIC.name:
+        if view in before:
+            raise UsageError(f"{path}: view {view!r} names only itself; give the mapping of a view")
+        return _of_study(view, (*before, view))
+    matrix = content.get("matrix")
+    try:
+        if view is None:
+            raise UsageError("the study has no `view:`; give one with title and tables, or the name of another study")
+        found = read_view(view, matrix if isinstance(matrix, Mapping) else ())
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return found if found.name else replace(found, name=path.stem)
+
+
+def studies() -> dict[str, Path]:
+    """The files of the studies that ship with lmbench, by name."""
+    folder = Path(str(files("lmbench.configs"))) / "sweeps"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"study {str(path)!r} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"study {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{str(path)!r} is no study; it must be a mapping with `matrix`, `view` and so on")
+    return content
+
+
+def _in_words(complaint: str) -> str:
+    """msgspec's complaint as a line: `tables[...].colums is unknown; did you mean columns?`."""
+    text, _, place = complaint.replace("`", "").partition(" - at $")
+    where = place.removeprefix(".")
+    unknown = re.fullmatch(r"Object contains unknown field (.*)", text)
+    if unknown is not None:
+        name = f"{where}.{unknown[1]}" if where else unknown[1]
+        return f"{name} is unknown" + (suggest(unknown[1], _FIELDS) or f"; known are {', '.join(sorted(_FIELDS))}")
+    missing = re.fullmatch(r"Object missing required field (.*)", text)
+    if missing is not None:
+        return f"{where or 'it'} has no {missing[1]}"
+    return f"{where or 'it'}: {text[:1].lower()}{text[1:]}"
+
+
+def _facts(names: Iterable[str], axes: set[str]) -> tuple[str, ...]:
+    return tuple(_fact(name, axes) for name in names)
+
+
+def _fact(name: str, axes: set[str]) -> str:
+    """The fact that is meant: one of FACTS, the one that an option sets, or an axis without a fact of its own."""
+    name = fact_of(name)
+    if name not in FACT and name not in axes and "." not in name:
+        raise UsageError(
+            f"view: fact {name!r} is unknown; choose among {', '.join((*FACT, *sorted(axes)))}, or an option by its "
+            f"dotted name{suggest(name, (*FACT, *axes))}"
+        )
+    return name
+
+
+def _told(baseline: Baseline, axes: set[str]) -> Baseline:
+    """The baseline with the values that facts have: `matmul: highest` is `highest (fp32)`."""
+    facts: dict[str, Value] = {}
+    for given, value in baseline.facts.items():
+        name = _fact(given, axes)
+        facts[name] = FACT[name].told(value) if name in FACT else plain(value)
+    return Baseline(facts, baseline.name or ", ".join(captioned(name, value) for name, value in facts.items()))

@@ -1,0 +1,189 @@
+"""Views: a study of one's own is one file, columns are any number of a record, a mistake is one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_results import write_sweep
+
+from lmbench.cli import main
+from lmbench.commands.report import make_catalogue
+from lmbench.records.schema import fields
+from lmbench.sweep.sweep_file import read_sweep_file
+
+STUDY = """\
+base: {config: smoke}
+matrix:
+  data.batch_size: [1, 8]
+  cooling:
+    - {model.size: small}
+    - {model.size: medium}
+repeats: 2
+view:
+  title: Power and heat
+  question: What does a bigger batch draw?
+  baseline: {facts: {batch: 1}}
+  tables:
+    - title: Power by batch
+      rows: [size, batch]
+      columns: [device_state.mean_power_w, device_state.mean_temperature_c, phases.step.p95_s, peak_bytes, speedup]
+    - {title: Hottest, rows: [size], across: batch, columns: [device_state.close.temperature_c]}
+  charts:
+    - {title: Power, kind: lines, y: device_state.mean_power_w, x: batch, series: [size]}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    path = tmp_path / "mine" / "heat.yaml"
+    path.parent.mkdir()
+    path.write_text(STUDY)
+    return path
+
+
+def measured(tmp_path: Path, view: Any) -> Path:
+    """What `lmbench sweep` leaves of the study, its view in sweep.json as the file was read."""
+
+    def edit(run: dict[str, Any], axes: Mapping[str, Any], repeat: int) -> None:
+        run["device_state"] = {
+            "mean_power_w": 300.0 + 40 * axes["data.batch_size"] + repeat,
+            "mean_temperature_c": 51.5 + repeat,
+            "close": {"temperature_c": 60.0},
+        }
+        run["phases"]["step"]["p95_s"] = 0.0125
+
+    axes = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}
+    return write_sweep(tmp_path / "results", "heat", axes, view=view, repeats=2, edit=edit)
+
+
+def test_a_study_of_ones_own_is_one_file(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(study), "--dry-run"]) == 0
+    home = measured(tmp_path, read_sweep_file(study).view)
+    # Its results carry the view: neither the file nor the folder is needed any more.
+    study.unlink()
+    capsys.readouterr()
+    page = tmp_path / "page.html"
+    assert main(["report", str(home), "--html", str(page), "--format", "markdown"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("## Power and heat\n\nWhat does a bigger batch draw?\n")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    assert lines[0][:7] == [
+        "size", "batch", "power (W)", "mean temperature (°C)", "step p95 (ms)", "peak memory (GiB)",
+        "speed-up vs batch 1",
+    ]  # fmt: skip
+    assert lines[2][:5] == ["small", "1", "340.5", "52", "12.50"]
+    assert lines[3][:3] == ["small", "8", "620.5"]
+    assert ["size", "batch 1", "batch 8"] in lines
+    assert page.read_text().count("<svg") == 1
+    assert ">power (W)</text>" in page.read_text()
+
+
+def test_results_of_another_sweep_are_shown_by_a_studys_file(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = measured(tmp_path, "batch")
+    assert main(["report", str(home), "--view", str(study), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [float(row["device_state.mean_power_w"]) for row in rows] == [340.5, 620.5, 340.5, 620.5]
+    assert {row["view"] for row in rows} == {"heat"}
+
+
+def test_every_number_of_a_record_is_a_column_with_its_unit() -> None:
+    catalogue = make_catalogue()
+    for name, field in fields("run").items():
+        if field.about.is_number:
+            column = catalogue.column(name)
+            assert column.unit.word in {"s": "ms", "bytes": "GiB", "fraction": "%"}.get(field.unit, field.unit)
+    headings = {
+        "device_state.open.sm_clock_hz": "open SM clock (Hz)",
+        "phases.backward.lag.median_s": "backward lag median (ms)",
+        "memory.phase_peak_allocated_bytes.forward": "peak in forward (GiB)",
+        "window.skipped_count": "skipped",
+    }
+    assert {name: catalogue.column(name).heading for name in headings} == headings
+
+
+def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def edit(run: dict[str, Any], _: Mapping[str, Any], repeat: int) -> None:
+        run["memory"]["steady_peak_allocated_bytes"] = (3 + repeat) * 2**30
+        run["loss"]["perplexity"] = 10.0 + repeat
+
+    view = {"title": "Own", "tables": [{"title": "T", "columns": ["memory.steady_*allocated*", "loss.perplexity"]}]}
+    home = write_sweep(tmp_path, "s", {"data.batch_size": [4]}, view=view, repeats=2, edit=edit)
+    assert main(["report", str(home)]) == 0
+    assert "|              4.00 |       10.5 |" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "title: Power and heat": ("titel: Power and heat", "titel is unknown; did you mean title?"),
+    "      columns: [device_state.mean_power_w": (
+        "      colums: [device_state.mean_power_w",
+        "colums is unknown; did you mean columns?",
+    ),
+    "device_state.mean_power_w,": ("device_state.mean_powr_w,", "did you mean device_state.mean_power_w?"),
+    "peak_bytes": ("peak_byte", "did you mean peak_bytes?"),
+    "phases.step.p95_s": ("phases.*.p98_s", "no column is like 'phases.*.p98_s'"),
+    "device_state.mean_temperature_c": ("environment.gpu.name", "column 'environment.gpu.name' is text"),
+    "rows: [size, batch]": ("rows: [size, batches]", "fact 'batches' is unknown"),
+    "kind: lines": ("kind: line", "chart kind 'line' is unknown; choose among bars, lines"),
+    "y: device_state.mean_power_w": ("y: power", "column 'power' is unknown"),
+    "facts: {batch: 1}": ("facts: {bach: 1}", "did you mean batch?"),
+    "columns: [device_state.close": ("columns: [peak_bytes, device_state.close", "with `across` it takes one"),
+    "across: batch": ("across: [batch]", "expected `str | null`, got `array`"),
+    "view:\n": ("view: 5\nviews:\n", "unknown key 'views'"),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), [(right, *rest) for right, rest in MISTAKES.items()], ids=str)
+def test_a_mistake_in_a_view_is_one_line(
+    right: str, wrong: str, said: str, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert right in STUDY
+    study.write_text(STUDY.replace(right, wrong, 1))
+    assert main(["sweep", str(study), "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said.replace("`", "") in err.replace("`", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("step_time", "did you mean step_times?"),
+        ("missing.yaml", "cannot be read"),
+        ("none.yaml", "the study has no `view:`"),
+        ("itself.yaml", "names only itself"),
+        ("list.yaml", "is no study"),
+        ("torn.yaml", "is no YAML"),
+    ],
+)
+def test_a_view_that_is_none_is_refused_in_one_line(
+    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = measured(tmp_path, None)
+    monkeypatch.chdir(tmp_path)
+    contents = {"none": "matrix: {}", "itself": "view: itself.yaml", "list": "- 1", "torn": "view: {"}
+    for name, content in contents.items():
+        Path(f"{name}.yaml").write_text(content)
+    assert main(["report", str(home), "--view", given]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_stored_view_with_a_mistake_is_said_and_the_sweep_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = {"title": "Later", "tables": [{"title": "T", "columns": ["a_column_of_the_future"]}]}
+    assert main(["report", str(measured(tmp_path, view))]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("## heat\n")
+    assert "column 'a_column_of_the_future' is unknown" in text
+    assert "shown as any sweep" in text
