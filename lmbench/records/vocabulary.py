@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 #: The parts of a step; their spans sum to the step's.
 Phase = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]
@@ -46,6 +46,3 @@ KILLED = "killed"
 
 #: Read where run.json cannot tell the outcome.
 DAMAGED = "damaged"
-
-#: Of the time before records had types; goes with the last user.
-Record = dict[str, Any]

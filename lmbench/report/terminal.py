@@ -37,7 +37,7 @@ def print_run(
     console = console or make_console()
     if with_banner:
         print_banner(run, console)
-    if run.mode:
+    if run.mode and run.phases.step is None:
         console.out("")
     if run.phases.step is not None:
         print_table(phase_table(run, run.phases.step), console, is_airy=True)
