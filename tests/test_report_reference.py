@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmbench.reference.kernel_shares import load_kernel_shares
-from lmbench.reference.step_times import load_step_times
+from lmbench.reference.published import load_kernel_shares, load_step_times
 from lmbench.report.cells import Cell
 from lmbench.report.facts import EAGER, FP32_MATMUL, TF32_MATMUL
 from lmbench.report.references import Published, References

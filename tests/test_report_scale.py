@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from report_results import make_record, write_run, write_sweep
 
+from lmbench.cli import main
+
 AXES = {
     "model.size": ["small", "medium", "large", "xl", "2.7B"],
     "mode": ["inference", "forward", "forward_backward", "train_step"],
@@ -30,21 +32,26 @@ def timed_report(*words: str) -> tuple[float, int]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, after.ru_maxrss * 1024
 
 
-def test_a_hundred_cells_take_a_few_seconds_in_every_format(tmp_path: Path) -> None:
-    axes = {**AXES, "data.batch_size": [4], "measure.warmup_steps": [5]}
-    home = write_sweep(tmp_path, "step_times", axes, view="step_times", steps=100)
-    for words in (["--format", "markdown"], ["--format", "csv"], ["--html", str(tmp_path / "page.html")]):
-        assert timed_report(str(home), *words)[0] < 10
+def test_tables_read_no_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = write_sweep(tmp_path, "step_times", {"data.batch_size": [1, 2]}, view="step_times")
+    assert main(["report", str(home)]) == 0
+    shown = capsys.readouterr().out
+    for steps in home.glob("runs/*/steps.jsonl"):
+        steps.unlink()
+        steps.mkdir()
+    assert main(["report", str(home)]) == 0
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("view", ["sweep", "step_times", "warmup", "precision"])
-def test_1000_cells_and_a_million_steps_take_under_10_s_and_2_gib(view: str, tmp_path: Path) -> None:
+def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(view: str, tmp_path: Path) -> None:
     home = write_sweep(tmp_path, "large", AXES, steps=1000)
     assert len(list((home / "runs").iterdir())) == 1000
     for words in (["--format", "markdown"], ["--format", "csv"], ["--html", str(tmp_path / "page.html")]):
         seconds, size_bytes = timed_report(str(home), "--view", view, *words)
-        assert seconds < 10
+        # Measured: tables 0.7 s, pages up to 2.8 s.
+        assert seconds < (10 if "--html" in words else 5)
         assert size_bytes < 2 * 2**30
 
 
@@ -52,7 +59,7 @@ def test_1000_cells_and_a_million_steps_take_under_10_s_and_2_gib(view: str, tmp
     ("words", "absent"),
     [
         (["-h"], ["torch", "lightning", "matplotlib", "scipy", "jinja2", "numpy"]),
-        (["RESULTS"], ["torch", "lightning", "matplotlib", "jinja2"]),
+        (["RESULTS"], ["torch", "lightning", "matplotlib", "jinja2", "numpy"]),
         (["RESULTS", "--html", "PAGE"], ["torch", "lightning"]),
     ],
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmbench.reference.kernel_shares import KernelShare, load_kernel_shares
-from lmbench.reference.step_times import StepTime, load_step_times
+from lmbench.reference.published import KernelShare, StepTime, load_kernel_shares, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure
@@ -28,7 +27,7 @@ class References:
 
     def __init__(self) -> None:
         self._shares = load_kernel_shares()
-        self._times = [time for time in load_step_times() if not time.implausible]
+        self._times = [time for time in load_step_times() if not time.is_implausible]
 
     def match(self, cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
         """For each source that has a figure for one of the cells: its figures by the cell's place in the sequence.

@@ -1,0 +1,200 @@
+"""Published figures: step times with the precision they really had, shares of matrix products in kernel time, softmax
+against the products of attention; each with what must be known of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+#: Compute and float32 matmul precision by the word of the write-up. For half precision it says nothing of the latter.
+_PRECISION: dict[str, tuple[str, str | None]] = {
+    "": ("32-true", "highest"),
+    "fp32": ("32-true", "highest"),
+    "bf16": ("bf16-mixed", None),
+    "fp16": ("16-mixed", None),
+}
+
+#: 002's "fp32" runs reach 35-47 TFLOP/s on a card whose fp32 peak is 19.5.
+_WAS_TF32 = ("002", "fp32")
+
+#: Figures that cannot be right.
+_IMPLAUSIBLE = {
+    # Faster than xl, which has fewer FLOPs.
+    ("001", "2.7B", "forward_backward", "bf16", "365.09"),
+    # Faster than the same source's forward and backward alone (121.24 ms).
+    ("001", "small", "train_step", "", "120.33"),
+}
+
+#: Columns that must be known for a figure to be comparable; what is blank becomes a caveat.
+_STATED = {"batch_size": "batch", "context_length": "context", "precision": "precision", "warmup_steps": "warm-up"}
+
+#: lmbench's column for the whole of a pass, and the mode that has it; shares of single kernels are left out.
+_PASSES = {
+    "inference_forward": ("inference_matmul_fraction", "inference"),
+    "train_step": ("step_matmul_fraction", "train_step"),
+}
+_RATIO = "forward_softmax_matmul_time_ratio"
+#: Of a row whose products are of the scores alone: lmbench divides by those of scores and values.
+_SCORES_ALONE = "scores matmul"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One published time of a whole step of `mode`.
+
+    None stands for what the write-up does not state. `precision` and `matmul` are what was really used, as far as the
+    figures tell. `is_implausible` says that the figure cannot be right.
+    """
+
+    source: str
+    gpu: str
+    size: str
+    shape: str | None
+    mode: str
+    batch: int | None
+    context: int | None
+    precision: str
+    matmul: str | None
+    is_precision_stated: bool
+    is_compiled: bool
+    warmup: int | None
+    is_oom: bool
+    mean_s: float | None
+    std_s: float | None
+    caveats: tuple[str, ...]
+    is_implausible: bool
+
+    @property
+    def label(self) -> str:
+        """Source and GPU, as a column's heading tells them."""
+        return f"ref. {self.source}, {self.gpu}"
+
+
+@cache
+def load_step_times() -> tuple[StepTime, ...]:
+    """Every published time of a whole step by a host clock, implausible ones marked.
+
+    Spans of single phases and of profilers (which slow the host) are left out: they are no step times.
+    """
+    rows = [row for row in _rows("step_times.csv") if row["size"] and row["timer"] != "nsys"]
+    return tuple(_step_time(row) for row in rows if _is_whole_step(row))
+
+
+def _is_whole_step(row: dict[str, str]) -> bool:
+    return row["phase"] == "step" or (row["mode"], row["phase"]) == ("forward", "forward")
+
+
+def _step_time(row: dict[str, str]) -> StepTime:
+    precision, matmul = _PRECISION.get(row["precision"], (row["precision"], None))
+    if (row["source"], row["precision"]) == _WAS_TF32:
+        matmul = "high"
+    is_custom = row["size"] == "custom"
+    return StepTime(
+        source=row["source"],
+        gpu=row["gpu"] or "GPU unstated",
+        size=row["size"],
+        shape=f"{row['num_layers']} x {row['d_model']}" if is_custom else None,
+        mode=row["mode"],
+        batch=_whole(row["batch_size"]),
+        context=_whole(row["context_length"]),
+        precision=precision,
+        matmul=matmul,
+        is_precision_stated=bool(row["precision"]),
+        is_compiled=row["compile"] == "true",
+        warmup=_whole(row["warmup_steps"]),
+        is_oom=row["status"] == "oom",
+        mean_s=_seconds(row["mean_ms"] or row["median_ms"]),
+        std_s=_seconds(row["std_ms"]),
+        caveats=tuple(_caveats(row)),
+        is_implausible=_is_implausible(row),
+    )
+
+
+def _caveats(row: dict[str, str]) -> list[str]:
+    blank = [word for name, word in _STATED.items() if not row[name]]
+    found = [f"{', '.join(blank)} unstated"] if blank else []
+    if not row["mean_ms"] and row["median_ms"]:
+        found.append("a median")
+    if (row["source"], row["precision"]) == _WAS_TF32:
+        found.append("called fp32; its 35-47 TFLOP/s show that it was TF32")
+    if row["source"] in ("002", "003") and row["mode"] == "forward":
+        found.append("the memory it took shows that the graph was kept")
+    return [*found, *([row["note"]] if row["note"] else [])]
+
+
+def _is_implausible(row: dict[str, str]) -> bool:
+    """Whether a figure cannot be right (the README's section on contradictions)."""
+    # 003's medians lie 65-79 ms above the warm means of the same source.
+    is_003_median = row["source"] == "003" and not row["mean_ms"] and bool(row["median_ms"])
+    return is_003_median or (row["source"], row["size"], row["mode"], row["precision"], row["mean_ms"]) in _IMPLAUSIBLE
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) / 1e3 if text else None
+
+
+@dataclass(frozen=True)
+class KernelShare:
+    """One published figure. `column` is lmbench's name of what it is, `mode` None where the source does not tell.
+
+    None stands for what the write-up does not state. No source states its precision here: they are compared with
+    float32, eager, which their base tables are.
+    """
+
+    source: str
+    gpu: str
+    column: str
+    size: str | None
+    context: int | None
+    mode: str | None
+    value: float
+    caveats: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Source and GPU, as a column's heading tells them."""
+        return f"ref. {self.source}, {self.gpu}"
+
+
+@cache
+def load_kernel_shares() -> tuple[KernelShare, ...]:
+    """Every published share of all matrix products in a pass, and every ratio of softmax to the matrix products of
+    scores and values in time."""
+    return (*_matmul_shares(), *_softmax_ratios())
+
+
+def _matmul_shares() -> Iterator[KernelShare]:
+    for row in _rows("kernels.csv"):
+        if row["kernel_class"] != "gemm" or row["kernel_name"] or not row["share_pct"] or row["pass"] not in _PASSES:
+            continue
+        column, mode = _PASSES[row["pass"]]
+        yield _kernel_share(row, column, mode, float(row["share_pct"]) / 100)
+
+
+def _softmax_ratios() -> Iterator[KernelShare]:
+    for row in _rows("softmax_vs_matmul.csv"):
+        if row["softmax_ms"] and row["matmul_ms"] and _SCORES_ALONE not in row["note"]:
+            ratio = float(row["softmax_ms"]) / float(row["matmul_ms"])
+            yield _kernel_share(row, _RATIO, None, ratio, "the pass is unstated")
+
+
+def _kernel_share(row: dict[str, str], column: str, mode: str | None, value: float, *caveats: str) -> KernelShare:
+    blank = [word for name, word in (("size", "size"), ("context_length", "context")) if not row[name]]
+    unstated = [", ".join([*blank, "batch", "precision"]) + " unstated"]
+    context = int(row["context_length"]) if row["context_length"] else None
+    own = (*unstated, *caveats, *([row["note"]] if row["note"] else []))
+    return KernelShare(
+        row["source"], row["gpu"] or "GPU unstated", column, row["size"] or None, context, mode, value, own
+    )
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    text = (files("lmbench.reference") / name).read_text(encoding="utf-8")
+    return iter(csv.DictReader(text.splitlines()))
