@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
 from lmbench.measure.schedule import Schedule
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Span
 
 Work = Callable[[], None]
 
@@ -90,20 +94,20 @@ class ResidentBatches:
 
 @dataclass
 class Measured:
-    """The window's records and the facts of one run."""
+    """The window's steps, the record of the run, and the window's wall time with its pauses in it."""
 
-    window: list[dict[str, Any]]
-    facts: dict[str, Any]
+    window: list[StepRecord]
+    run: RunRecord
+    raw_wall_s: float
 
-    def median(self, name: str) -> float:
-        values = sorted(record[name] or 0.0 for record in self.window)
-        return float(values[len(values) // 2])
+    def median_s(self, span: Span) -> float:
+        values = sorted(step.span_s(span) or 0.0 for step in self.window)
+        return values[len(values) // 2]
 
     @property
     def identity_error_fraction(self) -> float:
-        pauses = sum(record["excluded_s"] for record in self.window)
-        wall = self.facts["window"]["raw_wall_s"] - pauses
-        return float(sum(record["step_s"] for record in self.window) / wall - 1.0)
+        pauses_s = sum(step.excluded_s or 0.0 for step in self.window)
+        return sum(step.step_s or 0.0 for step in self.window) / (self.raw_wall_s - pauses_s) - 1.0
 
 
 def measure(
@@ -125,7 +129,9 @@ def measure(
         callbacks=[timer, MemoryRecorder(), TrainingCheck(), SyncFinder(), session],
     )
     trainer.fit(module, ResidentBatches(device))
-    return Measured([r for r in timer.records if r["stage"] == "window"], session.facts)
+    facts = {**session.facts, "schema_version": 1, "outcome": "ok"}
+    window = [msgspec.convert(r, StepRecord) for r in timer.records if r["stage"] == "window"]
+    return Measured(window, msgspec.convert(facts, RunRecord), facts["window"]["raw_wall_s"])
 
 
 def spin(duration_s: float) -> Work:
