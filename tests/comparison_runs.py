@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from lmbench.records.store import RunFolder
 
 H200 = {
     "name": "NVIDIA H200", "uuid": "GPU-1", "sku": "692-2G520", "is_mig": False, "power_limit_w": 700.0,
@@ -77,10 +76,10 @@ def make_run(folder: Path, step_s: float = 0.05, /, steps: int = 100, **changes:
     run["memory"] = {"steady_peak_allocated_bytes": 4 * 2**30, "run_peak_allocated_bytes": 5 * 2**30}
     for name, value in changes.items():
         _put(run, name.split("__"), value)
-    made = RunFolder.create(folder, changes.get("run_id"))
-    made.write_run({"run_id": made.run_id, **run})
-    made.close()
-    return made.path
+    path = folder / changes.get("run_id", f"run-{number}")
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({"run_id": path.name, **run}))
+    return path
 
 
 def make_runs(folder: Path, step_times_s: Sequence[float], **changes: Any) -> Path:

@@ -62,7 +62,7 @@ def arm_table(found: Overhead) -> Table:
 def answer_table(found: Overhead) -> Table:
     """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
     harness, hooks, added = found.arms["harness"], found.hooks.step_s, found.harness_over_trainer_s
-    is_hosts_matter, is_devices_matter = found.bottleneck != "device", found.bottleneck not in ("host", "cpu")
+    asks_the_host, asks_the_device = found.bottleneck != "device", found.bottleneck not in ("host", "cpu")
     window, run = harness.over_bare_steady_peak_allocated_bytes, harness.over_bare_run_peak_allocated_bytes
     memory = ("n/a", "a CPU has no counter of it")
     if window is not None and run is not None:
@@ -71,17 +71,17 @@ def answer_table(found: Overhead) -> Table:
     rows = [
         (
             "step within 1 % of bare",
-            harness.over_bare_fraction.against(TIME_LIMIT_FRACTION) if is_devices_matter else "n/a",
+            harness.over_bare_fraction.against(TIME_LIMIT_FRACTION) if asks_the_device else "n/a",
             f"{_interval(harness.over_bare_fraction, 100, '+.2f')} %",
         ),
         (
             "own hooks at most 0.1 ms a step",
-            hooks.against(HOOKS_LIMIT_S) if is_hosts_matter else "n/a",
+            hooks.against(HOOKS_LIMIT_S) if asks_the_host else "n/a",
             f"{_interval(hooks, 1e3, '.3f')} ms",
         ),
         (
             "harness - trainer at most 0.1 ms",
-            added.against(HOOKS_LIMIT_S) if is_hosts_matter else "n/a",
+            added.against(HOOKS_LIMIT_S) if asks_the_host else "n/a",
             f"{_interval(added, 1e3, '+.3f')} ms",
         ),
         ("device memory within 1 MiB of bare", *memory),

@@ -128,7 +128,8 @@ def measure(
         callbacks=[timer, MemoryRecorder(), TrainingCheck(), SyncFinder(), session],
     )
     trainer.fit(module, ResidentBatches(device))
-    return Measured([r for r in timer.records if r.stage == "window"], session.run, session.raw_wall_s or 0.0)
+    window = [step for step in timer.records if step.stage == "window"]
+    return Measured(window, session.run, session.raw_wall_s or 0.0)
 
 
 def spin(duration_s: float) -> Work:

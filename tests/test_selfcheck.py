@@ -1,0 +1,55 @@
+"""`lmbench selfcheck`: what was planted is told from what was not, and a failed check is an exit code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmbench.cli import main
+from lmbench.selfcheck import checks
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("check", [checks.training, checks.losses, checks.flops])
+def test_what_was_planted_comes_back_on_a_cpu(check):
+    results = check(CPU)
+    assert results
+    assert [result.name for result in results if result.status != "pass"] == []
+
+
+def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
+    for name in ("FORWARD_S", "BACKWARD_S", "OPTIMIZER_S"):
+        monkeypatch.setattr(checks, name, 0.002)
+    *durations, identity = checks.known_durations(CPU)
+    assert [result.name for result in durations] == [
+        f"known duration in {p}" for p in ("forward", "backward", "optimizer")
+    ]
+    assert identity.status == "pass"
+
+
+@pytest.mark.parametrize(("is_right", "code"), [(True, 0), (False, 1)])
+def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(monkeypatch, capsys, is_right, code):
+    found = [checks.judged("planted truth", is_right, "one", "two", "1 %"), checks.needs_gpu("other", "is none")]
+    monkeypatch.setattr(checks, "CHECKS", (lambda device: found,))
+    assert main(["selfcheck", "cpu"]) == code
+    out = capsys.readouterr().out
+    assert out.startswith("selfcheck on CPU, torch ")
+    assert "planted truth" in out
+    assert out.splitlines()[-1] == f"{is_right:d} passed, {not is_right:d} failed, 1 need a GPU"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpu"], "selfcheck takes cpu or cuda, not 'gpu'"),
+        (["cpu", "cuda"], "'cuda' is one too many"),
+        (["cuda"], "no CUDA device here; use `lmbench selfcheck cpu`"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(monkeypatch, capsys, words, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["selfcheck", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
