@@ -10,28 +10,29 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
-from lmbench.kernels import ceiling
-from lmbench.kernels.ceiling import ceiling_table, datasheet_rate
+from lmbench.kernels.ceiling import CeilingRecord, ceiling_table, datasheet_rate
+from lmbench.kernels.recording import ceiling
+from lmbench.records.codec import decode
 
 CPU = torch.device("cpu")
 
 
 def test_a_rate_is_the_amount_of_work_over_its_time():
-    record = ceiling._rates(lambda: time.sleep(0.002), 3.0, CPU, 0.1)
-    assert record["burst_per_s"] == pytest.approx(3.0 / 0.002, rel=0.2)
-    assert record["sustained_per_s"] == pytest.approx(3.0 / 0.002, rel=0.2)
-    assert record["seconds"] >= 0.1
+    rate = ceiling.measure_rate("sleep", lambda: time.sleep(0.002), 3.0, CPU, 0.1)
+    assert rate.burst_per_s == pytest.approx(3.0 / 0.002, rel=0.2)
+    assert rate.sustained_per_s == pytest.approx(3.0 / 0.002, rel=0.2)
+    assert rate.seconds >= 0.1
 
 
 def test_a_product_counts_the_operations_that_pytorch_counts(monkeypatch):
-    work, amount = counted(monkeypatch, lambda: ceiling._matmul("fp32", CPU, 0.1))
+    work, amount = counted(monkeypatch, lambda: ceiling.matmul_rate("fp32", CPU, 0.1))
     with FlopCounterMode(display=False) as counter:
         work()
     assert amount == counter.get_total_flops()
 
 
 def test_a_copy_counts_the_bytes_it_reads_and_writes(monkeypatch):
-    work, amount = counted(monkeypatch, lambda: ceiling._copy(CPU, 0.1))
+    work, amount = counted(monkeypatch, lambda: ceiling.copy_rate(CPU, 0.1))
     target = work()
     assert amount == 2 * target.nbytes == 2 * ceiling.COPY_BYTES["cpu"]
 
@@ -39,14 +40,14 @@ def test_a_copy_counts_the_bytes_it_reads_and_writes(monkeypatch):
 def counted(monkeypatch, measure):
     """The work that a measurement does, and the amount that it takes it for."""
     given = []
-    monkeypatch.setattr(ceiling, "_rates", lambda work, amount, *_: given.append((work, amount)) or {})
+    monkeypatch.setattr(ceiling, "measure_rate", lambda name, work, amount, *_: given.append((work, amount)))
     measure()
     return given[0]
 
 
 def test_the_precision_of_matmuls_is_restored():
     before = torch.get_float32_matmul_precision()
-    ceiling._matmul("tf32", CPU, 0.01)
+    ceiling.matmul_rate("tf32", CPU, 0.01)
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -57,7 +58,7 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     assert path.name.startswith("ceiling_")
     assert json.loads(path.read_text()) == printed
     assert [rate["name"] for rate in printed["rates"]] == ["bf16", "fp32", "copy"]
-    assert len(ceiling_table(printed).rows) == 3
+    assert len(ceiling_table(decode(path.read_bytes(), CeilingRecord)).rows) == 3
 
 
 def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path, capsys):

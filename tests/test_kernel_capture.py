@@ -125,7 +125,7 @@ def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
     trainer = quiet_trainer(max_steps=6, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=3))
     trainer.fit(Regression(), Data())
     trace = load_trace(tmp_path / "trace.json.gz")
-    assert trace.source.metadata["steps"] == trace.timeline.steps == 1
+    assert trace.source.notes.steps == trace.timeline.steps == 1
     rows = operator_times(trace)["forward"]
     # Two linear layers.
     assert [row.calls for row in rows if row.name == "aten::addmm"] == [2]

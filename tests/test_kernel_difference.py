@@ -68,7 +68,7 @@ def test_the_same_work_over_another_number_of_steps_is_the_same(tmp_path: Path) 
     same = difference(*sides)
     assert {change.change for change in same.step.kernels} == {"same"}
     assert {change.share_fraction for change in same.step.kernels} == {None}
-    assert "27 more kernels" in difference_markdown(same, 3)
+    assert "27 more kernels" in difference_markdown(same, 3, None)
 
 
 def test_traces_without_phases_are_compared_whole(tmp_path: Path) -> None:
@@ -172,11 +172,11 @@ def test_shares_are_left_out_where_what_grew_and_what_shrank_cancel(tmp_path: Pa
     cancelled = difference(examine(a), examine(b))
     assert {change.share_fraction for change in cancelled.step.kernels} == {None}
     assert {change.share_fraction for change in cancelled.step.kinds} == {1.0}
-    assert "cancel out" in difference_markdown(cancelled, 5)
+    assert "cancel out" in difference_markdown(cancelled, 5, None)
 
 
 def test_the_table_is_as_it_was_found_right(found: Difference) -> None:
-    text = difference_markdown(found, 8).replace(str(DATA), "DATA")
+    text = difference_markdown(found, 8, None).replace(str(DATA), "DATA")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 
 
@@ -227,5 +227,5 @@ def test_a_trace_without_kernels_is_refused(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     both = difference(examine(EAGER), examine(COMPILED))
-    text = difference_markdown(both, 8).replace(str(DATA), "DATA")
+    text = difference_markdown(both, 8, None).replace(str(DATA), "DATA")
     (GOLDEN / "kernels_difference.md").write_text(text, encoding="utf-8")

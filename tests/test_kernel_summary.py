@@ -6,9 +6,11 @@ import gzip
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from trace_events import HandWritten
 
@@ -19,9 +21,9 @@ from lmbench.fit.kernel_summary import add_kernels
 from lmbench.kernels.trace.findings import as_record, examine, examine_run, summarize
 from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
-from lmbench.records.fields import FIELD, unregistered
+from lmbench.records.codec import DamagedRecord, as_dict
+from lmbench.records.kernels import KernelSummary
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.paths import leaves
 from lmbench.records.store import RunFolder
 
 DATA = Path(__file__).parent / "trace_data"
@@ -51,62 +53,63 @@ def with_trace(folder: Path, trace: HandWritten) -> Path:
 def test_sums_add_up_and_are_those_of_the_tables_per_step(name: str) -> None:
     found = examine(DATA / name)
     kernels, full = summarize(found), as_record(found)
-    assert kernels["kernel_s"] * kernels["steps"] == pytest.approx(full["captured_s"])
-    phases = {phase: part for phase, part in kernels["phases"].items() if phase != "step"}
-    total = math.fsum(part["kernel_s"] for part in phases.values())
-    assert total + kernels["outside_s"] == pytest.approx(kernels["kernel_s"])
-    assert kernels["phases"]["step"]["kernel_s"] == pytest.approx(total)
-    for part in kernels["phases"].values():
-        for axis in ("kinds", "parts"):
-            assert math.fsum(part[axis].values()) == pytest.approx(part["kernel_s"])
-        if part.get("window_s"):
-            parts = (part["busy_s"], part["queued_gap_s"], part["host_wait_s"])
-            assert math.fsum(parts) == pytest.approx(part["window_s"], abs=1e-9)
+    assert kernels.kernel_s * kernels.steps == pytest.approx(full["captured_s"])
+    total = math.fsum(part.kernel_s for phase, part in kernels.phases.items() if phase != "step")
+    assert total + kernels.outside_s == pytest.approx(kernels.kernel_s)
+    assert kernels.phases.step.kernel_s == pytest.approx(total)
+    for _, part in kernels.phases.items():
+        for sums in (part.kinds, part.parts):
+            assert math.fsum(sums.values()) == pytest.approx(part.kernel_s)
+        if part.window_s:
+            parts = (part.busy_s, part.queued_gap_s, part.host_wait_s)
+            assert math.fsum(parts) == pytest.approx(part.window_s, abs=1e-9)
     for phase in full["phases"]:
-        own = kernels["phases"][phase["phase"]]
-        assert own["kernel_count"] * found.steps == pytest.approx(phase["instances"])
-        assert own["matmul_fraction"] == phase["matmul_fraction"]
-        assert [top["name"] for top in own["top"]] == [row["short_name"] for row in phase["kernels"][:5]]
+        own = kernels.phases.get(phase["phase"])
+        assert own.kernel_count * found.steps == pytest.approx(phase["instances"])
+        assert own.matmul_fraction == phase["matmul_fraction"]
+        assert [top.name for top in own.top] == [row["short_name"] for row in phase["kernels"][:5]]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_every_field_is_registered_and_names_its_unit(name: str) -> None:
-    record = {"kernels": summarize(examine(DATA / name))}
-    assert unregistered(record, "run") == []
-    for path, value in leaves(record):
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            holder, _, name = path.rpartition(".")
-            assert path in FIELD or FIELD[holder].unit == "tree"
-            assert name.endswith(("_s", "_count", "_fraction", "_ratio", "steps")), path
+def test_every_number_names_its_unit(name: str) -> None:
+    def numbers(record: dict[str, Any]) -> Iterator[str]:
+        for field, value in record.items():
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, dict):
+                    yield from numbers(inner)
+                elif isinstance(inner, int | float):
+                    yield field
+
+    names = set(numbers(as_dict(summarize(examine(DATA / name)))))
+    assert len(names) > 20
+    assert {name for name in names if not name.endswith(("_s", "_count", "_fraction", "_ratio", "steps"))} == set()
 
 
 def test_the_summary_is_small() -> None:
-    assert len(json.dumps(summarize(examine(DATA / "small_bf16_compiled")))) < 12_000
+    assert len(msgspec.json.encode(summarize(examine(DATA / "small_bf16_compiled")))) < 12_000
 
 
 def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
     folder = copied("small_bf16_compiled", tmp_path)
     add_kernels(recorder_of(folder))
-    run = load_run(folder).run
-    assert run["kernels"]["phases"]["step"]["kernel_s"] == pytest.approx(6.713e-3, rel=1e-3)
-    assert run["kernels"]["reason"] is None
-    assert {guard["name"]: guard["status"] for guard in run["guards"]}["unclassified_part"] == "pass"
-    assert run["outcome"] == "ok"
-    assert read_timeline(folder) is not None
+    run = load_run(folder).record
+    assert run.kernels.phases.step.kernel_s == pytest.approx(6.713e-3, rel=1e-3)
+    assert run.kernels.reason is None
+    assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == "pass"
+    assert run.outcome == "ok"
+    assert read_timeline(folder).names
 
 
 def test_the_timeline_holds_one_whole_step(tmp_path: Path) -> None:
     folder = copied("small_bf16_compiled", tmp_path)
     examine_run(folder)
     timeline = read_timeline(folder)
-    assert timeline is not None
-    kernels = timeline["kernels"]
-    assert len({len(column) for column in kernels.values()}) == 1
-    assert sum(kernels["is_own"]) == 759
-    own_ns = sum(d for d, own in zip(kernels["duration_ns"], kernels["is_own"], strict=True) if own)
+    kernels = timeline.kernels
+    assert sum(kernels.is_own) == 759
+    own_ns = sum(d for d, own in zip(kernels.duration_ns, kernels.is_own, strict=True) if own)
     assert own_ns / 1e9 == pytest.approx(6.713e-3, rel=0.01)
-    assert timeline["end_ns"] == max(s + d for s, d in zip(kernels["start_ns"], kernels["duration_ns"], strict=True))
-    for start, launch, own in zip(kernels["start_ns"], kernels["launch_ns"], kernels["is_own"], strict=True):
+    assert timeline.end_ns == max(s + d for s, d in zip(kernels.start_ns, kernels.duration_ns, strict=True))
+    for start, launch, own in zip(kernels.start_ns, kernels.launch_ns, kernels.is_own, strict=True):
         assert (launch is not None and 0 <= launch <= start + 1_000) if own else launch is None
     assert (folder / TIMELINE_FILE).stat().st_size < 40_000
 
@@ -131,9 +134,9 @@ def unclassified(share: float, launches: int = 1) -> HandWritten:
 def test_more_than_5_percent_without_a_part_warns(share: float, status: str, tmp_path: Path) -> None:
     folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(share))
     add_kernels(recorder_of(folder))
-    run = load_run(folder).run
-    assert {guard["name"]: guard["status"] for guard in run["guards"]}["unclassified_part"] == status
-    assert run["kernels"]["unclassified_part_fraction"] == pytest.approx(share)
+    run = load_run(folder).record
+    assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == status
+    assert run.kernels.unclassified_part_fraction == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
@@ -141,14 +144,15 @@ def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code:
     folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(0.0, launches=5))
     recorder = recorder_of(folder, strict)
     add_kernels(recorder)
-    run = load_run(folder).run
-    assert {guard["name"]: guard["status"] for guard in run["guards"]}["launches_without_kernel"] == "fail"
-    assert (recorder.exit_code, run["exit_code"], run["outcome"]) == (code, code, "ok")
+    run = load_run(folder).record
+    assert {guard.name: guard.status for guard in run.guards}["launches_without_kernel"] == "fail"
+    assert (recorder.exit_code, run.exit_code, run.outcome) == (code, code, "ok")
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")]
-)
+    "content", [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")],
+    ids=["empty", "broken", "torn", "no trace"],
+)  # fmt: skip
 def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_path: Path, capsys: Any) -> None:
     folder = copied("small_fp32_inference", tmp_path)
     (folder / "trace.json.gz").write_bytes(content)
@@ -157,9 +161,9 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_pat
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "the run is complete" in lines[0]
-    run = load_run(folder).run
-    assert (run["outcome"], recorder.exit_code) == ("ok", ExitCode.OK)
-    assert run["kernels"]["reason"].startswith("the trace could not be examined: ")
+    run = load_run(folder).record
+    assert (run.outcome, recorder.exit_code) == ("ok", ExitCode.OK)
+    assert run.kernels.reason.startswith("the trace could not be examined: ")
 
 
 def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
@@ -174,9 +178,8 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, c
     assert main([*words, "--measure.results_dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     (folder,) = find_runs([tmp_path])
-    run = load_run(folder).run
-    assert run["kernels"] == {"reason": "a trace of a CPU has operators and no kernels", "steps": 3}
-    assert unregistered(run, "run") == []
+    run = load_run(folder).record
+    assert run.kernels == KernelSummary(reason="a trace of a CPU has operators and no kernels", steps=3)
     assert f"next         lmbench kernels {folder}" in out
     assert not (folder / TIMELINE_FILE).exists()
 
@@ -192,8 +195,54 @@ def test_a_timeline_needs_kernels_and_steps(tmp_path: Path) -> None:
         assert step_timeline(load_trace(trace.write(tmp_path / f"{place}.json"))) is None
 
 
-def test_a_damaged_timeline_is_none(tmp_path: Path) -> None:
-    for content in (b"", b"no gzip", gzip.compress(b"[]"), gzip.compress(b'{"schema_version": 99}')):
-        (tmp_path / TIMELINE_FILE).write_bytes(content)
-        assert read_timeline(tmp_path) is None
-    assert read_timeline(tmp_path / "nowhere") is None
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b torn", b"[]", b'{"schema_version": 99}', b"[" * 9_000])
+def test_a_file_that_is_no_timeline_is_said_in_one_line(content: bytes, tmp_path: Path) -> None:
+    for written in (content, gzip.compress(content)):
+        (tmp_path / TIMELINE_FILE).write_bytes(written)
+        with pytest.raises(DamagedRecord) as caught:
+            read_timeline(tmp_path)
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(DamagedRecord, match="cannot be read"):
+        read_timeline(tmp_path / "nowhere")
+
+
+def columns(**changes: Any) -> dict[str, Any]:
+    """A timeline of four kernels, of which something is not as lmbench writes it."""
+    kernels = {
+        "start_ns": [0, 1_000, 2_000, 3_000], "duration_ns": [900] * 4, "name": [0] * 4, "kind": [0] * 4,
+        "part": [0] * 4, "phase": [0] * 4, "stream": [7] * 4, "launch_ns": [0, 10, 20, None],
+        "launch_duration_ns": [3, 3, 3, None], "is_own": [1, 1, 1, 0],
+    }  # fmt: skip
+    whole = {
+        "schema_version": 1, "end_ns": 4_000, "host_phases": [["forward", 0, 4_000]], "names": ["a"],
+        "kinds": ["gemm"], "parts": ["ffn"], "phases": ["forward"],
+    }  # fmt: skip
+    inner = {name: value for name, value in changes.items() if name in kernels}
+    return {**whole, **{k: v for k, v in changes.items() if k not in kernels}, "kernels": {**kernels, **inner}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"end_ns": 0}, "end_ns"),
+        ({"end_ns": "x"}, "end_ns is text"),
+        ({"end_ns": 1e300}, "end_ns"),
+        ({"name": [9, 0, 0, 0]}, "none of its names"),
+        ({"phases": []}, "none of its phases"),
+        ({"part": [-1, 0, 0, 0]}, "part"),
+        ({"kind": ["x", 0, 0, 0]}, "kind"),
+        ({"duration_ns": [-900, 1, 1, 1]}, "duration_ns"),
+        ({"start_ns": []}, "empty, or not of one length"),
+        ({"stream": [7]}, "not of one length"),
+        ({"host_phases": None}, "host_phases is null"),
+    ],
+    ids=str,
+)
+def test_a_timeline_with_values_that_do_not_fit_is_refused_with_a_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / TIMELINE_FILE).write_bytes(gzip.compress(json.dumps(columns()).encode()))
+    assert read_timeline(tmp_path).kernels.launch_ns[-1] is None
+    (tmp_path / TIMELINE_FILE).write_bytes(gzip.compress(json.dumps(columns(**change)).encode()))
+    with pytest.raises(DamagedRecord, match=reason):
+        read_timeline(tmp_path)

@@ -42,7 +42,7 @@ def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixt
     text = shown(capsys, INFERENCE)
     for words in (
         "1,102 kernels, 2 steps", "81.3 % of inference", "Kernel time by phase", "Kernel time by kind",
-        "Kernel time by part", "Top kernels of forward", "Clocks", "Launches", "Inside attention", "forward     queued",
+        "Kernel time by part", "Top kernels of forward", "Clocks", "Launches", "Inside attention", "forward    queued",
         "the lag of the unprofiled steps agrees", "guards",
     ):  # fmt: skip
         assert words in text, words
@@ -52,7 +52,7 @@ def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixt
 def test_the_head_says_in_a_line_whether_the_trace_is_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "\ncomplete    1,518 kernels, each with its launch, none before it\n" in shown(capsys, COMPILED)
+    assert "\ncomplete   1,518 kernels, each with its launch, none before it\n" in shown(capsys, COMPILED)
     trace = HandWritten()
     trace.phase("forward", 0, 1_000)
     for number, (launched, started) in enumerate(((10, 50), (20, 15), (30, 90)), start=1):
@@ -61,7 +61,7 @@ def test_the_head_says_in_a_line_whether_the_trace_is_complete(
     trace.launch(4, 100)
     trace.kernel(None, "kernel", 200, 4)
     text = shown(capsys, str(trace.write(tmp_path / "t.json")))
-    assert "incomplete  4 kernels, 1 without launch, 1 launch without kernel, 1 up to" in text
+    assert "incomplete 4 kernels, 1 without launch, 1 launch without kernel, 1 up to" in text
     assert "5.0 us before it" in " ".join(text.split())
 
 

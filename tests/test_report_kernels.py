@@ -14,11 +14,13 @@ from browser import CHROMIUM, operate
 from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
-from lmbench.kernels.ceiling import ceiling_table
+from lmbench.kernels.ceiling import CeilingRecord, Rate, ceiling_table
 from lmbench.kernels.in_report import KIND_COLOURS, PART_COLOURS, part_colour
 from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import PARTS
+from lmbench.records.codec import as_dict
+from lmbench.records.environment import Environment, Gpu
 from lmbench.report.charts import PHASE_COLOURS
 from lmbench.report.units import percent
 
@@ -187,7 +189,7 @@ def make_page(tmp_path: Path) -> Path:
         if trace is not None:
             record = json.loads((run / "run.json").read_text())
             shutil.copy(DATA / trace / "trace.json.gz", run)
-            record["kernels"], _ = examine_run(run)
+            record["kernels"] = as_dict(examine_run(run)[0])
             (run / "run.json").write_text(json.dumps(record))
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "runs"), "--html", str(page)]) == 0
@@ -243,9 +245,10 @@ RATE = {"name": "bf16", "burst_per_s": 8e14, "sustained_per_s": 6.6e14, "seconds
 
 
 def test_a_ceilings_caption_tells_the_bursts_that_its_record_tells() -> None:
-    record = {"environment": {"gpu": {"name": "NVIDIA H200"}}, "rates": [{**RATE, "bursts": 7, "burst_s": 0.025}]}
+    record = CeilingRecord(1, "", Environment(gpu=Gpu(name="NVIDIA H200")), [Rate(**RATE, bursts=7, burst_s=0.025)])
     assert "best of 7 stretches of 25 ms" in ceiling_table(record).caption
-    assert "some short stretches" in ceiling_table({**record, "rates": [RATE]}).caption
+    record.rates = [Rate(**RATE)]
+    assert "some short stretches" in ceiling_table(record).caption
 
 
 def test_shares_are_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:

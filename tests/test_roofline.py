@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmbench.cli import main
@@ -15,6 +16,9 @@ from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import find_ceiling
 from lmbench.kernels.roofline import Roofline, roofline
 from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.records.codec import as_dict
+from lmbench.records.environment import Environment, Gpu
+from lmbench.records.run import RunRecord
 
 DATA = Path(__file__).parent / "trace_data"
 EAGER, COMPILED = DATA / "small_fp32_inference", DATA / "small_bf16_compiled"
@@ -31,10 +35,11 @@ FULL = {
 def with_run(path: Path, **changes: Any) -> Findings:
     """The trace with the facts that a real run's record has, some of them changed."""
     found = examine(path)
-    run = {**found.run, **FULL}
+    assert found.run is not None
+    run = {**as_dict(found.run), **FULL}
     for name, value in changes.items():
         run[name] = {**run.get(name, {}), **value} if isinstance(value, dict) else value
-    return replace(found, run=run)
+    return replace(found, run=msgspec.convert(run, RunRecord))
 
 
 def rows(found: Roofline | None) -> dict[str, Any]:
@@ -42,12 +47,16 @@ def rows(found: Roofline | None) -> dict[str, Any]:
     return {row.name: row for row in found.rows}
 
 
+def on_gpu(name: str) -> RunRecord:
+    return RunRecord(1, "ok", environment=Environment(gpu=Gpu(name=name, power_limit_w=700.0)))
+
+
 def ceiling_record(gpu: str = "NVIDIA H200", day: int = 1, watt: float = 700.0) -> dict[str, Any]:
     rates = [("bf16", 8e14, 6.6e14), ("fp32", 5.08e13, 5.0e13), ("copy", 4.4e12, 4.3e12)]
     return {
         "schema_version": 1, "measured_at": f"2026-11-{day:02d}",
         "environment": {"gpu": {"name": gpu, "power_limit_w": watt}},
-        "rates": [{"name": name, "burst_per_s": burst, "sustained_per_s": held} for name, burst, held in rates],
+        "rates": [{"name": n, "burst_per_s": b, "sustained_per_s": held, "seconds": 3.0} for n, b, held in rates],
     }  # fmt: skip
 
 
@@ -134,7 +143,7 @@ def test_the_peak_is_that_of_the_type_that_products_run_in(
 
 
 def test_a_bare_trace_or_one_of_a_cpu_has_no_roofline() -> None:
-    assert roofline(replace(examine(EAGER), run={})) is None
+    assert roofline(replace(examine(EAGER), run=None)) is None
     assert roofline(replace(with_run(EAGER), why_no_kernels="a trace of a CPU")) is None
 
 
@@ -147,25 +156,25 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path: Pat
     (results / "ceiling_C.json").write_text(json.dumps(ceiling_record("NVIDIA A100-SXM4-80GB", day=9)))
     for place, text in enumerate(["", "{}", "[1]", '{"rates": [{"name": "bf16"}]}', "[" * 100_000]):
         (results / f"ceiling_broken{place}.json").write_text(text)
-    found = find_ceiling(run, FULL)
+    found = find_ceiling(run, on_gpu("NVIDIA H200"))
     assert found is not None
     assert found.path.name == "ceiling_B.json"
     assert found.rates("copy") == (4.4e12, 4.3e12)
     assert found.rates("tf32") == (None, None)
-    assert find_ceiling(run, {"environment": {"gpu": {"name": "NVIDIA H100 PCIe"}}}) is None
+    assert find_ceiling(run, on_gpu("NVIDIA H100 PCIe")) is None
 
 
 def test_a_named_ceiling_of_another_card_says_so(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(ceiling_record("NVIDIA A100-SXM4-80GB")))
-    found = find_ceiling(tmp_path, FULL, path)
+    found = find_ceiling(tmp_path, on_gpu("NVIDIA H200"), path)
     assert found is not None
     assert "NVIDIA A100-SXM4-80GB" in found.note
     path.write_text(json.dumps(ceiling_record(watt=500.0)))
-    assert "500 W" in (find_ceiling(tmp_path, FULL, path) or found).note
+    assert "500 W" in (find_ceiling(tmp_path, on_gpu("NVIDIA H200"), path) or found).note
     path.write_text("{}")
     with pytest.raises(UsageError, match="no record of `lmbench ceiling`"):
-        find_ceiling(tmp_path, FULL, path)
+        find_ceiling(tmp_path, on_gpu("NVIDIA H200"), path)
 
 
 def full_run(folder: Path) -> Path:

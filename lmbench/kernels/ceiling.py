@@ -3,18 +3,18 @@ table beside the datasheet."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
 from lmbench.hardware import find_gpu
-from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.codec import DamagedRecord, as_dict, decode
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
@@ -54,8 +54,8 @@ class CeilingRecord(Struct):
     environment: Environment
     rates: Annotated[list[Rate], Meta(min_length=1)]
 
-    def as_json(self) -> str:
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+    def as_json(self, indent: int | None = 1) -> str:
+        return json.dumps(as_dict(self), indent=indent, allow_nan=False)
 
 
 def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
@@ -67,7 +67,7 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
         write_whole(path, record.as_json() + "\n")
     except OSError as error:
         # What was measured is not lost with the disk.
-        print(msgspec.json.encode(record).decode(), file=sys.stderr)
+        print(record.as_json(indent=None), file=sys.stderr)
         raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
     return path
 

@@ -345,12 +345,9 @@ def _row(change: Change, columns: Sequence[str]) -> list[Entry]:
 
 
 def _figures(change: Change) -> list[Entry]:
-    a, b = (milliseconds(s) if count else MISSING for s, count in _sides(change))
+    sides = ((change.a_s, change.a_count), (change.b_s, change.b_count))
+    a, b = (milliseconds(seconds) if count else MISSING for seconds, count in sides)
     return [Entry(a), Entry(b), Entry(signed_ms(change.difference_s)), Entry(percent(change.share_fraction))]
-
-
-def _sides(change: Change) -> tuple[tuple[float, float], tuple[float, float]]:
-    return (change.a_s, change.a_count), (change.b_s, change.b_count)
 
 
 def _all(total: Change) -> Change:

@@ -204,7 +204,9 @@ def phase_table(found: Findings) -> Table:
     if len(found.phases) > 1:
         count = sum(share.instances for share in found.phases)
         total = [milliseconds(found.captured_s / found.steps), percent(1.0), whole(count / found.steps)]
-        rows.append([fact("all"), *map(Entry, total), Entry(_matmul_of_all(found)), fact(""), Entry("")])
+        matmul_s = sum(share.kernel_s * share.matmul_fraction for share in found.phases)
+        matmul = percent(matmul_s / found.captured_s if found.captured_s else None)
+        rows.append([fact("all"), *map(Entry, (*total, matmul)), fact(""), Entry("")])
     headings = [*words("phase"), *numbers("ms", "share", "kernels", "matmul")]
     headings += [*words("top kernel but matmul"), *numbers("")]
     unit = "per step" if found.has_step_count else "in the whole trace (its number of steps is unknown)"
@@ -222,12 +224,6 @@ def _phase_row(found: Findings, share: PhaseShares) -> list[Entry]:
     )
     top = (fact(other.short_name), Entry(percent(other.share_fraction))) if other else (fact(""), Entry(""))
     return [fact(share.phase), *map(Entry, figures), *top]
-
-
-def _matmul_of_all(found: Findings) -> str:
-    if not found.captured_s:
-        return MISSING
-    return percent(sum(share.kernel_s * share.matmul_fraction for share in found.phases) / found.captured_s)
 
 
 def share_table(

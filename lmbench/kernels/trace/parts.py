@@ -68,7 +68,8 @@ def part_of(module_path: str, classes: Mapping[str, str] | None = None) -> str |
     for place in range(len(names) - 1, -1, -1):
         part = _part_by_place(names, place) or PART_BY_NAME.get(names[place])
         if part is None and classes:
-            part = _part_by_class(classes.get(".".join(names[: place + 1]), ""))
+            name = classes.get(".".join(names[: place + 1]), "")
+            part = next((part for pattern, part in _CLASSES if pattern.search(name)), None)
         if part is not None:
             return part
     return None
@@ -85,10 +86,6 @@ def _part_by_place(names: list[str], place: int) -> str | None:
         # BERT's second feed-forward matrix; the others lie inside a module named `mlp`, which decides.
         return "ffn" if name == "output" else None
     return "head" if name == "output" else None
-
-
-def _part_by_class(name: str) -> str | None:
-    return next((part for pattern, part in _CLASSES if pattern.search(name)), None)
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -118,7 +118,7 @@ def read_timeline(folder: Path) -> StepTimeline:
     try:
         text = gzip.decompress((folder / TIMELINE_FILE).read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DamagedRecord(f"{TIMELINE_FILE} cannot be unpacked: {error}") from error
+        raise DamagedRecord(f"{TIMELINE_FILE} cannot be read or unpacked") from error
     try:
         timeline = decode(text, StepTimeline)
     except DamagedRecord as error:
