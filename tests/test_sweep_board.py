@@ -151,7 +151,7 @@ def test_what_a_module_logs_itself_arrives_from_a_sweep_too(tmp_path, monkeypatc
         " data.batch_size: 4, data.context_length: 16, measure.warmup_steps: 1, measure.steps: 4,"
         " measure.min_window_s: 0, measure.probe_steps: 0}\nmodes: [train_step]\nrepeats: 1\n"
     )
-    assert main(["sweep", str(file), "--results_dir", str(tmp_path), "--engine", "exec"]) == 0
+    assert main(["sweep", str(file), "--results_dir", str(tmp_path)]) == 0
     (path,) = find_runs([tmp_path / "own"])
     assert [row["logged/square"] for row in offline_of(path).history if "logged/square" in row][:3] == [0.0, 1.0, 4.0]
     assert "wandb" not in sys.modules or sys.modules["wandb"].run is None
