@@ -6,15 +6,14 @@ configuration as `lmbench fit`; where that compiles, a control compiles too, wit
 
 from __future__ import annotations
 
+import lmbench.fit.startup  # noqa: F401
+
+# isort: split
 import json
-import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
-
-# As for `lmbench fit`: LightningCLI's use of deprecated interfaces is not the user's business.
-os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 import torch
 from jsonargparse import ArgumentError
