@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import lmbench.fit.startup  # noqa: F401
+
+# isort: split
 import logging
-import os
 import sys
 import traceback
 import warnings
 from pathlib import Path
-
-# LightningCLI 2.6 uses interfaces jsonargparse has deprecated; its notices are not the user's business.
-os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 from jsonargparse import ArgumentError
 

@@ -6,8 +6,10 @@ configuration as `lmbench fit`; where that compiles, a control compiles too, wit
 
 from __future__ import annotations
 
+import lmbench.fit.startup  # noqa: F401
+
+# isort: split
 import functools
-import os
 import statistics
 import sys
 import time
@@ -15,9 +17,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-# As for `lmbench fit`: LightningCLI's use of deprecated interfaces is not the user's business.
-os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 import msgspec
 import torch
