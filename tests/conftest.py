@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
+# slower. What the tests start inherits it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-# With more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times slower.
 torch.set_num_threads(1)
 
 # A shell's background job ignores Ctrl-C and `nohup` hang-ups; what the tests start would inherit that.

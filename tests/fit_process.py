@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
+from warm_server import WarmProcess, warm_server
 
 from lmbench.records.load import Run, load_run
 
 SMOKE = str(Path(__file__).parents[1] / "configs" / "smoke.yaml")
+
+#: The least model there is a point in: a step of it takes 4 ms, one of the smoke configuration's own ten times as much.
+SMALL = ("--model.num_layers", "1", "--model.d_model", "32", "--data.context_length", "8", "--data.batch_size", "1")
+
+_TICK_BYTES = 21
 
 
 class Ticker(Callback):
@@ -26,48 +29,29 @@ class Ticker(Callback):
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        os.write(self._fd, b"%d\n" % time.monotonic_ns())
-
-
-def _child(words: list[str], folder: str, before: Callable[[], None] | None) -> None:
-    import torch
-
-    from lmbench.cli import main
-
-    os.chdir(folder)
-    for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o644), descriptor)
-    torch.set_num_threads(1)
-    if before is not None:
-        before()
-    sys.argv = ["lmbench", *words]
-    sys.exit(main())
+        os.write(self._fd, b"%020d\n" % time.monotonic_ns())
 
 
 @dataclass
 class FitProcess:
     """One process: `folder` is its working directory, with its output in `out` and `err`."""
 
-    process: ForkServerProcess
+    process: WarmProcess
     folder: Path
 
     def signal_after(self, seconds: float, *signals: int) -> None:
         time.sleep(seconds)
         for signum in signals:
-            assert self.process.pid is not None
-            if self.process.is_alive():
-                os.kill(self.process.pid, signum)
+            self.process.send_signal(signum)
 
     def wait_until(self, happened: Callable[[], object]) -> None:
         """Until it has happened, or the process has ended without it (which a test then finds out)."""
-        while not happened() and self.process.is_alive():
+        while not happened() and self.process.poll() is None:
             time.sleep(0.005)
 
     def wait(self, timeout_s: float = 240) -> int:
         """The exit code as a shell would see it."""
-        self.process.join(timeout_s)
-        code = self.process.exitcode
-        assert code is not None, f"still running after {timeout_s} s"
+        code = self.process.wait(timeout_s)
         return code if code >= 0 else 128 - code
 
     @property
@@ -77,6 +61,11 @@ class FitProcess:
     @property
     def out(self) -> str:
         return _text(self.folder / "out")
+
+    def wait_for_step(self, count: int) -> None:
+        """Until so many steps have ended."""
+        path = self.folder / "ticks"
+        self.wait_until(lambda: path.exists() and path.stat().st_size >= count * _TICK_BYTES)
 
     @property
     def ticks(self) -> list[int]:
@@ -92,12 +81,6 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def context() -> multiprocessing.context.ForkServerContext:
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["lmbench.fit.run", __name__])
-    return server
-
-
 def plant(hook: str, deed: str, at: int = 0) -> list[str]:
     """Words that give the run a `planted_faults.Planted`."""
     words = ["--trainer.callbacks+=planted_faults.Planted", "--trainer.callbacks.hook", hook]
@@ -105,15 +88,16 @@ def plant(hook: str, deed: str, at: int = 0) -> list[str]:
 
 
 def start_fit(folder: Path, *words: str, ticks: bool = False, before: Callable[[], None] | None = None) -> FitProcess:
-    """Start `lmbench fit` of the smoke configuration without a least duration; results go to `folder`/results.
+    """Start `lmbench fit` of a small model without a least duration; results go to `folder`/results.
 
     W&B is off: it is not what is tested here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = ["fit", "--config", SMOKE, "--measure.results_dir", "results", "--measure.min_window_s", "0"]
-    given += ["--wandb.mode", "disabled"]
+    given += ["--wandb.mode", "disabled", *SMALL]
     if ticks:
         given += [f"--trainer.callbacks+={__name__}.Ticker", "--trainer.callbacks.path", str(folder / "ticks")]
-    process = context().Process(target=_child, args=([*given, *words], str(folder), before))
-    process.start()
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        streams = (None, out.fileno(), err.fileno())
+        process = warm_server().start(*given, *words, folder=folder, streams=streams, before=before)
     return FitProcess(process, folder)

@@ -10,9 +10,9 @@ from planted_faults import leave_address_space, return_freed_memory
 
 from lmbench.fit.cli import BenchCLI
 
-pytestmark = pytest.mark.slow
-
-WORDS = ("--model.num_layers", "1", "--measure.steps", "20", "--measure.probe_steps", "3")
+# So large that every phase asks for more than is left.
+SIZE = ("--model.d_model", "64", "--data.context_length", "64", "--data.batch_size", "4")
+WORDS = (*SIZE, "--measure.steps", "20", "--measure.probe_steps", "3")
 SEEN = 3 + 20
 
 PHASES = {

@@ -17,7 +17,7 @@ from lmbench.interruption import Terminated, held, listening, received
 from lmbench.records.store import RUN_FILE
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-WORDS = ("--model.num_layers", "1", "--measure.steps", "20", "--measure.probe_steps", "3")
+WORDS = ("--measure.steps", "20", "--measure.probe_steps", "3")
 
 
 def check_interrupted(fit, code):
@@ -38,18 +38,19 @@ def check_interrupted(fit, code):
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT,) * 3, (signal.SIGTERM,) * 2])
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT,) * 3, (signal.SIGTERM,) * 2],
+    ids=["ctrl-c", "term", "three ctrl-c", "two terms"],
+)
 def test_a_signal_at_any_of_8_instants_leaves_a_readable_result_and_no_traceback(signals, tmp_path):
-    words = ("--measure.steps", "40", "--measure.probe_steps", "0", *WORDS[:2])
-    assert start_fit(tmp_path / "first", *words).wait() == 0
-    start = time.monotonic()
-    assert start_fit(tmp_path / "whole", *words).wait() == 0
-    lasts_s = time.monotonic() - start
     outcomes = []
-    for index in range(8):
-        fit = start_fit(tmp_path / str(index), *words, ticks=True)
-        fit.signal_after((index + random.random()) / 8 * lasts_s, *signals)
+    # Seconds after the start, or after the end of a step.
+    early, within, late = [(0, 0.0), (0, 0.3)], [(step, 0.0) for step in (1, 8, 16, 24, 32)], [(43, 0.1)]
+    for index, (step, after_s) in enumerate([*early, *within, *late]):
+        fit = start_fit(tmp_path / str(index), "--measure.steps", "40", "--measure.probe_steps", "0", ticks=True)
+        fit.wait_for_step(step)
+        fit.signal_after(after_s + 0.02 * random.random(), *signals)
         code = fit.wait()
         run = check_interrupted(fit, code)
         assert code in (0, CODES[signals[0]])
@@ -70,9 +71,14 @@ MOMENTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", MOMENTS)
+# SIGHUP is SIGTERM from the handler on: one moment shows that.
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        *((moment, signum) for moment in MOMENTS for signum in (signal.SIGINT, signal.SIGTERM)),
+        ("window, in the backward", signal.SIGHUP),
+    ],
+)
 def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, signum, tmp_path):
     hook, at, steps = MOMENTS[moment]
     fit = start_fit(tmp_path, *WORDS, *plant(hook, signum.name.lower(), at))
@@ -94,13 +100,12 @@ def has_group(group):
     return True
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp_path):
     words = ("--data.placement", "pinned", "--data.num_workers", "2", "--measure.steps", "100000")
     for index in range(3):
-        fit = start_fit(tmp_path / str(index), *WORDS[:2], *words, ticks=True, before=os.setsid)
-        fit.wait_until(lambda fit=fit, ticks=20 + index: len(fit.ticks) >= ticks)
+        fit = start_fit(tmp_path / str(index), *words, ticks=True)
+        fit.wait_for_step(20 + index)
         os.killpg(fit.process.pid, signum)
         assert fit.wait() == CODES[signum]
         assert check_interrupted(fit, CODES[signum]).outcome == "interrupted"
@@ -110,7 +115,6 @@ def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp
             time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_a_signal_during_the_imports_gets_one_line(tmp_path):
     command = [sys.executable, "-m", "lmbench", "fit", "--config", SMOKE, "--measure.results_dir", str(tmp_path)]
     for signum, code in CODES.items():
@@ -124,7 +128,6 @@ def test_a_signal_during_the_imports_gets_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_ctrl_c_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
     fit = start_fit(tmp_path, *WORDS, *plant("on_train_batch_end", "swallowed_sigint", 9))
     assert fit.wait() == 130

@@ -13,18 +13,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from fit_process import SMOKE, start_fit
+from fit_process import SMALL, SMOKE, start_fit
+from warm_server import warm_server
 
 import lmbench
 from lmbench.callbacks import run_recorder
 from lmbench.cli import main
 from lmbench.records.load import load_run
 
-QUICK = ["--model.num_layers", "1", "--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
-RUN = ["--config", SMOKE, "--trainer.logger", "false", "--measure.min_window_s", "0", *QUICK]
+QUICK = ["--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
+RUN = ["--config", SMOKE, "--trainer.logger", "false", "--measure.min_window_s", "0", *SMALL, *QUICK]
 
 
-@pytest.mark.slow
 def test_runs_that_start_at_the_same_moment_get_folders_of_their_own(tmp_path):
     fits = [start_fit(tmp_path, *QUICK) for _ in range(4)]
     assert [fit.wait() for fit in fits] == [0] * 4
@@ -56,9 +56,8 @@ def test_no_duration_is_taken_from_the_wall_clock():
     assert [str(path) for path in sources if wall.search(path.read_text())] == []
 
 
-@pytest.mark.slow
 def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_path):
-    fit = start_fit(tmp_path, "--model.num_layers", "1", "--measure.steps", "100", "--measure.probe_steps", "0")
+    fit = start_fit(tmp_path, "--measure.steps", "100", "--measure.probe_steps", "0")
     fit.wait_until(lambda: list(tmp_path.glob("results/*/steps.jsonl")))
     shutil.rmtree(tmp_path / "results")
     assert fit.wait() == 1
@@ -68,10 +67,11 @@ def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_pa
     assert "No such file or directory; measuring goes on" in fit.err
 
 
-def lmbench_fit(tmp_path, *words, **streams):
-    command = [sys.executable, "-m", "lmbench", "fit", *RUN, "--measure.results_dir", str(tmp_path / "results"), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, **streams)
+def lmbench_fit(tmp_path, *words, out, **given):
+    """Start a fit that says its errors to a file `err`, and prints to the file descriptor `out`."""
+    with (tmp_path / "err").open("wb") as err:
+        given.setdefault("streams", (None, out, err.fileno()))
+        return warm_server().start("fit", *RUN, "--measure.results_dir", str(tmp_path / "results"), *words, **given)
 
 
 def outcome(tmp_path):
@@ -80,36 +80,42 @@ def outcome(tmp_path):
     return run.outcome, len(run.steps), run.run["exit_code"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--json"], ["--quiet"]])
 def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(words, tmp_path):
     read, write = os.pipe()
     os.close(read)
-    with lmbench_fit(tmp_path, *words, stdout=write, stderr=subprocess.PIPE) as process:
-        os.close(write)
-        err = process.communicate()[1]
-    assert (process.returncode, err) == (0, b"")
+    fit = lmbench_fit(tmp_path, *words, out=write)
+    os.close(write)
+    assert (fit.wait(), (tmp_path / "err").read_text()) == (0, "")
     assert outcome(tmp_path) == ("ok", 8, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_an_output_that_is_full_is_told_of_in_one_line(tmp_path):
-    with Path("/dev/full").open("wb") as full, lmbench_fit(tmp_path, stdout=full, stderr=subprocess.PIPE) as process:
-        err = process.communicate()[1].decode()
-    assert process.returncode == 1
-    assert "the result could not be printed" in err
-    assert err.count("\n") == 1
+    with Path("/dev/full").open("wb") as full:
+        fit = lmbench_fit(tmp_path, out=full.fileno())
+    assert fit.wait() == 1
+    told = (tmp_path / "err").read_text()
+    assert "the result could not be printed" in told
+    assert told.count("\n") == 1
     assert outcome(tmp_path) == ("ok", 8, 0)
 
 
-@pytest.mark.slow
 def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     terminal, stream = pty.openpty()
-    words = ["--measure.steps", "60"]
-    with lmbench_fit(tmp_path, *words, stdin=stream, stdout=stream, stderr=stream, start_new_session=True) as process:
-        os.close(stream)
-        while process.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):
-            time.sleep(0.05)
-        os.close(terminal)
+    fit = lmbench_fit(tmp_path, "--measure.steps", "60", out=stream, streams=(stream,) * 3, has_own_session=True)
+    os.close(stream)
+    while fit.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):
+        time.sleep(0.01)
+    os.close(terminal)
+    fit.wait()
     assert outcome(tmp_path) == ("ok", 62, 0)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_a_new_interpreter_measures_too(command, tmp_path):
+    words = [sys.executable, "-m", "lmbench", command, *RUN, "--measure.results_dir", str(tmp_path / "results")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tokens/s" in done.stdout
+    assert outcome(tmp_path) == ("ok", 8, 0)
