@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.fields import SCHEMA_VERSION
+from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.vocabulary import PHASES
 from lmbench.sizes import SIZES, ModelShape
 

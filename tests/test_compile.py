@@ -27,7 +27,7 @@ def _fresh_dynamo():
 
 
 def test_the_own_model_compiles_as_one_graph(tmp_path):
-    compiled = bench(tmp_path, *EAGER_BACKEND).run["compile"]
+    compiled = bench(tmp_path, *EAGER_BACKEND).record.compile
     assert compiled["is_enabled"] is True
     assert compiled["targets"] == ["network"]
     assert compiled["graph_count"] == 1
@@ -40,17 +40,17 @@ def test_compiling_changes_no_loss_and_no_parameter_name(tmp_path):
     eager, compiled = bench(tmp_path), bench(tmp_path, *EAGER_BACKEND)
     pairs = zip(eager.steps, compiled.steps, strict=True)
     assert all(a["loss"] == pytest.approx(b["loss"], rel=1e-4) for a, b in pairs)
-    assert eager.run["model"]["parameter_count"] == compiled.run["model"]["parameter_count"]
+    assert eager.record.model.parameter_count == compiled.record.model.parameter_count
 
 
 def test_regional_compiles_each_block(tmp_path):
-    compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").run["compile"]
+    compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").record.compile
     assert compiled["targets"] == ["network.blocks.0", "network.blocks.1"]
     assert compiled["graph_count"] >= 1
 
 
 def test_a_run_without_compiling_says_so(tmp_path):
-    assert bench(tmp_path).run["compile"] == {"is_enabled": False}
+    assert bench(tmp_path).record.compile == {"is_enabled": False}
 
 
 def test_a_bare_flag_means_the_defaults(tmp_path):

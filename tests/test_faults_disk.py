@@ -27,7 +27,7 @@ def check_lost(fit):
     assert "error in recording" in fit.out
     (run,) = fit.results
     assert run.damage is None
-    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    assert [step.step for step in run.steps] == list(range(len(run.steps)))
     assert len(run.steps) < SEEN
     return run
 
@@ -36,17 +36,17 @@ def check_lost(fit):
 def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, small_disk, tmp_path):
     small_disk(size_kib)
     run = check_lost(start_fit(tmp_path, *WORDS))
-    assert (run.outcome, run.run["exit_code"]) == ("error", 1)
-    assert run.run["error"]["phase"] == "recording"
-    assert run.run["unwritten_step_count"] == SEEN - len(run.steps)
-    assert run.run["phases"]["step"]["n"] == 150
+    assert (run.outcome, run.record.exit_code) == ("error", 1)
+    assert run.record.error.phase == "recording"
+    assert run.record.unwritten_step_count == SEEN - len(run.steps)
+    assert run.record.phases.step.n == 150
     assert not (run.path / RESERVE_FILE).exists()
 
 
 def test_a_disk_with_room_for_no_summary_still_tells_how_the_run_ended(small_disk, tmp_path):
     small_disk(20)
     run = check_lost(start_fit(tmp_path, *WORDS))
-    assert (run.outcome, run.run["unwritten_step_count"]) == ("error", SEEN - len(run.steps))
+    assert (run.outcome, run.record.unwritten_step_count) == ("error", SEEN - len(run.steps))
 
 
 def test_a_disk_that_is_full_before_the_start_is_refused(small_disk, tmp_path):
@@ -66,11 +66,11 @@ def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_
     ballast.unlink()
     assert fit.wait() == 0
     (run,) = fit.results
-    assert (run.outcome, run.run["unwritten_step_count"]) == ("ok", 0)
-    assert [step["step"] for step in run.steps] == list(range(403))
+    assert (run.outcome, run.record.unwritten_step_count) == ("ok", 0)
+    assert [step.step for step in run.steps] == list(range(403))
 
 
 def test_a_limit_on_file_sizes_is_met_like_a_full_disk(tmp_path):
     run = check_lost(start_fit(tmp_path, *WORDS, before=partial(limit_files, 40 * 1024)))
-    assert run.run["unwritten_step_count"] == SEEN - len(run.steps)
-    assert run.run["phases"]["step"]["n"] == 150
+    assert run.record.unwritten_step_count == SEEN - len(run.steps)
+    assert run.record.phases.step.n == 150

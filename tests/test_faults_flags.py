@@ -60,12 +60,12 @@ def test_a_flag_that_slows_everything_fails_a_guard(flag, guard, fit, monkeypatc
         # The Trainer sets it for the process.
         torch.use_deterministic_algorithms(False)
     assert (code, run.outcome, left) == (0, "ok", [])
-    assert {g["name"]: g["status"] for g in run.run["guards"]}[guard] == "fail"
+    assert {g["name"]: g["status"] for g in run.record.guards}[guard] == "fail"
 
 
 def test_a_profilers_report_is_shown_and_its_run_marked(fit):
     code, run, printed, left = fit("--trainer.profiler", "simple")
-    assert (code, run.run["is_profiled"], left) == (0, True, [])
+    assert (code, run.record.is_profiled, left) == (0, True, [])
     assert "Profiler Report" in printed.err
     assert "training_step" in printed.err
 
@@ -73,8 +73,8 @@ def test_a_profilers_report_is_shown_and_its_run_marked(fit):
 @pytest.mark.parametrize("words", [["--trainer.max_steps", "2"], ["--trainer.fast_dev_run", "true"]])
 def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_its_steps(words, fit):
     code, run, printed, left = fit(*words)
-    assert (code, run.outcome, run.run["exit_code"], left) == (2, "error", 2, [])
-    assert run.run["error"]["kind"] == "EmptyWindow"
+    assert (code, run.outcome, run.record.exit_code, left) == (2, "error", 2, [])
+    assert run.record.error.kind == "EmptyWindow"
     assert len(run.steps) in (1, 2)
     assert "nothing was measured: training ended at step" in " ".join(printed.out.split())
     assert printed.err == ""
@@ -85,8 +85,8 @@ def test_a_window_that_is_shorter_than_asked_for_is_said_to_be_so(words, steps, 
     if steps is None:
         words, steps = [*words, "--trainer.limit_train_batches", "3"], 4
     code, run, printed, _ = fit(*words)
-    assert (code, run.outcome, run.run["window"]["steps"]) == (0, "ok", steps)
-    guards = {guard["name"]: guard for guard in run.run["guards"]}
+    assert (code, run.outcome, run.record.window.steps) == (0, "ok", steps)
+    guards = {guard["name"]: guard for guard in run.record.guards}
     assert guards["window_complete"]["status"] == "warn"
     assert f"{steps} steps in the window, 6 asked for" in printed.out
 
@@ -94,13 +94,13 @@ def test_a_window_that_is_shorter_than_asked_for_is_said_to_be_so(words, steps, 
 def test_a_time_limit_ends_the_window(fit):
     code, run, _, left = fit("--trainer.max_time", "00:00:00:03", "--measure.steps", "100000")
     assert (code, run.outcome, left) == (0, "ok", [])
-    assert 1 <= run.run["window"]["steps"] < 100_000
+    assert 1 <= run.record.window.steps < 100_000
 
 
 def test_training_that_ends_within_the_probe_steps_is_said(fit):
     code, run, printed, _ = fit("--trainer.max_steps", "10")
-    assert (code, run.outcome, run.run["window"]["steps"]) == (0, "ok", 6)
-    assert run.run["probe"]["is_complete"] is False
+    assert (code, run.outcome, run.record.window.steps) == (0, "ok", 6)
+    assert run.record.probe.is_complete is False
     assert "the run ended before its probe steps did" in printed.out
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, 
     fit("--trainer.enable_checkpointing", "true", "--measure.results_dir", "first")
     checkpoint = str(next(tmp_path.glob("checkpoints/*.ckpt")))
     code, run, _, _ = fit("--ckpt_path", checkpoint)
-    assert (code, run.outcome, run.run["model"]["is_fresh"], len(run.steps)) == (0, "ok", False, 8)
+    assert (code, run.outcome, run.record.model.is_fresh, len(run.steps)) == (0, "ok", False, 8)
     code, run, printed, _ = fit("--ckpt_path", checkpoint, "--model.num_layers", "2", "--measure.results_dir", "other")
     assert code == 2
     assert "the checkpoint is of another model" in printed.err

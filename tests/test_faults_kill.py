@@ -27,7 +27,7 @@ def check_killed(fit, code):
     (run,) = fit.results
     assert run.damage is None
     assert run.outcome in (("killed", "ok") if code else ("ok",))
-    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    assert [step.step for step in run.steps] == list(range(len(run.steps)))
     missing = done[len(run.steps) :]
     if missing:
         longest = max((b - a for a, b in pairwise(done)), default=0)

@@ -30,8 +30,8 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(phase, tmp
     fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", at), before=return_freed_memory)
     assert fit.wait() == 3
     (run,) = fit.results
-    assert (run.outcome, run.run["exit_code"], run.damage) == ("oom", 3, None)
-    error = run.run["error"]
+    assert (run.outcome, run.record.exit_code, run.damage) == ("oom", 3, None)
+    error = run.record.error
     assert (error["phase"], error["where"]) == (told, "host")
     assert error["requested_bytes"] > 1_000_000
     assert len(run.steps) == kept
@@ -44,7 +44,7 @@ def test_data_and_models_that_do_not_fit_leave_a_result(words, tmp_path):
     fit = start_fit(tmp_path, *WORDS, *words, before=partial(leave_address_space, 400 * 1024**2))
     assert fit.wait() == 3
     (run,) = fit.results
-    assert (run.outcome, run.run["error"]["phase"], run.steps) == ("oom", "setup", [])
+    assert (run.outcome, run.record.error.phase, run.steps) == ("oom", "setup", [])
     assert fit.err == ""
 
 
@@ -53,10 +53,10 @@ def test_memory_that_runs_out_in_the_probe_steps_leaves_the_window_valid_and_say
     fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", SEEN + 1), before=return_freed_memory)
     assert fit.wait() == 0
     (run,) = fit.results
-    assert (run.outcome, run.run["error"]) == ("ok", None)
-    assert (run.run["window"]["steps"], len(run.steps)) == (20, SEEN)
-    assert run.run["probe"]["error"]["phase"] == phase
-    assert {guard["name"]: guard["status"] for guard in run.run["guards"]}["probe_steps"] == "warn"
+    assert (run.outcome, run.record.error) == ("ok", None)
+    assert (run.record.window.steps, len(run.steps)) == (20, SEEN)
+    assert run.record.probe.error.phase == phase
+    assert {guard["name"]: guard["status"] for guard in run.record.guards}["probe_steps"] == "warn"
     assert "out of memory in the probe steps" in fit.out
 
 

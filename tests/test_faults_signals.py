@@ -29,11 +29,11 @@ def check_interrupted(fit, code):
         return None
     (run,) = fit.results
     assert run.damage is None
-    assert [step["step"] for step in run.steps] == list(range(len(run.steps)))
+    assert [step.step for step in run.steps] == list(range(len(run.steps)))
     if run.outcome != "ok":
         assert run.outcome == "interrupted"
-        assert run.run["exit_code"] == code
-        assert run.run["ended_at"] is not None
+        assert run.record.exit_code == code
+        assert run.record.ended_at is not None
         assert code in CODES.values()
     return run
 
@@ -87,7 +87,7 @@ def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, signum
     run = check_interrupted(fit, code)
     assert run is not None
     assert len(run.steps) == steps
-    assert run.run["error"]["kind"] == signum.name
+    assert run.record.error.kind == signum.name
     assert "outcome      interrupted" in fit.out
     assert fit.err == ""
 

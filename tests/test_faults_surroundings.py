@@ -30,7 +30,7 @@ def test_runs_that_start_at_the_same_moment_get_folders_of_their_own(tmp_path):
     assert [fit.wait() for fit in fits] == [0] * 4
     runs = fits[0].results
     assert [(run.outcome, len(run.steps)) for run in runs] == [("ok", 8)] * 4
-    assert len({run.run["pid"] for run in runs}) == 4
+    assert len({run.record.pid for run in runs}) == 4
 
 
 def test_a_clock_that_jumps_back_changes_no_duration(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def lmbench_fit(tmp_path, *words, out, **given):
 def outcome(tmp_path):
     (folder,) = (tmp_path / "results").iterdir()
     run = load_run(folder)
-    return run.outcome, len(run.steps), run.run["exit_code"]
+    return run.outcome, len(run.steps), run.record.exit_code
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--quiet"]])

@@ -41,8 +41,8 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_with_its_traceback(hook
     at, phase, steps, window = HOOKS[hook]
     code, run, printed = fit(tmp_path, capsys, *plant(hook, "raise", at))
     assert code == 1
-    assert (run.outcome, run.run["exit_code"], run.damage) == ("error", 1, None)
-    assert run.run["error"] == {
+    assert (run.outcome, run.record.exit_code, run.damage) == ("error", 1, None)
+    assert run.record.error == {
         "kind": "ValueError", "message": "planted in the user's own code", "phase": phase,
         "requested_bytes": None, "where": None,
     }  # fmt: skip
@@ -55,15 +55,15 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_with_its_traceback(hook
 
 def test_a_window_that_was_complete_before_the_failure_keeps_its_summary(tmp_path, capsys):
     _, run, printed = fit(tmp_path, capsys, *plant("on_train_batch_end", "raise", WINDOW + 2))
-    assert run.run["phases"]["step"]["n"] == 20
-    assert run.run["throughput"]["tokens_per_s"] > 0
+    assert run.record.phases.step.n == 20
+    assert run.record.throughput.tokens_per_s > 0
     assert "tokens/s" in printed.out
 
 
 def test_code_that_exits_is_an_error_and_not_a_success(tmp_path, capsys):
     code, run, _ = fit(tmp_path, capsys, *plant("on_train_batch_end", "exit", 8))
     assert (code, run.outcome, len(run.steps)) == (1, "error", 8)
-    assert "exit with 0" in run.run["error"]["message"]
+    assert "exit with 0" in run.record.error.message
 
 
 FOREIGN = ["--model", "planted_faults.Net", "--data", "planted_faults.Data"]
@@ -79,21 +79,21 @@ def foreign(tmp_path, capsys, *words):
 
 def test_a_training_step_that_raises_is_told_with_its_phase(tmp_path, capsys):
     code, run, printed = foreign(tmp_path, capsys, "--model.bad_step", "9")
-    assert (code, run.outcome, run.run["error"]["phase"], len(run.steps)) == (1, "error", "forward", 9)
+    assert (code, run.outcome, run.record.error.phase, len(run.steps)) == (1, "error", "forward", 9)
     assert "ValueError: planted in training_step" in printed.err
 
 
 def test_a_module_that_cannot_be_built_leaves_a_result_with_its_own_message(tmp_path, capsys):
     code, run, printed = foreign(tmp_path, capsys, "--model.bad_step", "-2")
-    assert (code, run.outcome, run.run["error"]["phase"]) == (1, "error", "setup")
-    assert run.run["error"]["message"] == "planted in the constructor"
+    assert (code, run.outcome, run.record.error.phase) == (1, "error", "setup")
+    assert run.record.error.message == "planted in the constructor"
     assert printed.err.rstrip().endswith("RuntimeError: planted in the constructor")
 
 
 def test_an_exception_in_a_loader_process_is_told_with_what_happened_there(tmp_path, capsys):
     code, run, printed = foreign(tmp_path, capsys, "--data.bad_item", "24", "--data.num_workers", "1")
-    assert (code, run.outcome, run.run["error"]["phase"]) == (1, "error", "data")
-    assert run.run["error"]["message"] == (
+    assert (code, run.outcome, run.record.error.phase) == (1, "error", "data")
+    assert run.record.error.message == (
         "Caught ValueError in DataLoader worker process 0. ValueError: planted in the data"
     )
     assert len(run.steps) > 5
@@ -104,7 +104,7 @@ def test_losses_that_are_not_finite_are_kept_as_such(tmp_path, capsys):
     code, run, _ = foreign(tmp_path, capsys, "--model.nan_step", "9", "--measure.strict", "true")
     assert code == 4
     assert run.outcome == "ok"
-    losses = [step["loss"] for step in run.steps]
+    losses = [step.loss for step in run.steps]
     assert losses[8] == losses[8]
     assert losses[9] != losses[9]
     assert run.damage is None

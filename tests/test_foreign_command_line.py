@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from lmbench.cli import main
-from lmbench.records.fields import unregistered
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
 
@@ -39,7 +38,7 @@ def fit(tmp_path, *words, code=0, command="fit"):
 
 
 def config_of(result, *keys):
-    value = result.run["config"]
+    value = result.record.config
     for key in keys:
         value = value[key]
     return value
@@ -62,19 +61,18 @@ def test_a_module_and_its_data_are_measured_from_the_command_line(tmp_path):
     words = ["--model", "strangers.Regression", "--model.width", "8", "--data=strangers.Data", "--data.width=8"]
     result = fit(tmp_path, *words)
     assert result.outcome == "ok"
-    assert result.run["model"]["name"] == "strangers.Regression"
-    assert result.run["data"]["name"] == "strangers.Data"
+    assert result.record.model.name == "strangers.Regression"
+    assert result.record.data.name == "strangers.Data"
     assert config_of(result, "model", "init_args", "width") == 8
     assert len(result.steps) == 5
-    assert unregistered(result.run, "run") == []
 
 
 def test_a_module_brings_its_own_data(tmp_path):
     result = fit(tmp_path, "--model", "strangers.OwnLoaders")
     assert config_of(result, "data") is None
-    assert result.run["data"] == {"source": "loaders without a data module"}
+    assert result.record.data == {"source": "loaders without a data module"}
     assert fit(tmp_path, "--model", "strangers.OwnLoaders", "--data", "null").outcome == "ok"
-    assert fit(tmp_path, "--model", "strangers.OwnLoaders", command="validate").run["mode"] == "inference"
+    assert fit(tmp_path, "--model", "strangers.OwnLoaders", command="validate").record.mode == "inference"
 
 
 def test_a_module_takes_lmbenchs_tokens_where_they_are_asked_for(tmp_path):
@@ -84,9 +82,9 @@ def test_a_module_takes_lmbenchs_tokens_where_they_are_asked_for(tmp_path):
     assert config_of(result, "data", "vocab_size") == 50
     # The data counts its tokens, and the module's FLOPs are counted on a fake copy.
     assert result.steps[-1]["tokens"] == 16
-    assert result.run["throughput"]["tokens_per_s"] > 0
-    assert result.run["flops"]["per_token_flops"] == 3 * 2 * 8 * 50
-    assert "on a fake copy" in result.run["flops"]["source"]
+    assert result.record.throughput.tokens_per_s > 0
+    assert result.record.flops.per_token_flops == 3 * 2 * 8 * 50
+    assert "on a fake copy" in result.record.flops.source
 
 
 def test_a_setting_of_its_own_does_not_follow(tmp_path):
@@ -97,7 +95,7 @@ def test_a_setting_of_its_own_does_not_follow(tmp_path):
 def test_lmbenchs_own_model_still_takes_its_own_options(tmp_path):
     result = fit(tmp_path, *OWN)
     assert config_of(result, "model", "context_length") == 8
-    assert result.run["zero_grad"] == "after_step"
+    assert result.record.zero_grad == "after_step"
 
 
 def test_lmbenchs_own_model_takes_foreign_data(tmp_path):
@@ -113,7 +111,7 @@ def test_lmbenchs_own_model_can_be_named_too(tmp_path):
     result = fit(tmp_path, "--model", name, *OWN)
     # As if it had not been.
     assert config_of(result, "model", "size") == "tiny"
-    assert result.run["zero_grad"] == "after_step"
+    assert result.record.zero_grad == "after_step"
 
 
 # where they are named
@@ -148,7 +146,7 @@ def test_a_subclass_of_lmbenchs_own_model_takes_its_data_and_order(tmp_path):
     result = fit(tmp_path, "--model", "strangers.Variation", *OWN)
     assert config_of(result, "model", "class_path") == "strangers.Variation"
     assert config_of(result, "data", "batch_size") == 2
-    assert result.run["zero_grad"] == "after_step"
+    assert result.record.zero_grad == "after_step"
 
 
 def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys):
@@ -157,11 +155,11 @@ def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys)
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
     first = fit(tmp_path, "--config", str(printed))
-    assert first.run["model"]["name"] == "strangers.TokenModel"
-    assert main(first.run["replay_command"].split()[1:]) == 0
+    assert first.record.model.name == "strangers.TokenModel"
+    assert main(first.record.replay_command.split()[1:]) == 0
     second = load_run(max((tmp_path / "results").iterdir(), key=lambda path: path.stat().st_mtime_ns))
     assert second.path != first.path
-    assert second.run["config"] == first.run["config"]
+    assert second.record.config == first.record.config
 
 
 @pytest.mark.slow
@@ -238,7 +236,7 @@ def test_a_mistake_in_a_file_is_named(content, told, tmp_path, capsys):
 def test_an_error_of_the_users_own_shows_where_it_is(tmp_path, capsys):
     result = fit(tmp_path, "--model", "strangers.Failing", code=1)
     assert result.outcome == "error"
-    assert result.run["error"]["phase"] == "forward"
+    assert result.record.error.phase == "forward"
     assert "strangers.py" in capsys.readouterr().err
 
 
@@ -260,21 +258,21 @@ def test_modes_do_their_part_whatever_training_step_returns(mode, phases, answer
     assert result.outcome == "ok"
     assert phases - {"backward" if answer == "none" else ""} <= seen(result)
     assert ("optimizer" in seen(result)) == (mode == "train_step")
-    losses = [step["loss"] for step in result.steps]
+    losses = [step.loss for step in result.steps]
     assert [loss is None for loss in losses] == [answer == "none" and step % 2 == 1 for step in range(5)]
 
 
 def test_frozen_modes_leave_the_weights_alone(tmp_path):
     words = ["--model", "strangers.OneBatch", "--measure.mode"]
     for mode, moves in (("train_step", True), ("forward_backward", False), ("forward", False)):
-        losses = {step["loss"] for step in fit(tmp_path, *words, mode).steps}
+        losses = {step.loss for step in fit(tmp_path, *words, mode).steps}
         assert (len(losses) > 1) == moves
 
 
 def test_zeroing_moves_only_where_it_is_asked_for(tmp_path):
     words = ["--model", "strangers.Regression", *DATA]
-    assert fit(tmp_path, *words).run["zero_grad"] == "native"
-    assert fit(tmp_path, *words, "--measure.zero_grad", "after_step").run["zero_grad"] == "after_step"
+    assert fit(tmp_path, *words).record.zero_grad == "native"
+    assert fit(tmp_path, *words, "--measure.zero_grad", "after_step").record.zero_grad == "after_step"
 
 
 def test_accumulated_losses_are_the_modules_own(tmp_path):
@@ -287,8 +285,8 @@ def test_accumulated_losses_are_the_modules_own(tmp_path):
 def test_validation_and_checkpoints_within_training_are_not_the_steps_time(tmp_path):
     words = ["--model", "strangers.OwnLoaders", "--trainer.limit_val_batches", "2", "--trainer.val_check_interval", "2"]
     result = fit(tmp_path, *words)
-    assert result.run["window"]["excluded_count"] >= 1
-    assert result.run["window"]["steps_sum_s"] == pytest.approx(result.run["window"]["wall_s"], abs=1e-3)
+    assert result.record.window.excluded_count >= 1
+    assert result.record.window.steps_sum_s == pytest.approx(result.record.window.wall_s, abs=1e-3)
 
 
 # tokens and FLOPs
@@ -297,8 +295,8 @@ def test_validation_and_checkpoints_within_training_are_not_the_steps_time(tmp_p
 def test_a_module_tells_its_own_tokens_and_flops(tmp_path):
     result = fit(tmp_path, "--model", "strangers.Telling", "--data.batch_size", "2", "--data.context_length", "8")
     assert result.steps[-1]["tokens"] == 15
-    assert result.run["flops"]["per_token_flops"] == 3000
-    assert result.run["flops"]["source"] == "the module's own flops_per_token()"
+    assert result.record.flops.per_token_flops == 3000
+    assert result.record.flops.source == "the module's own flops_per_token()"
 
 
 @pytest.mark.parametrize(
@@ -310,10 +308,10 @@ def test_a_module_tells_its_own_tokens_and_flops(tmp_path):
 )
 def test_nobody_guesses_what_a_token_is(name, reason, tmp_path):
     result = fit(tmp_path, "--model", f"strangers.{name}", *(DATA if name == "Regression" else []))
-    assert result.run["window"]["tokens"] is None
-    assert result.run["window"]["tokens_reason"] == reason
-    assert result.run["throughput"]["tokens_per_s"] is None
-    assert result.run["flops"]["reason"] == f"{name} has no flops_per_token()"
+    assert result.record.window.tokens is None
+    assert result.record.window.tokens_reason == reason
+    assert result.record.throughput.tokens_per_s is None
+    assert result.record.flops.reason == f"{name} has no flops_per_token()"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +324,7 @@ def test_nobody_guesses_what_a_token_is(name, reason, tmp_path):
 )
 def test_flops_that_cannot_be_counted_are_blank_with_the_reason(name, reason, tmp_path):
     result = fit(tmp_path, "--model", f"strangers.{name}", "--data.batch_size", "2", "--data.context_length", "8")
-    assert result.run["throughput"]["tokens_per_s"] > 0
-    assert result.run["flops"]["per_token_flops"] is None
-    assert reason in result.run["flops"]["reason"]
-    assert f"give {name} a flops_per_token()" in result.run["flops"]["reason"]
+    assert result.record.throughput.tokens_per_s > 0
+    assert result.record.flops.per_token_flops is None
+    assert reason in result.record.flops.reason
+    assert f"give {name} a flops_per_token()" in result.record.flops.reason

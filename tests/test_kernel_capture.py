@@ -46,9 +46,9 @@ def ranges(trace, kind):
 
 def test_the_profiled_steps_are_the_window_and_the_run_is_marked(tmp_path):
     loaded, folder = profiled(tmp_path, "--measure.steps", "40", "--measure.min_window_s", "9")
-    assert loaded.run["is_profiled"]
-    assert loaded.run["window"]["steps"] == 3
-    assert loaded.run["profile"] == {
+    assert loaded.record.is_profiled
+    assert loaded.record.window.steps == 3
+    assert loaded.record.profile == {
         "tool": "torch", "steps": 3, "first_step": 3,
         "trace_file": "trace.json.gz", "trace_bytes": (folder / "trace.json.gz").stat().st_size,
     }  # fmt: skip
@@ -77,7 +77,7 @@ def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_pa
 
 def test_phases_in_the_trace_last_as_long_as_the_timer_says(tmp_path):
     loaded, folder = profiled(tmp_path)
-    records = [step for step in loaded.steps if step["stage"] == "window"]
+    records = [step for step in loaded.steps if step.stage == "window"]
     phases = ranges(trace_of(folder), "phase")
     for phase in ("forward", "backward"):
         spans = [p["dur"] * 1e-6 for p in phases if p["name"] == f"lmbench.phase:{phase}"]
@@ -113,7 +113,7 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
         "--trainer.callbacks.hook=on_train_batch_start", "--trainer.callbacks.deed=raise", code=1,
     )  # fmt: skip
     assert loaded.outcome == "error"
-    assert loaded.run["profile"]["steps"] == 1
+    assert loaded.record.profile.steps == 1
     assert len(ranges(trace_of(folder), "step")) == 2
     # The second was cut short: no mean counts it, and what it did is outside.
     assert load_trace(folder).timeline.steps == 1
@@ -149,9 +149,9 @@ def test_checkpoints_and_validations_between_recorded_steps_are_outside(tmp_path
 def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_path, small_disk, capsys):
     small_disk(120)
     loaded, folder = profiled(tmp_path / "results", code=1)
-    assert "the trace is lost" in loaded.run["error"]["message"]
-    assert "space left" in loaded.run["profile"]["trace_error"] or "disk free" in loaded.run["profile"]["trace_error"]
-    assert loaded.run["unwritten_step_count"] == 0
+    assert "the trace is lost" in loaded.record.error.message
+    assert "space left" in loaded.record.profile.trace_error or "disk free" in loaded.record.profile.trace_error
+    assert loaded.record.unwritten_step_count == 0
     assert len(loaded.steps) >= 3 + 3
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "run.json", "steps.jsonl"]
     assert "Traceback" not in capsys.readouterr().err
@@ -195,7 +195,7 @@ def test_a_pass_of_the_users_over_compiled_graphs_goes_on(tmp_path):
 def test_two_profiled_runs_follow_each_other_in_one_process(tmp_path):
     for name in ("a", "b"):
         loaded, folder = profiled(tmp_path / name)
-        assert len(ranges(trace_of(folder), "step")) == loaded.run["profile"]["steps"] == 3
+        assert len(ranges(trace_of(folder), "step")) == loaded.record.profile.steps == 3
 
 
 def test_it_profiles_a_strangers_trainer(tmp_path):
@@ -232,7 +232,7 @@ def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
 
 def test_the_short_name_takes_the_profilers_options(tmp_path):
     loaded, _ = profiled(tmp_path, "--trainer.profiler.steps", "2")
-    assert loaded.run["profile"]["steps"] == 2
+    assert loaded.record.profile.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monke
         os._exit(main(["nsys", "--output", "x", *TINY, *words]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     (folder,) = find_runs([str(results)])
-    profile = load_run(folder).run["profile"]
+    profile = load_run(folder).record.profile
     assert (profile["tool"], profile["steps"]) == ("nsys", 2)
 
 

@@ -168,7 +168,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_pat
 
 def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
     recorder = recorder_of(copied("small_fp32_inference", tmp_path))
-    recorder.run["outcome"] = "interrupted"
+    recorder.record.outcome = "interrupted"
     add_kernels(recorder)
     assert "kernels" not in recorder.run
 

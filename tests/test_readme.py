@@ -13,8 +13,8 @@ import pytest
 from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
 from lmbench.measure.subject import OWN_SOURCE
-from lmbench.records.fields_table import field_table
 from lmbench.records.load import load_run
+from lmbench.records.schema import field_table
 
 from conftest import Sleeper, SlowBatches
 

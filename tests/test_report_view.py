@@ -14,7 +14,7 @@ from report_results import write_sweep
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
 from lmbench.records.schema import fields
-from lmbench.sweep.sweep_file import read_sweep_file
+from lmbench.sweep.file import read_sweep_file
 
 STUDY = """\
 base: {config: smoke}

@@ -14,8 +14,9 @@ from rich.console import Console
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.cli import main
 from lmbench.records.codec import decode_run
+from lmbench.records.guard import Guard
 from lmbench.records.measured import RunError
-from lmbench.records.run import GuardResult, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.report.screen import make_console
 from lmbench.report.terminal import print_run
 
@@ -42,7 +43,7 @@ def test_everything_but_what_is_to_be_copied_fits_80_columns():
 
 def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
     run = decode_run(DATA)
-    run.guards = [GuardResult("spread", "warn", message="steps vary", advice="look at [steps]")]
+    run.guards = [Guard("spread", "warn", message="steps vary", advice="look at [steps]")]
     assert "\x1b[33mWARN" in shown(run, force_terminal=True, color_system="standard", _environ={})
     assert "\x1b" not in shown(run)
     assert "look at [steps]" in shown(run)

@@ -8,7 +8,7 @@ import pytest
 
 from lmbench.cli import main
 from lmbench.measure.compiling import empty_cache
-from lmbench.measure.milestones import MILESTONES, begin, clock_s, milestones, reach
+from lmbench.measure.milestones import begin, clock_s, milestones, reach
 from lmbench.records.codec import as_dict
 from lmbench.records.field import PerPhase
 from lmbench.records.load import find_runs, load_run
@@ -21,7 +21,7 @@ from lmbench.sweep.process import End
 
 def run_of(warmup_steps=3, **more):
     """A run that reached a milestone each second."""
-    at = Milestones(**{f"{name}_s": float(index + 1) for index, name in enumerate(MILESTONES)})
+    at = Milestones(**{name: float(index + 1) for index, name in enumerate(Milestones.__struct_fields__)})
     window = Window(warmup_steps=warmup_steps)
     return RunRecord(SCHEMA_VERSION, "ok", process_start_s=101.0, milestones=at, window=window, **more)
 
@@ -81,7 +81,7 @@ def test_a_run_passes_its_milestones_in_order_and_copies_no_weights_back_when_it
     words = ["--measure.steps", "3", "--measure.min_window_s", "0", "--measure.results_dir", str(tmp_path), "--quiet"]
     assert main(["fit", "--config", "smoke", *words]) == 0
     (path,) = find_runs([tmp_path])
-    found = [getattr(load_run(path).record.milestones, f"{name}_s") for name in MILESTONES]
+    found = [getattr(load_run(path).record.milestones, name) for name in Milestones.__struct_fields__]
     assert None not in found
     assert found == sorted(found)
 

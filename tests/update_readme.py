@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lmbench.records.fields_table import field_table
+from lmbench.records.schema import field_table
 
 path = Path(__file__).parents[1] / "README.md"
 before, rest = path.read_text().split("<!-- fields -->")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.assemble import complete_run
-from lmbench.records.fields import SCHEMA_VERSION
+import msgspec
+
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
+from lmbench.records.summary import complete_run
 
 
 def step(index: int, **changed: Any) -> dict[str, Any]:
@@ -33,9 +36,11 @@ def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
         "probe": {"verdicts": {"forward": {"verdict": "queued"}}},
     }  # fmt: skip
     run.update(changed)
-    if run["outcome"] == "ok":
-        complete_run(run, records)
-    folder.append_steps(records)
+    record = msgspec.convert(run, RunRecord)
+    typed = [msgspec.convert(one, StepRecord) for one in records]
+    if record.outcome == "ok":
+        complete_run(record, typed)
+    folder.append_steps(typed)
     folder.close()
-    folder.write_run(run)
+    folder.write_run(record)
     return folder.path

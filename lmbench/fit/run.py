@@ -6,6 +6,7 @@ import lmbench.fit.startup  # noqa: F401
 
 # isort: split
 import logging
+import os
 import sys
 import traceback
 import warnings
