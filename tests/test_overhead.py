@@ -276,7 +276,6 @@ def test_the_command_measures_every_arm_in_every_round(tmp_path, capsys):
     args = ["overhead", *TINY[1:], "--rounds", "2", "--json", str(file)]
     assert run(args) == ExitCode.OK
     output = capsys.readouterr().out
-    assert max(map(len, output.partition("repeat:")[0].splitlines())) <= 80
     result = json.loads(file.read_text())
     order = [record["arm"] for record in result["measurements"]]
     assert order == [*ARMS, *ARMS[1:], ARMS[0]]
