@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lmbench.kernels.trace.clocks import Clocks, phase_clocks
 from lmbench.kernels.trace.completeness import Completeness, completeness, device_guards, trace_guards, why_no_kernels
 from lmbench.kernels.trace.kernels import Trace, load_trace
@@ -122,7 +124,7 @@ def as_record(found: Findings) -> dict[str, Any]:
         },
         "attention": [asdict(times) for times in found.attention],
         "operators": {phase: [asdict(row) for row in rows] for phase, rows in found.operators.items()},
-        "guards": [asdict(guard) for guard in found.guards],
+        "guards": msgspec.to_builtins(found.guards),
     }
 
 
