@@ -39,9 +39,8 @@ class WallClock(Callback):
 
     window: ControlWindow
 
-    def __init__(self, schedule: Schedule, gc_in_window: bool) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._gc_in_window = gc_in_window
         self._losses: list[Tensor] = []
         self.compile_options: CompileOptions | None = None
 
@@ -49,7 +48,7 @@ class WallClock(Callback):
         if self.compile_options is not None:
             compile_in_place(pl_module, self.compile_options)
         self._steps_seen = trainer.global_step
-        self.window = ControlWindow(self._schedule, trainer.strategy.root_device, self._gc_in_window)
+        self.window = ControlWindow(self._schedule, trainer.strategy.root_device)
         self.window.begin()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -76,7 +75,7 @@ class ControlCLI(BenchCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
         self.schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
-        self.clock = WallClock(self.schedule, settings.gc_in_window)
+        self.clock = WallClock(self.schedule)
         # Whatever else the configuration turns on is off here; what changes the work itself stays.
         off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
         trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
@@ -126,7 +125,7 @@ class BareCLI(ControlCLI):
         data.prepare_data()
         data.setup("fit")
         loop = BareLoop(module, settings, device, self.clock.compile_options)
-        window = ControlWindow(self.schedule, device, self.settings.gc_in_window)
+        window = ControlWindow(self.schedule, device)
         loop.run(data.train_dataloader(), window)
         self.record = window.record
 
