@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmbench.model.layers import Embedding, NextTokenLoss, Projection, RMSNorm, SwiGLU
-from lmbench.model.rope import RotaryEmbedding, rope_tables
+from lmbench.model.layers import Embedding, NextTokenLoss, Projection, RMSNorm, RotaryEmbedding, SwiGLU, rope_tables
 
 
 def rotate_by_formula(x: Tensor, base: float = 10_000.0) -> Tensor:

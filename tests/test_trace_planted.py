@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from lmbench.cli import main
 from lmbench.kernels.trace.findings import Findings, examine
 from lmbench.model.attention import ScaleAndMask
-from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm
-from lmbench.model.rope import RotaryEmbedding
+from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm, RotaryEmbedding
 from lmbench.sizes import SIZES
 
 BATCH, SEQ = 4, 512

@@ -13,8 +13,8 @@ from wandb_loopback import PLANTED_KEY, Server, SilentServer, closed_port_url
 from wandb_results import step, write_result
 
 from lmbench.cli import main
-from lmbench.records.process import process_identity
 from lmbench.records.load import load_run
+from lmbench.records.process import process_identity
 from lmbench.records.store import RunFolder
 from lmbench.wandb.child import stable_id
 from lmbench.wandb.content import config_of, summary_of

@@ -55,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
     Check("matmul_precision", "the float32 matmul precision", set_by=("measure.matmul_precision",)),
     Check("clock", "the clock", set_by=("timer.clock",)),
     Check("zero_grad", "when gradients are zeroed", set_by=("measure.zero_grad",)),
-    Check("gc_policy", "garbage collection", set_by=("measure.gc_in_window",)),
+    Check("gc_policy", "garbage collection"),
     Check("world_size", "the number of ranks", set_by=("trainer.devices", "trainer.num_nodes", "trainer.strategy")),
     Check("window.micro_batches", "micro-batches a step", set_by=("trainer.accumulate_grad_batches", "data", "model")),
     *(Check(f"compile.{name}", f"torch.compile ({name})", set_by=("trainer.compile",)) for name in _COMPILE),

@@ -27,21 +27,23 @@ from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
 # With fewer, training would be close to that on one fixed batch, which is faster than on real data.
 MINIMUM_BATCHES = 8
-# The share of a text's tokens, at its end, that is kept for validation and test.
+# The share of a text's tokens, at its end, that is kept for validation.
 HELD_OUT_FRACTION = 0.1
 
 
 class TokenData(LightningDataModule):
     """Endless batches of (tokens, targets), int64 of shape ``batch seq``; targets are the next tokens.
 
-    Validation and test draw other batches (from text: from its held-out end).
+    Validation draws other batches (from text: from its held-out end).
 
     Args:
-        source: uniformly random tokens, or text. batch_size: sequences in a batch. context_length: tokens in
-        a sequence. vocab_size: number of token ids; text is tokenized to it. num_batches: how many different
-        batches are built before the first step (not for text through a loader). placement: ``device`` keeps
-        pre-built batches on the training device, so that no transfer is left; ``pinned`` sends
-            each through a DataLoader, from pinned memory where there is CUDA (text is drawn anew for every
+        source: uniformly random tokens, or text.
+        batch_size: sequences in a batch.
+        context_length: tokens in a sequence.
+        vocab_size: number of token ids; text is tokenized to it.
+        num_batches: how many different batches are built before the first step (not for text through a loader).
+        placement: ``device`` keeps pre-built batches on the training device, so that no transfer is left; ``pinned``
+            sends each through a DataLoader, from pinned memory where there is CUDA (text is drawn anew for every
             batch).
         num_workers: processes of that DataLoader.
         seed: of everything drawn.
@@ -49,9 +51,8 @@ class TokenData(LightningDataModule):
         cache_dir: where tokenized text is kept; by default ``lmbench`` in the user's cache folder.
 
     Raises:
-        UsageError: a setting out of its range, files that are missing or empty, text shorter than one batch
-        needs, or (in
-            ``setup``) a model whose vocabulary is smaller than the data's.
+        UsageError: a setting out of its range, files that are missing or empty, text shorter than one batch needs, or
+            (in ``setup``) a model whose vocabulary is smaller than the data's.
     """
 
     def __init__(
@@ -103,9 +104,6 @@ class TokenData(LightningDataModule):
 
     def val_dataloader(self) -> Iterable[TokenBatch]:
         return self.loader(*self._place(), held_out=True)
-
-    def test_dataloader(self) -> Iterable[TokenBatch]:
-        return self.val_dataloader()
 
     def tokens_per_batch(self, batch: TokenBatch) -> int:
         """Tokens in a batch, for modules that do not count them themselves."""

@@ -133,7 +133,7 @@ class BenchCLI(LightningCLI):
         assert self.recorder is not None
         callbacks = [
             *callbacks,
-            *([] if settings.gc_in_window else [QuietHost()]),
+            QuietHost(),
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),

@@ -29,7 +29,6 @@ class MeasureSettings:
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
             and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
             native for yours, which is measured as it is.
-        gc_in_window: leave Python's garbage collection on in the window.
         results_dir: where result folders go.
         run_id: the result folder's name; by default one of its own is made up.
         strict: exit with 4 when a guard fails.
@@ -42,7 +41,6 @@ class MeasureSettings:
     probe_steps: int = 10
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
-    gc_in_window: bool = False
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False

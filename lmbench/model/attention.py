@@ -15,8 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError, suggest
-from lmbench.model.layers import Projection
-from lmbench.model.rope import RotaryEmbedding
+from lmbench.model.layers import Projection, RotaryEmbedding
 from lmbench.sizes import ModelShape
 
 

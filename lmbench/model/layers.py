@@ -69,3 +69,27 @@ class NextTokenLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Tables of rotary position embedding (Su et al. 2021), each float32 of shape ``seq head_dim/2``.
+
+    They are cosine and sine of position * base^(-2i / head_dim).
+    Angles are taken in float64: in float32 an angle at position 100 000 would be off by some thousandths.
+    """
+    pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
+    position = torch.arange(context_length, dtype=torch.float64)
+    angle = torch.outer(position, base ** (-pair / head_dim))
+    return angle.cos().float(), angle.sin().float()
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotate queries or keys by position, half-split: dimension i rotates with i + head_dim/2.
+
+    It holds no tables; the model keeps one pair for all its blocks.
+    """
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate ``batch heads seq head_dim`` by tables of shape ``seq head_dim/2`` in the dtype of x."""
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

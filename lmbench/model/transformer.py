@@ -10,8 +10,7 @@ from torch.nn.attention import sdpa_kernel
 
 from lmbench.errors import UsageError
 from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
-from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU
-from lmbench.model.rope import rope_tables
+from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
 
 

@@ -41,7 +41,6 @@ class ControlWindow:
     Args:
         schedule: `warmup_steps`, `steps` and `min_window_s` count; a control has no probe steps.
         device: what is waited for at both ends, and whose peak memory is read.
-        gc_in_window: leave garbage collection alone.
         loss_divisor: what the losses that it is told were divided by.
 
     `figures` are known when the window is complete.
@@ -49,12 +48,9 @@ class ControlWindow:
 
     figures: ArmFigures
 
-    def __init__(
-        self, schedule: Schedule, device: torch.device, gc_in_window: bool = False, loss_divisor: int = 1
-    ) -> None:
+    def __init__(self, schedule: Schedule, device: torch.device, loss_divisor: int = 1) -> None:
         self.schedule = schedule
         self.device = device
-        self.gc_in_window = gc_in_window
         self.loss_divisor = loss_divisor
         self._steps_done = 0
         self._start_ns: int | None = None
@@ -82,10 +78,9 @@ class ControlWindow:
         return True
 
     def _open(self) -> None:
-        if not self.gc_in_window:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
         if self.device.type == "cuda":
             self._run_peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -97,9 +92,8 @@ class ControlWindow:
         assert self._start_ns is not None
         wall_s = (time.perf_counter_ns() - self._start_ns) * 1e-9
         window_peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-        if not self.gc_in_window:
-            gc.unfreeze()
-            gc.enable()
+        gc.unfreeze()
+        gc.enable()
         self.figures = ArmFigures(
             steps=steps,
             wall_s=wall_s,

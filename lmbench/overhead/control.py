@@ -45,9 +45,8 @@ class WallClock(Callback):
 
     window: ControlWindow
 
-    def __init__(self, schedule: Schedule, gc_in_window: bool) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._gc_in_window = gc_in_window
         self._losses: list[Tensor] = []
         self.compile_options: CompileOptions | None = None
 
@@ -57,7 +56,7 @@ class WallClock(Callback):
         self._steps_seen = trainer.global_step
         device = trainer.strategy.root_device
         # Lightning hands out the loss divided for accumulation.
-        self.window = ControlWindow(self._schedule, device, self._gc_in_window, trainer.accumulate_grad_batches)
+        self.window = ControlWindow(self._schedule, device, trainer.accumulate_grad_batches)
         self.window.begin()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -84,7 +83,7 @@ class ControlCLI(BenchCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
         self.schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
-        self.clock = WallClock(self.schedule, settings.gc_in_window)
+        self.clock = WallClock(self.schedule)
         # Whatever else the configuration turns on is off here; what changes the work itself stays.
         off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
         trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
@@ -131,7 +130,7 @@ class BareCLI(ControlCLI):
         data.prepare_data()
         data.setup("fit")
         loop = BareLoop(module, settings, device, self.clock.compile_options)
-        window = ControlWindow(self.schedule, device, self.settings.gc_in_window)
+        window = ControlWindow(self.schedule, device)
         loop.run(data.train_dataloader(), window)
         self.figures = window.figures
 
