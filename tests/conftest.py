@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from strangers import Sleeping
 from torch import nn
 
 torch.set_num_threads(1)
@@ -38,44 +40,60 @@ QUIET = {
 }
 
 
-class Sleeper(LightningModule):
+class Sleeper(Sleeping, LightningModule):
     """Each phase sleeps a time of its own, so that a record can be checked against it."""
 
-    forward_s, backward_s, data_s, optimizer_s = 0.004, 0.006, 0.002, 0.003
+    forward_s, backward_s, optimizer_s = 0.004, 0.006, 0.003
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(self.forward_s)
+        self.sleep("forward")
         return self.net(batch).pow(2).mean()
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(self.forward_s)
+        self.sleep("forward")
         return self.net(batch).pow(2).mean()
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        time.sleep(self.backward_s)
+        self.sleep("backward")
         loss.backward()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         # Runs when the update is over, still inside the optimizer's step.
-        optimizer.register_step_post_hook(lambda *_: time.sleep(self.optimizer_s))
+        optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
         return optimizer
 
 
-class SlowBatches:
-    """An endless loader (or one of `count` batches) that takes `Sleeper.data_s` for each batch."""
+class SlowBatches(Sleeping):
+    """An endless loader (or one of `count` batches) that sleeps before each batch."""
+
+    data_s = 0.002
 
     def __init__(self, count: int = 10**9) -> None:
+        super().__init__()
         self.count = count
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for _ in range(self.count):
-            time.sleep(Sleeper.data_s)
+            self.sleep("data")
             yield torch.randn(4, 16)
+
+
+def ratio_to_slept(window: list[dict[str, Any]], name: str, *slept: list[float], each: int = 1) -> float:
+    """The median step's `name` over what was really slept in it, in sleeps of which `each` make a step.
+
+    No step may have less than its sleeps. What a step has beyond them is the phase's own work, and on a busy machine
+    others' turns between the end of a sleep and the phase's: the median knows of few.
+    """
+    per_step = [sum(parts) for parts in zip(*slept, strict=True)]
+    in_steps = [math.fsum(per_step[i : i + each]) for i in range(0, len(per_step), each)][-len(window) :]
+    ratios = [record[name] / slept_s for record, slept_s in zip(window, in_steps, strict=True)]
+    assert min(ratios) >= 1
+    return statistics.median(ratios)
 
 
 def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:

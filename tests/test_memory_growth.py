@@ -1,13 +1,19 @@
-"""Host memory does not grow with the number of recorded steps."""
+"""Host memory does not grow with the number of recorded steps.
+
+Python's own blocks are counted, which a single object kept a step would show; a leak in C would show in the process's
+resident size.
+"""
 
 from __future__ import annotations
 
 import gc
+import sys
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
-import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -20,6 +26,7 @@ from lmbench.callbacks import (
     RunRecorder,
     ThroughputMeter,
 )
+from lmbench.callbacks.phase_timer import FLUSH_STEPS
 from lmbench.measure.schedule import Schedule
 from lmbench.records.vocabulary import Stage
 
@@ -27,6 +34,10 @@ from conftest import QUIET
 
 # What a process's resident size does by itself: the allocator's arenas, pages of libraries touched late.
 TOLERANCE_BYTES = 2 * 2**20
+# An object kept a step is a block a step at least; steps that wait for their flush are a few dozen in all.
+NOTHING_BLOCKS = 0.1
+# torch 2.13's own `zero_grad` leaves one of 48 bytes, in its mark for the profiler.
+TORCHS_OWN_BLOCKS = 1
 WARMUP_STEPS = 5
 
 # Lightning's profiler actions of one training step, as far as they bound a phase, with its callbacks' in between.
@@ -62,24 +73,47 @@ class Endless:
             yield batch
 
 
-def resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
+class Growth:
+    """Looks at this process after every step, without keeping an object for it."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._blocks, self._resident_bytes = (array("q", bytes(8 * steps)) for _ in range(2))
+        self._process = psutil.Process()
+        self._looks = 0
+
+    def look(self) -> None:
+        self._blocks[self._looks] = sys.getallocatedblocks()
+        self._resident_bytes[self._looks] = self._process.memory_info().rss
+        self._looks += 1
+
+    def assert_none(self, allowed_blocks: float = NOTHING_BLOCKS) -> None:
+        """From a fifth of the run on, after every buffer and ring is full, both stay."""
+        settled = self._steps // 5
+        # The lowest of some: records wait for their flush.
+        parts = self._blocks[settled : settled + FLUSH_STEPS + 10], self._blocks[-FLUSH_STEPS - 10 :]
+        first, last = map(min, parts)
+        assert (last - first) / (self._steps - settled) < allowed_blocks, (
+            f"{last - first} blocks in {self._steps} steps"
+        )
+        growth = max(self._resident_bytes[settled:]) - self._resident_bytes[settled]
+        assert growth < TOLERANCE_BYTES, f"{growth / 2**20:.1f} MiB in the last four fifths of {self._steps} steps"
 
 
-def assert_flat(sizes: list[int], steps: int) -> None:
-    """From a fifth of the run on, after every buffer and ring is full, the size stays."""
-    settled = sizes[len(sizes) // 5 :]
-    growth = max(settled) - settled[0]
-    assert growth < TOLERANCE_BYTES, f"{growth / 2**20:.1f} MiB in the last four fifths of {steps} steps"
+def timer_with_few_records() -> PhaseTimer:
+    """Its own ring would take 10 000 steps to fill."""
+    timer = PhaseTimer()
+    timer.records = deque(maxlen=100)
+    return timer
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_recorded_steps_need_no_more_memory(tmp_path):
-    """Everything that lmbench does in a step, 100 000 times, with Lightning's loop played by its actions."""
-    steps, sizes = 100_000, []
+def test_twenty_thousand_recorded_steps_need_no_more_memory(tmp_path):
+    """Everything that lmbench does in a step, 20 000 times, with Lightning's loop played by its actions."""
+    steps = 20_000
+    growth = Growth(steps)
     # A window that was asked for: in one that has no end but training's, garbage is left to its collector.
     session = MeasurementSession(Schedule(WARMUP_STEPS, steps=steps))
-    timer, recorder = PhaseTimer(), RunRecorder(str(tmp_path))
+    timer, recorder = timer_with_few_records(), RunRecorder(str(tmp_path))
     observers = [timer, MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder]
     trainer = Trainer(callbacks=[*observers, session], **QUIET)
     module = Nothing()
@@ -93,13 +127,12 @@ def test_a_hundred_thousand_recorded_steps_need_no_more_memory(tmp_path):
         play_step(trainer)
         timer.on_train_batch_end(trainer, module, outputs, batch, step)
         session.on_train_batch_end(trainer, module, outputs, batch, step)
-        if step % (steps // 50) == 0:
-            sizes.append(resident_bytes())
+        growth.look()
     assert not gc.isenabled(), "garbage would be collected, which a window does not allow"
     session._close_window()
     lines = (recorder.folder.path / "steps.jsonl").read_bytes().count(b"\n")
     assert lines == steps
-    assert_flat(sizes, steps)
+    growth.assert_none()
 
 
 def play_step(trainer: Trainer) -> None:
@@ -114,19 +147,19 @@ def play_step(trainer: Trainer) -> None:
         running = actions
 
 
-@pytest.mark.slow
 def test_a_real_training_with_collection_off_needs_no_more_memory(tmp_path):
-    """Lightning's own loop, for as many steps as 30 s allow: neither it nor lmbench leaves cycles behind."""
-    sizes: list[int] = []
+    """Lightning's own loop: neither it nor lmbench leaves cycles behind."""
+    steps = 1_500
+    growth = Growth(steps)
 
     class Sizes(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-            if session.stage is Stage.WINDOW and trainer.global_step % 200 == 0:
-                sizes.append(resident_bytes())
+            if session.stage is Stage.WINDOW:
+                growth.look()
 
-    session = MeasurementSession(Schedule(WARMUP_STEPS, steps=5_000, min_window_s=30.0))
+    session = MeasurementSession(Schedule(WARMUP_STEPS, steps=steps))
     recorder = RunRecorder(str(tmp_path))
-    callbacks = [Sizes(), PhaseTimer(), MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session]
+    callbacks = [Sizes(), timer_with_few_records(), MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session]
     Trainer(callbacks=callbacks, **QUIET).fit(Nothing(), Endless())
     assert recorder.run.outcome == "ok"
-    assert_flat(sizes, recorder.run.window.steps)
+    growth.assert_none(TORCHS_OWN_BLOCKS + 5 * NOTHING_BLOCKS)

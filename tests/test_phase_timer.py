@@ -14,9 +14,12 @@ from lmbench.errors import UsageError
 from lmbench.measure.schedule import Schedule
 from lmbench.records.vocabulary import PHASES
 
-from conftest import Sleeper, SlowBatches, quiet_trainer
+from conftest import SlowBatches, quiet_trainer, ratio_to_slept
 
 SCHEDULE = Schedule(warmup_steps=2, steps=8)
+
+# Another phase's sleep in it, or one of its own in another, would make a ratio of 1.3 or more (0.7 or less).
+CLOSE = 1.25
 
 
 def measure(module, *callbacks, schedule=SCHEDULE, loader=None, val=None, **flags):
@@ -30,11 +33,11 @@ def median(records, name):
 
 
 def test_each_phase_gets_its_own_time(sleeper):
-    window, _, _ = measure(sleeper)
-    assert median(window, "forward_s") == pytest.approx(Sleeper.forward_s, abs=1.5e-3)
-    assert median(window, "backward_s") == pytest.approx(Sleeper.backward_s, abs=1.5e-3)
-    assert median(window, "data_s") == pytest.approx(Sleeper.data_s, abs=1.5e-3)
-    assert median(window, "optimizer_s") == pytest.approx(Sleeper.optimizer_s, abs=1.5e-3)
+    batches = SlowBatches()
+    window, _, _ = measure(sleeper, loader=batches)
+    for phase in ("forward", "backward", "optimizer"):
+        assert ratio_to_slept(window, f"{phase}_s", sleeper.slept[phase]) < CLOSE, phase
+    assert ratio_to_slept(window, "data_s", batches.slept["data"]) < CLOSE
     assert all(record.clip_s is None for record in window)
 
 
@@ -48,7 +51,7 @@ def test_phases_sum_to_the_step(sleeper):
 def test_steps_sum_to_the_window(sleeper):
     window, session, _ = measure(sleeper)
     total = math.fsum(record.step_s for record in window)
-    assert total == pytest.approx(session.raw_wall_s, rel=5e-3)
+    assert total == pytest.approx(session.raw_wall_s, rel=0.05)
 
 
 def test_warmup_is_recorded_and_marked(sleeper):
@@ -61,9 +64,9 @@ def test_warmup_is_recorded_and_marked(sleeper):
 def test_accumulation_makes_one_step_of_its_micro_batches(sleeper):
     window, _, _ = measure(sleeper, accumulate_grad_batches=3)
     assert {record.micro_batches for record in window} == {3}
-    assert median(window, "forward_s") == pytest.approx(3 * Sleeper.forward_s, abs=3e-3)
-    assert median(window, "backward_s") == pytest.approx(3 * Sleeper.backward_s, abs=3e-3)
-    assert median(window, "optimizer_s") == pytest.approx(Sleeper.optimizer_s, abs=1.5e-3)
+    assert ratio_to_slept(window, "forward_s", sleeper.slept["forward"], each=3) < CLOSE
+    assert ratio_to_slept(window, "backward_s", sleeper.slept["backward"], each=3) < CLOSE
+    assert ratio_to_slept(window, "optimizer_s", sleeper.slept["optimizer"]) < CLOSE
 
 
 def test_a_short_last_group_says_how_short_it_is(sleeper):
@@ -78,12 +81,17 @@ def test_a_short_last_group_says_how_short_it_is(sleeper):
 
 
 def test_validation_inside_the_window_is_subtracted(sleeper):
-    window, session, _ = measure(sleeper, val=SlowBatches(3), val_check_interval=2, limit_val_batches=3)
-    excluded = sum(record.excluded_s for record in window)
-    assert excluded >= 3 * 3 * (Sleeper.forward_s + Sleeper.data_s)
-    assert median(window, "step_s") < 0.025
-    wall = session.raw_wall_s - excluded
-    assert sum(record.step_s for record in window) == pytest.approx(wall, rel=5e-3)
+    # Each lasts as long as two steps.
+    val = SlowBatches(6)
+    window, session, _ = measure(sleeper, val=val, val_check_interval=2, limit_val_batches=6)
+    excluded_s = math.fsum(record.excluded_s for record in window)
+    assert excluded_s >= 4 * 6 * (val.data_s + sleeper.forward_s)
+    after = [record for record in window if record.excluded_s > val.data_s]
+    assert len(after) == 4
+    others = [record for record in window if record not in after]
+    assert median(after, "step_s") / median(others, "step_s") < 2
+    wall_s = session.raw_wall_s - excluded_s
+    assert sum(record.step_s for record in window) == pytest.approx(wall_s, rel=0.05)
 
 
 def test_a_checkpoint_inside_the_window_is_subtracted(sleeper, tmp_path):
@@ -135,5 +143,5 @@ def test_a_slow_run_delivers_records_every_second(sleeper):
         def steps_recorded(self, records):
             delivered.append(self.session.steps_done)
 
-    quiet_trainer(PhaseTimer(), Reader(), MeasurementSession(Schedule(0, 8))).fit(sleeper, SlowBatches())
+    quiet_trainer(PhaseTimer(), Reader(), MeasurementSession(Schedule(0, 6))).fit(sleeper, SlowBatches())
     assert delivered[0] <= 4
