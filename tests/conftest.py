@@ -83,7 +83,7 @@ class SlowBatches(Sleeping):
             yield torch.randn(4, 16)
 
 
-def ratio_to_slept(window: list[dict[str, Any]], name: str, *slept: list[float], each: int = 1) -> float:
+def ratio_to_slept(window: list[StepRecord], name: str, *slept: list[float], each: int = 1) -> float:
     """The median step's `name` over what was really slept in it, in sleeps of which `each` make a step.
 
     No step may have less than its sleeps. What a step has beyond them is the phase's own work, and on a busy machine
@@ -91,7 +91,7 @@ def ratio_to_slept(window: list[dict[str, Any]], name: str, *slept: list[float],
     """
     per_step = [sum(parts) for parts in zip(*slept, strict=True)]
     in_steps = [math.fsum(per_step[i : i + each]) for i in range(0, len(per_step), each)][-len(window) :]
-    ratios = [record[name] / slept_s for record, slept_s in zip(window, in_steps, strict=True)]
+    ratios = [getattr(record, name) / slept_s for record, slept_s in zip(window, in_steps, strict=True)]
     assert min(ratios) >= 1
     return statistics.median(ratios)
 
