@@ -86,9 +86,10 @@ def answer_table(found: Overhead) -> Table:
         ),
         ("device memory within 1 MiB of bare", *memory),
     ]
-    return Table("Answers", "means over rounds with 95 % intervals", words("question", "answer", "figure"), [
-        [fact(question), Entry(answer, "outcome"), fact(figure)] for question, answer, figure in rows
-    ])  # fmt: skip
+    # A figure is a number, which is never shortened, however wide.
+    headings = [*words("question", "answer"), *numbers("figure")]
+    entries = [[fact(question), Entry(answer, "outcome"), Entry(figure)] for question, answer, figure in rows]
+    return Table("Answers", "means over rounds with 95 % intervals", headings, entries)
 
 
 def _notes(found: Overhead) -> list[str]:
