@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from argparse import SUPPRESS
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -43,10 +44,10 @@ class ChoiceParser(LightningArgumentParser):
     def format_help(self, *args: Any) -> str:
         text: str = super().format_help(*args)
         if "model" in self.get_defaults():
-            parser = ArgumentParser(add_help=False, usage="")
+            parser = ArgumentParser(add_help=False, usage=SUPPRESS)
             for key, own in OWN.items():
-                parser.add_class_arguments(own, key)
-            text += parser.format_help()
+                parser.add_class_arguments(own, key, skip={name for _, target, name in FOLLOWING if target == key})
+            text += "\n" + parser.format_help()
         return text
 
 
