@@ -147,11 +147,17 @@ def _read(stream: socket.socket, size: int) -> bytes:
 
 
 def _import_everything() -> None:
-    # Also builds the parsers, and freezes what is there for the garbage collector.
     import planted_faults  # noqa: F401
     import pytest  # noqa: F401 (test modules are imported for their functions)
 
-    import lmbench.sweep.warm  # noqa: F401
+    from lmbench.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        # Builds the parsers too: what is looked up for them in signatures and docstrings stays in caches.
+        main(["fit", "--print_config"])
+    # A fork's collector would otherwise walk over all of it, and so copy it.
+    gc.collect()
+    gc.freeze()
 
 
 def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
