@@ -22,6 +22,8 @@ from lightning.pytorch import LightningModule, Trainer
 from strangers import Sleeping
 from torch import nn
 
+from lmbench.records.step import StepRecord
+
 torch.set_num_threads(1)
 
 # A shell's background job ignores Ctrl-C and `nohup` hang-ups; what the tests start would inherit that.

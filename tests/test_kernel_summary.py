@@ -32,9 +32,10 @@ FOLDERS = ("small_fp32_inference", "small_bf16_compiled")
 
 def recorder_of(folder: Path, strict: bool = False) -> RunRecorder:
     """A recorder that has just closed a run in this folder."""
-    recorder = RunRecorder(str(folder.parent), {"strict": strict})
+    recorder = RunRecorder(str(folder.parent))
     recorder.folder, recorder.exit_code = RunFolder(folder), ExitCode.OK
-    recorder.run = json.loads((folder / "run.json").read_text()) | {"guards": [], "outcome": "ok", "exit_code": 0}
+    recorder.run = load_run(folder).record
+    recorder.run.guards, recorder.run.outcome, recorder.run.exit_code, recorder.run.strict = [], "ok", 0, strict
     return recorder
 
 
@@ -168,9 +169,9 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_pat
 
 def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
     recorder = recorder_of(copied("small_fp32_inference", tmp_path))
-    recorder.record.outcome = "interrupted"
+    recorder.run.outcome = "interrupted"
     add_kernels(recorder)
-    assert "kernels" not in recorder.run
+    assert recorder.run.kernels is None
 
 
 def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, capsys: Any) -> None:

@@ -145,7 +145,7 @@ def print_ceiling(record: CeilingRecord, path: Path) -> None:
     limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     print_line("device", f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}", console)
     print_table(ceiling_table(record), console)
-    print_line("result", str(path), console)
+    print_line("result", str(path), console, is_whole=True)
 
 
 def ceiling_table(record: CeilingRecord) -> Table:

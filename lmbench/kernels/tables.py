@@ -38,10 +38,14 @@ _OPERATORS = "below are operators on the host, with the time of each without tho
 Line = tuple[str, str]
 
 
+#: Labels of paths, which stay whole, to be copied.
+_PATHS = ("trace", "A", "B")
+
+
 def print_all(head: Sequence[Line], tables: Sequence[Table], closing: Sequence[Line], console: Console) -> None:
     """Print lines, tables and lines, readable at 80 columns."""
-    for line in head:
-        print_line(*line, console)
+    for label, text in head:
+        print_line(label, text, console, is_whole=label in _PATHS)
     for table in tables:
         print_table(table, console)
     console.out("")
