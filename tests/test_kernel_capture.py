@@ -22,6 +22,7 @@ from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.shares import operator_times
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
+from lmbench.records.run import Profile
 
 from conftest import quiet_trainer
 
@@ -48,10 +49,8 @@ def test_the_profiled_steps_are_the_window_and_the_run_is_marked(tmp_path):
     loaded, folder = profiled(tmp_path, "--measure.steps", "40", "--measure.min_window_s", "9")
     assert loaded.record.is_profiled
     assert loaded.record.window.steps == 3
-    assert loaded.record.profile == {
-        "tool": "torch", "steps": 3, "first_step": 3,
-        "trace_file": "trace.json.gz", "trace_bytes": (folder / "trace.json.gz").stat().st_size,
-    }  # fmt: skip
+    size_bytes = (folder / "trace.json.gz").stat().st_size
+    assert loaded.record.profile == Profile("torch", 3, 3, trace_file="trace.json.gz", trace_bytes=size_bytes)
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.yaml", "run.json", "steps.jsonl", "trace.json.gz",
     ]  # fmt: skip
@@ -81,7 +80,7 @@ def test_phases_in_the_trace_last_as_long_as_the_timer_says(tmp_path):
     phases = ranges(trace_of(folder), "phase")
     for phase in ("forward", "backward"):
         spans = [p["dur"] * 1e-6 for p in phases if p["name"] == f"lmbench.phase:{phase}"]
-        assert spans == pytest.approx([record[f"{phase}_s"] for record in records], rel=0.02, abs=2e-4)
+        assert spans == pytest.approx([record.span_s(phase) for record in records], rel=0.02, abs=2e-4)
 
 
 def test_module_ranges_name_the_parts_and_are_gone_afterwards(tmp_path):
@@ -266,7 +265,7 @@ def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monke
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     (folder,) = find_runs([str(results)])
     profile = load_run(folder).record.profile
-    assert (profile["tool"], profile["steps"]) == ("nsys", 2)
+    assert (profile.tool, profile.steps) == ("nsys", 2)
 
 
 def test_nsys_takes_no_second_profiler(capsys):

@@ -42,17 +42,17 @@ def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper, monkeypa
     (file,) = tmp_path.glob("lightning_logs/version_0/metrics.csv")
     rows = list(csv.DictReader(file.open()))
     assert [int(row["step"]) for row in rows] == [*range(9), 8]
-    assert [float(row["lmbench/forward_s"]) for row in rows[:9]] == [record["forward_s"] for record in timer.records]
+    assert [float(row["lmbench/forward_s"]) for row in rows[:9]] == [record.forward_s for record in timer.records]
     assert [float(row["lmbench/is_warmup"]) for row in rows[:9]] == [1.0] * 5 + [0.0] * 4
-    mean_s = recorder.record.phases.backward.mean_s
+    mean_s = recorder.run.phases.backward.mean_s
     assert float(rows[9]["lmbench/summary/phases.backward.mean_s"]) == mean_s
-    assert float(rows[9]["lmbench/summary/window.wall_s"]) == recorder.record.window.wall_s
+    assert float(rows[9]["lmbench/summary/window.wall_s"]) == recorder.run.window.wall_s
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         run_module("wandb", ["sync", *map(str, tmp_path.glob("wandb/offline-run-*"))], 60)
     history = [row for row in server.history["theirs"] if "lmbench/forward_s" in row]
     assert [row["trainer/global_step"] for row in history] == list(range(9))
-    assert [row["lmbench/forward_s"] for row in history] == [record["forward_s"] for record in timer.records]
+    assert [row["lmbench/forward_s"] for row in history] == [record.forward_s for record in timer.records]
     assert server.summary["theirs"]["lmbench/summary/phases.backward.mean_s"] == mean_s
 
 

@@ -17,8 +17,7 @@ from lmbench.cli import main
 from lmbench.kernels.ceiling import CeilingRecord, Rate, ceiling_table
 from lmbench.kernels.in_report import KIND_COLOURS, PART_COLOURS, part_colour
 from lmbench.kernels.trace.findings import examine_run
-from lmbench.kernels.trace.kinds import KINDS
-from lmbench.kernels.trace.parts import PARTS
+from lmbench.kernels.trace.kinds import KINDS, PARTS
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Environment, Gpu
 from lmbench.report.charts import PHASE_COLOURS

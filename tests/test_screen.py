@@ -91,7 +91,7 @@ def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
-    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json cannot be read: " in out
+    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json is damaged: " in out
 
 
 @pytest.mark.parametrize(("flag", "lines"), [("--quiet", 1), ("--json", None)])

@@ -13,14 +13,14 @@ from lmbench.records.store import RunFolder
 from lmbench.records.summary import complete_run
 
 
-def step(index: int, **changed: Any) -> dict[str, Any]:
+def step(index: int, **changed: Any) -> StepRecord:
     record = {
         "step": index, "rank": 0, "stage": "window" if index >= 2 else "warmup", "is_warmup": index < 2,
         "micro_batches": 1, "tokens": 64, "loss": 9.0 - index / 7, "is_skipped": False, "excluded_s": 0.0,
         "step_s": 0.010 + index * 1e-4, "forward_s": 0.004, "backward_s": 0.005, "clip_s": None,
         "other_s": 0.001 + index * 1e-4, "forward_host_s": 0.003, "lag_forward_s": None,
     }  # fmt: skip
-    return {**record, **changed}
+    return msgspec.convert({**record, **changed}, StepRecord)
 
 
 def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
@@ -37,10 +37,9 @@ def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
     }  # fmt: skip
     run.update(changed)
     record = msgspec.convert(run, RunRecord)
-    typed = [msgspec.convert(one, StepRecord) for one in records]
     if record.outcome == "ok":
-        complete_run(record, typed)
-    folder.append_steps(typed)
+        complete_run(record, records)
+    folder.append_steps(records)
     folder.close()
     folder.write_run(record)
     return folder.path

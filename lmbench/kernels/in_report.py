@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lmbench.kernels.trace.kinds import KINDS
-from lmbench.kernels.trace.parts import PARTS
+from lmbench.kernels.trace.kinds import KINDS, PARTS
 from lmbench.records.kernels import AttentionTimes, KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span

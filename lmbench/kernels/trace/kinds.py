@@ -13,6 +13,13 @@ KINDS = (
     "unclassified",
 )  # fmt: skip
 UNCLASSIFIED = "unclassified"
+
+#: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
+#: does all four, and its part is `attention`. The last three are no parts of a model.
+PARTS = (
+    "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
+    "head", "loss", "optimizer", "data", "comm", UNCLASSIFIED,
+)  # fmt: skip
 #: The kind of matrix products.
 MATMUL = "gemm"
 

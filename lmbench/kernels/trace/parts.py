@@ -9,15 +9,9 @@ from functools import lru_cache
 
 from lmbench.kernels.recorded import MODULE
 from lmbench.kernels.trace.events import NONE, HostEvents
-from lmbench.kernels.trace.kinds import UNCLASSIFIED
+from lmbench.kernels.trace.kinds import PARTS, UNCLASSIFIED
 from lmbench.kernels.trace.scopes import ACCUMULATE, ENGINE, Scopes
 
-#: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
-#: does all four, and its part is `attention`. The last three are no parts of a model.
-PARTS = (
-    "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
-    "head", "loss", "optimizer", "data", "comm", UNCLASSIFIED,
-)  # fmt: skip
 _ORDER = {part: place for place, part in enumerate(PARTS)}
 
 # The last component of a module's path that stands here decides: lmbench's own names first, then the usual names of
