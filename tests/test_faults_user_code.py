@@ -110,7 +110,6 @@ def test_losses_that_are_not_finite_are_kept_as_such(tmp_path, capsys):
     assert run.damage is None
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_on_the_spot_is_read_as_killed(tmp_path):
     crash = start_fit(tmp_path, *SMALL, "--measure.steps", "1000", *plant("on_train_batch_end", "crash", 60))
     assert crash.wait() == 139

@@ -162,7 +162,6 @@ def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys)
     assert second.record.config == first.record.config
 
 
-@pytest.mark.slow
 def test_a_module_in_the_current_folder_is_found(tmp_path):
     source = Path(__file__).with_name("strangers.py").read_text()
     (tmp_path / "my_file.py").write_text(source)

@@ -205,7 +205,6 @@ def test_it_profiles_a_strangers_trainer(tmp_path):
     assert trainer.global_step == 12
 
 
-@pytest.mark.slow
 def test_of_several_ranks_the_first_writes_the_trace(tmp_path):
     script = (
         "import sys\n"

@@ -206,7 +206,6 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert "RUN|TRACE" in shown(capsys, "-h")
 
 
-@pytest.mark.slow
 def test_no_torch_is_imported() -> None:
     code = (
         "import sys; from lmbench.commands.kernels import run; run(['kernels', sys.argv[1], '--json']); "

@@ -143,7 +143,6 @@ def test_json_has_the_floors(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["entries"] == stored(tmp_path)
 
 
-@pytest.mark.slow
 def test_noise_measures_its_repeats_in_fresh_processes(tmp_path, capsys):
     words = ["--config", "smoke", "--model.num_layers", "1", "--measure.steps", "5", "--measure.min_window_s", "0"]
     words += ["--measure.probe_steps", "0", "--measure.results_dir", str(tmp_path), "--trainer.logger", "false"]

@@ -270,7 +270,6 @@ def test_no_memory_ends_without_a_table(capsys):
     assert captured.err.splitlines()[-1].startswith("lmbench: overhead: harness: ")
 
 
-@pytest.mark.slow
 def test_the_command_measures_every_arm_in_every_round(tmp_path, capsys):
     file = tmp_path / "overhead.json"
     args = ["overhead", *TINY[1:], "--rounds", "2", "--json", str(file)]
@@ -287,7 +286,6 @@ def test_the_command_measures_every_arm_in_every_round(tmp_path, capsys):
         assert sum(line.startswith(f"{arm} ") for line in output.splitlines()) >= 2
 
 
-@pytest.mark.slow
 def test_what_complete_rounds_say_survives_a_signal(tmp_path):
     """In a process of its own, stopped at the first line of its third round."""
     file = tmp_path / "overhead.json"

@@ -55,9 +55,9 @@ def test_the_example_of_an_own_module_is_measured_as_the_readme_says(tmp_path, m
     assert main([*shlex.split(first)[1:], *QUICK]) == 0
     assert "tokens/s" in capsys.readouterr().out
     (folder,) = (tmp_path / "results").iterdir()
-    run = load_run(folder).run
-    assert (run["window"]["tokens"], run["zero_grad"]) == (3 * 2 * 32, "native")
-    assert (run["flops"]["per_token_flops"], run["flops"]["source"]) == (3 * 2 * 64 * 10_000, OWN_SOURCE)
+    run = load_run(folder).record
+    assert (run.window.tokens, run.zero_grad) == (3 * 2 * 32, "native")
+    assert (run.flops.per_token_flops, run.flops.source) == (3 * 2 * 64 * 10_000, OWN_SOURCE)
     assert main([*shlex.split(second)[1:], *QUICK]) == 0
     assert "forward_backward" in capsys.readouterr().out
 
@@ -67,17 +67,16 @@ def test_a_module_that_tells_neither_tokens_nor_flops_is_counted_as_the_readme_s
     words = ["--data.batch_size", "2", "--data.context_length", "8", *QUICK]
     assert main(["fit", "--model", "strangers.TokenModel", *words]) == 0
     assert main(["fit", "--model", "strangers.TokensByHand", *words]) == 0
-    runs = [load_run(path).run for path in (tmp_path / "results").iterdir()]
-    told, by_hand = sorted(runs, key=lambda run: run["unseen_phases"])
+    runs = [load_run(path).record for path in (tmp_path / "results").iterdir()]
+    told, by_hand = sorted(runs, key=lambda run: run.unseen_phases)
     # The batches are lmbench's, which count their own tokens.
-    assert told["window"]["tokens"] == by_hand["window"]["tokens"] == 3 * 2 * 8
-    assert "counter" in told["flops"]["source"]
-    assert told["unseen_phases"] == []
-    assert (by_hand["unseen_phases"], by_hand["flops"]["per_token_flops"]) == (["forward", "clip", "zero_grad"], None)
-    assert "flops_per_token()" in by_hand["flops"]["reason"]
+    assert told.window.tokens == by_hand.window.tokens == 3 * 2 * 8
+    assert "counter" in told.flops.source
+    assert told.unseen_phases == []
+    assert (by_hand.unseen_phases, by_hand.flops.per_token_flops) == (["forward", "clip", "zero_grad"], None)
+    assert "flops_per_token()" in by_hand.flops.reason
 
 
-@pytest.mark.slow
 def test_the_commands_for_grids_run_one_after_the_other(tmp_path):
     verdicts = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
     for line in block("bash", "lmbench sweep").strip().splitlines():

@@ -43,7 +43,6 @@ def test_tables_read_no_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("view", ["sweep", "step_times", "warmup", "precision"])
 def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(view: str, tmp_path: Path) -> None:
     home = write_sweep(tmp_path, "large", AXES, steps=1000)

@@ -156,7 +156,6 @@ def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp
     assert ids(moved) != first
 
 
-@pytest.mark.slow
 def test_two_revisions_are_interleaved_in_one_sweep(tree, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "study.yaml"

@@ -102,7 +102,6 @@ def wait_for(count, folder, process):
     raise AssertionError("the sweep did not come so far")
 
 
-@pytest.mark.slow
 def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tmp_path, capsys):
     assert sweep(write(tmp_path, FAULTS), "--results_dir", tmp_path) == 0
     captured = capsys.readouterr()
@@ -135,7 +134,6 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
         assert word in report
 
 
-@pytest.mark.slow
 def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(start, sweep, tmp_path):
     # A window long enough for the kill to meet it, also on a busy machine.
     words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=1"]
@@ -168,7 +166,6 @@ def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsew
     assert not (tmp_path / "here").exists()
 
 
-@pytest.mark.slow
 def test_a_stopped_sweep_closes_the_running_cell_and_does_it_again_later(start, sweep, tmp_path):
     folder = tmp_path / "study"
     path = write(tmp_path, GRID.replace("repeats: 2", "repeats: 1"))
@@ -192,7 +189,6 @@ def test_a_stopped_sweep_closes_the_running_cell_and_does_it_again_later(start, 
     assert all(run.record.config["measure"]["min_window_s"] == 1 for run in found.values())
 
 
-@pytest.mark.slow
 def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
     """A checkout's root, say: another `lmbench` there is not what was asked to measure."""
     (tmp_path / "lmbench").mkdir()
@@ -226,7 +222,6 @@ MISSPELT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", MISSPELT)
 def test_what_the_command_line_rejects_is_told_before_anything_runs(what, sweep, tmp_path, capsys):
     text, told = MISSPELT[what]

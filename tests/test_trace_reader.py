@@ -179,7 +179,6 @@ def test_an_unknown_phase_is_named(tmp_path: Path) -> None:
         examine(trace.write(tmp_path / "t.json"))
 
 
-@pytest.mark.slow
 def test_hundred_megabytes_are_read_in_under_ten_seconds(tmp_path: Path) -> None:
     trace = HandWritten()
     # The blanks stand for those of torch.profiler's own layout, which Python's encoder would take a minute for.

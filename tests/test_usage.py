@@ -50,7 +50,6 @@ def test_nonsense_gets_one_line_and_exit_code_2(words, tmp_path, monkeypatch, ca
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_nonsense_that_only_fit_can_tell_gets_one_line_from_overhead_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["overhead", "--bogus"]) == 2
