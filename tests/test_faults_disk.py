@@ -32,7 +32,7 @@ def check_lost(fit):
     return run
 
 
-@pytest.mark.parametrize("size_kib", [40, 128])
+@pytest.mark.parametrize("size_kib", [48, 128])
 def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, small_disk, tmp_path):
     small_disk(size_kib)
     run = check_lost(start_fit(tmp_path, *WORDS))

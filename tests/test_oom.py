@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from planted_faults import leave_address_space
 from torch.utils.data import DataLoader, Dataset
+from warm_server import warm_server
 
 from lmbench.measure.oom import out_of_memory
 
@@ -60,22 +60,19 @@ def test_a_failure_in_a_loaders_worker_is_recognised(kind):
     assert "\n" not in found.message
 
 
+def train_under_a_limit():
+    leave_address_space(2**29)
+    found = out_of_memory(_raised(train_without_end))
+    print(json.dumps([found.requested_bytes, found.where]))
+
+
+def train_without_end():
+    x = torch.ones(2**12, 2**12, requires_grad=True)
+    return [x.exp() for _ in range(1000)]
+
+
 def test_a_training_step_under_a_memory_limit_is_recognised():
-    code = (
-        "import json, resource, torch\n"
-        "from lmbench.measure.oom import out_of_memory\n"
-        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))\n"
-        "torch.set_num_threads(1)\n"
-        "try:\n"
-        "    x = torch.ones(2**12, 2**12, requires_grad=True)\n"
-        "    kept = [x.exp() for _ in range(1000)]\n"
-        "except Exception as error:\n"
-        "    found = out_of_memory(error)\n"
-        "    print(json.dumps([found.requested_bytes, found.where]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [2**26, "host"]
+    assert json.loads(warm_server().run(target=train_under_a_limit).stdout) == [2**26, "host"]
 
 
 GPU = (
