@@ -12,6 +12,7 @@ from lmbench.callbacks import Compiler, MeasurementSession
 from lmbench.errors import UsageError
 from lmbench.measure.compiling import CompileOptions
 from lmbench.measure.schedule import Schedule
+from lmbench.records.run import Compile
 
 from conftest import quiet_trainer
 from test_fit import bench
@@ -28,29 +29,29 @@ def _fresh_dynamo():
 
 def test_the_own_model_compiles_as_one_graph(tmp_path):
     compiled = bench(tmp_path, *EAGER_BACKEND).record.compile
-    assert compiled["is_enabled"] is True
-    assert compiled["targets"] == ["network"]
-    assert compiled["graph_count"] == 1
-    assert compiled["graph_break_count"] == 0
-    assert compiled["window_recompile_count"] == 0
-    assert compiled["first_step_s"] > 0
+    assert compiled.is_enabled is True
+    assert compiled.targets == ["network"]
+    assert compiled.graph_count == 1
+    assert compiled.graph_break_count == 0
+    assert compiled.window_recompile_count == 0
+    assert compiled.first_step_s > 0
 
 
 def test_compiling_changes_no_loss_and_no_parameter_name(tmp_path):
     eager, compiled = bench(tmp_path), bench(tmp_path, *EAGER_BACKEND)
     pairs = zip(eager.steps, compiled.steps, strict=True)
-    assert all(a["loss"] == pytest.approx(b["loss"], rel=1e-4) for a, b in pairs)
+    assert all(a.loss == pytest.approx(b.loss, rel=1e-4) for a, b in pairs)
     assert eager.record.model.parameter_count == compiled.record.model.parameter_count
 
 
 def test_regional_compiles_each_block(tmp_path):
     compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").record.compile
-    assert compiled["targets"] == ["network.blocks.0", "network.blocks.1"]
-    assert compiled["graph_count"] >= 1
+    assert compiled.targets == ["network.blocks.0", "network.blocks.1"]
+    assert compiled.graph_count >= 1
 
 
 def test_a_run_without_compiling_says_so(tmp_path):
-    assert bench(tmp_path).record.compile == {"is_enabled": False}
+    assert bench(tmp_path).record.compile == Compile(is_enabled=False)
 
 
 def test_a_bare_flag_means_the_defaults(tmp_path):
@@ -88,18 +89,18 @@ def fit(module, schedule):
     session = MeasurementSession(schedule)
     batches = DataLoader([torch.randn(16, 8) for _ in range(64)], batch_size=None)
     quiet_trainer(Compiler(QUICK), session).fit(module, batches)
-    return session.facts["compile"]
+    return session.run.compile
 
 
 def test_a_foreign_modules_children_are_compiled_also_with_a_log():
     facts = fit(_Sequential(), Schedule(2, 4))
-    assert facts["targets"] == ["body"]
-    assert facts["graph_count"] == 1
+    assert facts.targets == ["body"]
+    assert facts.graph_count == 1
 
 
 def test_a_new_shape_in_the_window_counts_as_a_recompile():
     facts = fit(_Sequential(changes_shape=True), Schedule(2, 4))
-    assert facts["window_recompile_count"] >= 1
+    assert facts.window_recompile_count >= 1
 
 
 def test_no_graph_is_an_error():

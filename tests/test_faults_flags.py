@@ -60,7 +60,7 @@ def test_a_flag_that_slows_everything_fails_a_guard(flag, guard, fit, monkeypatc
         # The Trainer sets it for the process.
         torch.use_deterministic_algorithms(False)
     assert (code, run.outcome, left) == (0, "ok", [])
-    assert {g["name"]: g["status"] for g in run.record.guards}[guard] == "fail"
+    assert {g.name: g.status for g in run.record.guards}[guard] == "fail"
 
 
 def test_a_profilers_report_is_shown_and_its_run_marked(fit):
@@ -86,8 +86,8 @@ def test_a_window_that_is_shorter_than_asked_for_is_said_to_be_so(words, steps, 
         words, steps = [*words, "--trainer.limit_train_batches", "3"], 4
     code, run, printed, _ = fit(*words)
     assert (code, run.outcome, run.record.window.steps) == (0, "ok", steps)
-    guards = {guard["name"]: guard for guard in run.record.guards}
-    assert guards["window_complete"]["status"] == "warn"
+    guards = {guard.name: guard for guard in run.record.guards}
+    assert guards["window_complete"].status == "warn"
     assert f"{steps} steps in the window, 6 asked for" in printed.out
 
 

@@ -32,8 +32,8 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(phase, tmp
     (run,) = fit.results
     assert (run.outcome, run.record.exit_code, run.damage) == ("oom", 3, None)
     error = run.record.error
-    assert (error["phase"], error["where"]) == (told, "host")
-    assert error["requested_bytes"] > 1_000_000
+    assert (error.phase, error.where) == (told, "host")
+    assert error.requested_bytes > 1_000_000
     assert len(run.steps) == kept
     assert f"oom in {told}" in fit.out
     assert fit.err == ""
@@ -56,7 +56,7 @@ def test_memory_that_runs_out_in_the_probe_steps_leaves_the_window_valid_and_say
     assert (run.outcome, run.record.error) == ("ok", None)
     assert (run.record.window.steps, len(run.steps)) == (20, SEEN)
     assert run.record.probe.error.phase == phase
-    assert {guard["name"]: guard["status"] for guard in run.record.guards}["probe_steps"] == "warn"
+    assert {guard.name: guard.status for guard in run.record.guards}["probe_steps"] == "warn"
     assert "out of memory in the probe steps" in fit.out
 
 

@@ -43,10 +43,10 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_recorder, "datetime", Jumping)
     assert main(["fit", *RUN, "--measure.results_dir", str(tmp_path)]) == 0
-    run = load_run(next(tmp_path.iterdir())).run
-    assert run["ended_at"] < run["started_at"]
-    assert 0 < run["window"]["wall_s"] < 60
-    assert all(guard["name"] != "window_identity" or guard["status"] == "pass" for guard in run["guards"])
+    run = load_run(next(tmp_path.iterdir())).record
+    assert run.ended_at < run.started_at
+    assert 0 < run.window.wall_s < 60
+    assert all(guard.name != "window_identity" or guard.status == "pass" for guard in run.guards)
 
 
 def test_no_duration_is_taken_from_the_wall_clock():

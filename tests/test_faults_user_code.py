@@ -7,6 +7,7 @@ from fit_process import plant, start_fit
 
 from lmbench.cli import main
 from lmbench.records.load import load_run
+from lmbench.records.measured import RunError
 
 SMOKE = ["fit", "--config", "smoke", "--trainer.logger", "false"]
 QUICK = ["--measure.steps", "20", "--measure.min_window_s", "0", "--measure.probe_steps", "3"]
@@ -42,12 +43,9 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_with_its_traceback(hook
     code, run, printed = fit(tmp_path, capsys, *plant(hook, "raise", at))
     assert code == 1
     assert (run.outcome, run.record.exit_code, run.damage) == ("error", 1, None)
-    assert run.record.error == {
-        "kind": "ValueError", "message": "planted in the user's own code", "phase": phase,
-        "requested_bytes": None, "where": None,
-    }  # fmt: skip
+    assert run.record.error == RunError("ValueError", "planted in the user's own code", phase)
     assert len(run.steps) == steps
-    assert run.run.get("window", {}).get("steps") == window
+    assert run.record.window.steps == window
     assert "planted_faults.py" in printed.err
     assert "ValueError: planted in the user's own code" in printed.err
     assert f"outcome      error in {phase}" in printed.out

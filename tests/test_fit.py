@@ -57,7 +57,7 @@ def test_the_replay_command_measures_the_same_configuration(tmp_path):
 
 def test_the_same_seed_gives_the_same_losses(tmp_path):
     first, second = bench(tmp_path), bench(tmp_path)
-    assert [s["loss"] for s in first.steps] == [s["loss"] for s in second.steps]
+    assert [s.loss for s in first.steps] == [s.loss for s in second.steps]
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_the_same_seed_gives_the_same_losses(tmp_path):
 def test_a_mode_does_its_part_of_the_step_only(tmp_path, mode, seen):
     result = bench(tmp_path, "--measure.mode", mode, "--data.num_batches", "8")
     step = result.steps[-1]
-    timed = {phase for phase in PHASES if (step[f"{phase}_s"] or 0) > 1e-4}
-    assert seen <= {phase for phase in PHASES if step[f"{phase}_s"] is not None}
+    timed = {phase for phase in PHASES if (step.span_s(phase) or 0) > 1e-4}
+    assert seen <= {phase for phase in PHASES if step.span_s(phase) is not None}
     assert ("backward" in timed) == ("backward" in seen)
     assert (step.optimizer_s is not None) == ("optimizer" in seen)
-    losses = [s["loss"] for s in result.steps]
+    losses = [s.loss for s in result.steps]
     # Eight batches come round again: with frozen weights the loss does too.
     assert (losses[0] == losses[8]) == (mode != "train_step")
 
@@ -99,25 +99,25 @@ def test_accumulation_and_clipping_are_trainer_flags(tmp_path):
     result = bench(tmp_path, *words, "--trainer.precision", "bf16-mixed")
     assert {step.micro_batches for step in result.steps} == {2}
     assert all(step.clip_s > 0 for step in result.steps)
-    assert result.steps[0]["tokens"] == 2 * 4 * 64
+    assert result.steps[0].tokens == 2 * 4 * 64
 
 
 def test_nothing_trained_fails_a_guard_and_strict_makes_it_exit_4(tmp_path):
     words = ["--model.learning_rate", "1e-30", "--model.weight_decay", "0"]
     loose = bench(tmp_path, *words)
-    assert {g["name"]: g["status"] for g in loose.record.guards}["trained"] == "fail"
+    assert {g.name: g.status for g in loose.record.guards}["trained"] == "fail"
     assert bench(tmp_path, *words, "--measure.strict", "true", code=4).record.exit_code == 4
 
 
 def test_a_diverged_run_fails_the_loss_guard(tmp_path):
     result = bench(tmp_path, "--model.learning_rate", "1e30", "--measure.strict", "true", code=4)
-    assert {g["name"]: g["status"] for g in result.record.guards}["finite_loss"] == "fail"
+    assert {g.name: g.status for g in result.record.guards}["finite_loss"] == "fail"
 
 
 def test_native_zero_grad_order_is_an_option(tmp_path):
     result = bench(tmp_path, "--measure.zero_grad", "native")
     assert result.record.zero_grad == "native"
-    assert result.steps[-1]["zero_grad_s"] is not None
+    assert result.steps[-1].zero_grad_s is not None
 
 
 def test_shipped_configurations_all_parse():

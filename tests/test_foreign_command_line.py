@@ -45,7 +45,7 @@ def config_of(result, *keys):
 
 
 def seen(result):
-    return {phase for phase in PHASES if (result.steps[-1][f"{phase}_s"] or 0) > 0}
+    return {phase for phase in PHASES if (result.steps[-1].span_s(phase) or 0) > 0}
 
 
 def write(tmp_path, name, **content):
@@ -70,7 +70,7 @@ def test_a_module_and_its_data_are_measured_from_the_command_line(tmp_path):
 def test_a_module_brings_its_own_data(tmp_path):
     result = fit(tmp_path, "--model", "strangers.OwnLoaders")
     assert config_of(result, "data") is None
-    assert result.record.data == {"source": "loaders without a data module"}
+    assert result.record.data.source == "loaders without a data module"
     assert fit(tmp_path, "--model", "strangers.OwnLoaders", "--data", "null").outcome == "ok"
     assert fit(tmp_path, "--model", "strangers.OwnLoaders", command="validate").record.mode == "inference"
 
@@ -81,7 +81,7 @@ def test_a_module_takes_lmbenchs_tokens_where_they_are_asked_for(tmp_path):
     assert config_of(result, "model", "init_args", "context_length") == 8
     assert config_of(result, "data", "vocab_size") == 50
     # The data counts its tokens, and the module's FLOPs are counted on a fake copy.
-    assert result.steps[-1]["tokens"] == 16
+    assert result.steps[-1].tokens == 16
     assert result.record.throughput.tokens_per_s > 0
     assert result.record.flops.per_token_flops == 3 * 2 * 8 * 50
     assert "on a fake copy" in result.record.flops.source
@@ -103,7 +103,7 @@ def test_lmbenchs_own_model_takes_foreign_data(tmp_path):
     result = fit(tmp_path, *OWN[:4], *words)
     assert config_of(result, "model", "context_length") == 8
     assert config_of(result, "data", "class_path") == "strangers.TokenPairs"
-    assert result.steps[-1]["tokens"] == 16
+    assert result.steps[-1].tokens == 16
 
 
 def test_lmbenchs_own_model_can_be_named_too(tmp_path):
@@ -168,7 +168,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path):
     command = str(Path(sys.executable).with_name("lmbench"))
     words = [command, "fit", "--model", "my_file.OwnLoaders", *QUICK, "--quiet"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert load_run(done.stdout.strip()).run["model"]["name"] == "my_file.OwnLoaders"
+    assert load_run(done.stdout.strip()).record.model.name == "my_file.OwnLoaders"
 
 
 # mistakes
@@ -276,8 +276,8 @@ def test_zeroing_moves_only_where_it_is_asked_for(tmp_path):
 
 def test_accumulated_losses_are_the_modules_own(tmp_path):
     words = ["--model", "strangers.OneBatch", "--measure.mode", "forward"]
-    plain = fit(tmp_path, *words).steps[0]["loss"]
-    accumulated = fit(tmp_path, *words, "--trainer.accumulate_grad_batches", "3").steps[0]["loss"]
+    plain = fit(tmp_path, *words).steps[0].loss
+    accumulated = fit(tmp_path, *words, "--trainer.accumulate_grad_batches", "3").steps[0].loss
     assert accumulated == pytest.approx(plain)
 
 
@@ -293,7 +293,7 @@ def test_validation_and_checkpoints_within_training_are_not_the_steps_time(tmp_p
 
 def test_a_module_tells_its_own_tokens_and_flops(tmp_path):
     result = fit(tmp_path, "--model", "strangers.Telling", "--data.batch_size", "2", "--data.context_length", "8")
-    assert result.steps[-1]["tokens"] == 15
+    assert result.steps[-1].tokens == 15
     assert result.record.flops.per_token_flops == 3000
     assert result.record.flops.source == "the module's own flops_per_token()"
 

@@ -67,11 +67,11 @@ def test_milestones_are_dated_from_the_processs_beginning():
     reach("imported")
     reach("imported")
     found = milestones()
-    assert list(found) == ["started_s", "imported_s"]
-    assert 0 < found["started_s"] <= found["imported_s"]
+    assert found == Milestones(started_s=found.started_s, imported_s=found.imported_s)
+    assert 0 < found.started_s <= found.imported_s
     began_s = process_start_s(os.getpid())
     assert began_s is not None
-    assert before_s - began_s <= found["started_s"] <= clock_s() - began_s
+    assert before_s - began_s <= found.started_s <= clock_s() - began_s
 
 
 def test_a_run_passes_its_milestones_in_order_and_copies_no_weights_back_when_it_is_over(tmp_path, monkeypatch):

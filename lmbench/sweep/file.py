@@ -141,6 +141,9 @@ def read_sweep_file(path: Path) -> SweepFile:
         raise UsageError(f"sweep file {str(path)!r} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"sweep file {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    if isinstance(content, dict) and isinstance(content.get("view"), dict):
+        # What is stored of the sweep still says whose view it is.
+        content["view"].setdefault("name", path.stem)
     try:
         return sweep_from(content)
     except UsageError as error:
