@@ -22,9 +22,6 @@ class Milestones(Observer):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         reach("built")
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        reach("built")
-
     def run_started(self) -> None:
         reach("ready")
 

@@ -88,9 +88,6 @@ class PhaseTimer(Observer):
         if trainer.state.fn != "fit":
             self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
 
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
-
     def run_closing(self, exception: BaseException | None) -> None:
         if self._marks is not None:
             self._marks.remove()

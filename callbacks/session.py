@@ -211,15 +211,6 @@ class MeasurementSession(LeanCallback):
                 # An evaluation loop has no other end than its loader's, which may be far or nowhere.
                 raise StopIteration
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start(trainer)
-
-    def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self.on_validation_batch_end(trainer)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish()
-
     # the stages
 
     def _start(self, trainer: Trainer) -> None:

@@ -54,11 +54,6 @@ class ThroughputMeter(Observer):
         if trainer.state.fn != "fit":
             self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
 
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
-
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done: now a module that does not tell its FLOPs may be asked by the counter.
         if exception is None and self._sample is not None and self._trainer.state.fn is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lmbench.compare.metrics import SIZE_WORDS
-from lmbench.compare.verdict import EXIT_CODES, decide, interval, overall, percent, signed
+from lmbench.compare.verdict import EXIT_CODES, decide, interval, overall
 from lmbench.errors import ExitCode
 from lmbench.records.welch import Ratio, ratio_of
+from lmbench.report.units import change_percent, percent_short
 
 
 def found(low, ratio, high, p=0.001, n_a=5, n_b=5):
@@ -90,6 +91,6 @@ def test_exit_codes_are_those_of_the_design():
 
 
 def test_figures_read_as_percent():
-    assert [percent(x) for x in (0.01, 0.0031, 0.025, 1.5)] == ["1 %", "0.31 %", "2.5 %", "150 %"]
-    assert [signed(x) for x in (0.0203, -0.5, 12.0)] == ["+2.03 %", "-50.00 %", "+1,200 %"]
+    assert [percent_short(x) for x in (0.01, 0.0031, 0.025, 1.5)] == ["1 %", "0.31 %", "2.5 %", "150 %"]
+    assert [change_percent(x) for x in (0.0203, -0.5, 12.0)] == ["+2.03 %", "-50.00 %", "+1,200 %"]
     assert interval(found(0.98, 1.0, 1.02)) == "-2.00 .. +2.00 %"

@@ -76,7 +76,7 @@ CHECKS: tuple[Check, ...] = (
 
 #: Environment variables that name a place or repeat a setting; any other one that differs invalidates.
 _PLACES = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
-_REPEATED = ("LMBENCH_", "TORCHELASTIC_")
+_REPEATED = ("TORCHELASTIC_",)
 _VARIABLES = "environment.variables"
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from lmbench.compare.comparison import CellResult, Comparison, MetricResult
 from lmbench.compare.metrics import SAMPLE
 from lmbench.compare.sides import LeftOut, Side
-from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval, percent, signed
+from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.welch import CONFIDENCE
 from lmbench.report.markdown import table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Heading, Table, fact
 from lmbench.report.text import shown
-from lmbench.report.units import MISSING, gib, milliseconds
+from lmbench.report.units import MISSING, change_percent, gib, milliseconds, percent_short
 
 #: More cells than this in one line are counted instead of named.
 _NAMED = 4
@@ -130,7 +130,7 @@ def _figures(found: MetricResult) -> list[Entry]:
     ratio = found.ratio
     change = f"{ratio.ratio:.4f}" if ratio.ratio < 10 else f"{ratio.ratio:.4g}"
     limits = interval(ratio) if ratio.low is not None else MISSING
-    share = MISSING if found.step_share is None else signed(found.step_share)
+    share = MISSING if found.step_share is None else change_percent(found.step_share)
     return [
         Entry(_with_unit(found.a, found.metric.unit)),
         Entry(_with_unit(found.b, found.metric.unit)),
@@ -148,7 +148,7 @@ def _with_unit(value: float, unit: str) -> str:
     if unit == "bytes":
         return gib(value)
     if unit == "fraction":
-        return percent(value)
+        return percent_short(value)
     text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return text if unit in ("1", "count") else f"{text} {unit}"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lmbench.compare.metrics import TIME_WORDS
 from lmbench.errors import ExitCode
 from lmbench.records.welch import CONFIDENCE, Ratio, repeats_for
+from lmbench.report.units import change_percent, change_range, percent_short
 
 #: Fewer processes than this on a side decide nothing.
 MIN_REPEATS = 3
@@ -72,21 +73,21 @@ def decide(
     if min(found.n_a, found.n_b) < MIN_REPEATS or found.low is None or adjusted_p is None:
         repeats = f"{found.n_a} repeat{'' if found.n_a == 1 else 's'}"
         why = f"A has {repeats}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
-        return Decision(UNDECIDED, f"{why} ({signed(found.change)} so far)")
+        return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
     if found.lies_within(tolerance):
-        why = f"the interval {interval(found)} lies within ±{percent(tolerance)}"
+        why = f"the interval {interval(found)} lies within ±{percent_short(tolerance)}"
         if floor is not None and floor > tolerance:
-            why += f"; but the A/A noise floor of {percent(floor)} is wider than that"
+            why += f"; but the A/A noise floor of {percent_short(floor)} is wider than that"
         return Decision(SAME, why)
     if adjusted_p >= 1.0 - CONFIDENCE:
         return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family))
     if floor is not None and abs(math.log(found.ratio)) <= math.log1p(floor):
-        why = f"the interval {interval(found)} excludes 0, but {signed(found.change)}"
-        return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent(floor)}")
-    above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent(floor)}"
+        why = f"the interval {interval(found)} excludes 0, but {change_percent(found.change)}"
+        return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent_short(floor)}")
+    above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent_short(floor)}"
     corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
     word = words[0] if found.ratio > 1 else words[1]
-    return Decision(word, f"{signed(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
+    return Decision(word, f"{change_percent(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
 
 
 def overall(words: list[str]) -> str:
@@ -100,26 +101,16 @@ def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int) -
             f"the interval {interval(found)} excludes 0 by itself, but not after Holm's correction over "
             f"{family} (p {found.p:.2g} becomes {adjusted_p:.2g})"
         )
-    text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent(tolerance)}"
+    text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent_short(tolerance)}"
     spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
     needed = repeats_for(spread, tolerance)
     if needed is None or needed <= min(found.n_a, found.n_b):
         return text
-    return f"{text}; at this spread an interval of ±{percent(tolerance)} takes {needed} repeats a side"
-
-
-def percent(fraction: float) -> str:
-    """A fraction in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`."""
-    return f"{fraction * 100:.3g} %" if abs(fraction) < 1 else f"{fraction * 100:,.0f} %"
-
-
-def signed(fraction: float) -> str:
-    """A change in percent with its sign."""
-    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 1 else f"{fraction * 100:+,.0f} %"
+    return f"{text}; at this spread an interval of ±{percent_short(tolerance)} takes {needed} repeats a side"
 
 
 def interval(found: Ratio) -> str:
     """The interval of the change: `-0.31 .. +0.42 %`."""
     assert found.low is not None
     assert found.high is not None
-    return f"{signed(found.low - 1).removesuffix(' %')} .. {signed(found.high - 1)}"
+    return change_range(found.low - 1, found.high - 1)

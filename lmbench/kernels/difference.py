@@ -18,7 +18,7 @@ from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
 from lmbench.records.settings import differences
-from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.table import Entry, Table, fact, generated, numbers
 from lmbench.report.units import MISSING, instances, milliseconds, percent, signed_percent, whole
 
 STEP = "step"
@@ -329,7 +329,7 @@ def _table(
     title: str, axis: str, changes: Sequence[Change], total: Change, columns: Sequence[str], found: Difference
 ) -> Table:
     rows = [_row(change, columns) for change in (*changes, _all(total))]
-    headings = [*words(axis), *numbers("A", "B", "B - A", "share", *columns), *words("")]
+    headings = [*generated(axis), *numbers("A", "B", "B - A", "share", *columns), *generated("")]
     return Table(title, _caption(found, columns), headings, rows)
 
 
@@ -359,7 +359,7 @@ def _kernel_table(one: PhaseDifference, found: Difference, top: int, where: str)
     changes = one.kernels[:top]
     if rest := one.kernels[top:]:
         changes = [*changes, _rest(rest, one.total)]
-    headings = [*words("kernel"), *numbers("A", "n", "B", "n", "B - A", "share")]
+    headings = [*generated("kernel"), *numbers("A", "n", "B", "n", "B - A", "share")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
     rows = [_kernel_row(change) for change in (*changes, _all(one.total))]
     return Table(f"By kernel {where}", caption, headings, rows)
@@ -389,7 +389,7 @@ def _phase_table(found: Difference) -> Table:
         counts = (_count(change.a_count), _count(change.b_count))
         a, b, difference, _ = _figures(change)
         rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _changed(change)])
-    headings = [*words("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *words("")]
+    headings = [*generated("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *generated("")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
     if any(one.phase == OUTSIDE for one in found.phases):
         caption += "; all: without outside"
@@ -402,7 +402,7 @@ def _clock_table(found: Difference) -> Table:
         changes = (one.window_s, one.busy_s, one.queued_gap_s, one.host_wait_s)
         windows = (milliseconds(one.a_window_s), milliseconds(one.b_window_s))
         rows.append([fact(one.phase), *map(Entry, windows), *(Entry(signed_ms(value)) for value in changes)])
-    headings = [*words("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits")]
+    headings = [*generated("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits")]
     caption = (
         f"the phase's window on the device in ms {_unit(found)}, and what its difference consists of: kernels, gaps "
         "between queued ones, waiting for the host (slowed by the profiler)"

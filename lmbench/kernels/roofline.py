@@ -15,6 +15,7 @@ from lmbench.kernels.ceiling import Ceiling
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.kinds import MATMUL
 from lmbench.kernels.trace.shares import PhaseShares
+from lmbench.precision import find_precision
 from lmbench.records.environment import Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Phase
@@ -27,9 +28,6 @@ ADAMW_READS, ADAMW_WRITES = 4, 3
 #: Tensors of the residual stream's shape that a norm needs. Forward reads its input and writes its output; backward
 #: reads input and output's gradient and writes the input's. Weights and row sums are less than a thousandth of it.
 NORM_TENSORS: dict[Phase, int] = {"forward": 2, "backward": 3}
-#: Lightning's precisions in which parameters and the residual stream have two bytes; under the mixed ones both are
-#: float32 (autocast converts at each matrix product).
-_TWO_BYTES = ("bf16-true", "16-true")
 _WORDS = {
     "fp32": "fp32: precision 32-true with float32 matmul highest, no TF32",
     "tf32": "tf32: precision 32-true with float32 matmul {matmul}",
@@ -87,7 +85,9 @@ class _Maker:
         self.gpu = find_gpu(gpu)
         unknown = f"unknown: the datasheet of {gpu or 'this device'} in {precision} is not known"
         self.words = _WORDS[self.peak.dtype].format(precision=precision, matmul=matmul) if self.peak else unknown
-        self.bytes = 2 if precision in _TWO_BYTES else 4
+        # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
+        found = find_precision(precision)
+        self.bytes = found.weight_bytes if found is not None else 4
         window = run.window
         self.tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else None
 

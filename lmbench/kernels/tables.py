@@ -24,7 +24,7 @@ from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
 from lmbench.report.markdown import table_lines
 from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.table import Entry, Table, fact, generated, numbers
 from lmbench.report.text import KERNEL_WIDTH, shortened, shown
 from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 
@@ -211,8 +211,8 @@ def phase_table(found: Findings) -> Table:
         matmul_s = sum(share.kernel_s * share.matmul_fraction for share in found.phases)
         matmul = percent(matmul_s / found.captured_s if found.captured_s else None)
         rows.append([fact("all"), *map(Entry, (*total, matmul)), fact(""), Entry("")])
-    headings = [*words("phase"), *numbers("ms", "share", "kernels", "matmul")]
-    headings += [*words("top kernel but matmul"), *numbers("")]
+    headings = [*generated("phase"), *numbers("ms", "share", "kernels", "matmul")]
+    headings += [*generated("top kernel but matmul"), *numbers("")]
     unit = "per step" if found.has_step_count else "in the whole trace (its number of steps is unknown)"
     return Table("Kernel time by phase", f"sum of kernels, ms and number {unit}", headings, rows)
 
@@ -245,7 +245,7 @@ def share_table(
     rows = [
         [fact(name), *(_time_and_share(sums(share).get(name), share, found) for share in columns)] for name in names
     ]
-    headings = [*words(axis), *numbers(*(share.phase for share in columns))]
+    headings = [*generated(axis), *numbers(*(share.phase for share in columns))]
     caption = "ms per step and share of the phase" if found.has_step_count else "ms and share of the phase"
     if shorter := [share.phase for share in long if share not in longest]:
         caption += f"; {' and '.join(shorter)} within step only"
@@ -260,7 +260,7 @@ def _time_and_share(seconds: float | None, share: PhaseShares, found: Findings) 
 
 def kernel_tables(found: Findings, top: int) -> list[Table]:
     """The longest kernels of every phase that takes some time, and what is outside; the rest of each in one row."""
-    headings = [*words("kernel", "kind", "part"), *numbers("ms", "share", "n", "us")]
+    headings = [*generated("kernel"), *generated("kind", "part"), *numbers("ms", "share", "n", "us")]
     made = []
     for share in found.phases:
         if share.kernel_s < _COLUMN_FRACTION * found.captured_s and share.phase != OUTSIDE:
@@ -301,7 +301,7 @@ def clock_table(found: Findings) -> Table:
             one.host_span_s if one.host_span_s is not None else clock.host_s, one.min_lag_s,
         )  # fmt: skip
         rows.append([fact(one.phase), *(Entry(milliseconds(value)) for value in times)])
-    headings = [*words("phase"), *numbers("events", "window", "busy", "gaps", "waits", "host", "lag")]
+    headings = [*generated("phase"), *numbers("events", "window", "busy", "gaps", "waits", "host", "lag")]
     return Table("Clocks", _clock_caption(found), headings, rows)
 
 
@@ -329,7 +329,11 @@ def launch_table(found: Findings) -> Table:
         figures = (instances(clock.launches), instances(clock.kernels), *map(microseconds, times))
         verdicts = (one.verdict or MISSING, one.lag_verdict or MISSING)
         rows.append([fact(one.phase), *map(Entry, (*figures, percent(clock.wait_fraction))), *map(fact, verdicts)])
-    headings = [*words("phase"), *numbers("calls", "kernels", "median", "gap", "host", "waits"), *words("trace", "lag")]
+    headings = [
+        *generated("phase"),
+        *numbers("calls", "kernels", "median", "gap", "host", "waits"),
+        *generated("trace", "lag"),
+    ]
     caption = (
         "per step; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
         "kernels, host: host time per launch, waiting for a full queue included; waits: share of the window in which "
@@ -346,7 +350,7 @@ def attention_table(found: Findings) -> Table:
         ratio = MISSING if times.flop_ratio is None else f"{times.flop_ratio:.4f}"
         ratios = (f"{times.time_ratio:.2f}", ratio)
         rows.append([fact(times.phase), *map(Entry, (*figures, milliseconds(times.matmul_s), *ratios))])
-    headings = [*words("phase"), *numbers(*ATTENTION_PARTS, "matmul", "time ratio", "FLOP ratio")]
+    headings = [*generated("phase"), *numbers(*ATTENTION_PARTS, "matmul", "time ratio", "FLOP ratio")]
     caption = (
         "ms per step; matmul: the matrix products in scores and values; ratios are softmax to matmul; FLOPs per score: "
         "softmax 5 forward and 4 backward, products 4 head_dim and 8 head_dim"
@@ -356,7 +360,7 @@ def attention_table(found: Findings) -> Table:
 
 def operator_tables(found: Findings, top: int) -> list[Table]:
     """The longest operators of every phase."""
-    headings = [*words("operator"), *numbers("ms", "share", "calls", "mean us")]
+    headings = [*generated("operator"), *numbers("ms", "share", "calls", "mean us")]
     made = []
     for phase, of_phase in found.operators.items():
         rows = [

@@ -20,7 +20,7 @@ from lmbench.records.environment import Code, Environment, Flags, Revision, Vers
 T = TypeVar("T")
 
 #: Only variables whose names begin so are recorded, and none whose name holds one of the words after.
-_ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_", "LMBENCH_")
+_ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 
 _GIT_TIMEOUT_S = 5.0

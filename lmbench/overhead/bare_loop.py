@@ -23,14 +23,7 @@ from lmbench.measure.compiling import CompileOptions, compile_in_place
 from lmbench.measure.host import peak_rss_bytes
 from lmbench.measure.schedule import Schedule
 from lmbench.overhead.result import ArmFigures
-
-MIXED_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-TRUE_DTYPES = {
-    "32-true": torch.float32,
-    "bf16-true": torch.bfloat16,
-    "16-true": torch.float16,
-    "64-true": torch.float64,
-}
+from lmbench.precision import PRECISIONS
 
 
 class ControlWindow:
@@ -132,7 +125,7 @@ class LoopSettings:
     clips_by_value: bool = False
 
     def __post_init__(self) -> None:
-        allowed = (*TRUE_DTYPES, *MIXED_DTYPES)
+        allowed = [name for name in PRECISIONS if not name.startswith("transformer-engine")]
         if self.precision not in allowed:
             raise UsageError(f"no bare loop for precision {self.precision}; allowed: {', '.join(allowed)}")
 
@@ -150,11 +143,12 @@ class BareLoop:
         self.settings = settings
         self.module = module
         self.device = device
-        self._autocast_dtype = MIXED_DTYPES.get(settings.precision)
-        self._scaler = torch.amp.GradScaler(device.type) if settings.precision == "16-mixed" else None
+        precision = PRECISIONS[settings.precision]
+        self._autocast_dtype = precision.compute_dtype() if precision.is_mixed else None
+        self._scaler = torch.amp.GradScaler(device.type) if precision.has_scaler else None
         with device:
             module.configure_model()
-        self._dtype = TRUE_DTYPES.get(settings.precision, torch.float32)
+        self._dtype = precision.weight_dtype()
         module.to(device=device, dtype=self._dtype)
         optimizer = module.configure_optimizers()
         if not isinstance(optimizer, Optimizer):

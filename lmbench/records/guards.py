@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from lmbench.precision import find_precision
 from lmbench.records.environment import Flags
 from lmbench.records.guard import Guard, at_most, not_applicable
 from lmbench.records.measured import PhaseSummary, TrainingFacts
@@ -103,7 +104,8 @@ def first_loss(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
 def skipped_steps(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
     """Warns if the fp16 scaler skipped updates in the window; they are left out of every statistic."""
     name = "skipped_steps"
-    if run.precision != "16-mixed":
+    precision = find_precision(str(run.precision))
+    if precision is None or not precision.has_scaler:
         return not_applicable(name, "no gradient scaler at this precision")
     window = select_window(steps)
     count = window.skipped_count

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from lmbench.precision import short_label
 from lmbench.records.statistics import mean_interval
 from lmbench.records.vocabulary import PHASES, Span
 from lmbench.report.cells import Cell, Pairing, differing, in_order, told
 from lmbench.report.columns import Column, mean_of, numbers
-from lmbench.report.facts import captioned, heading, in_words, precision_word, sort_key
+from lmbench.report.facts import captioned, heading, in_words, sort_key
 from lmbench.report.view import ChartSpec
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
@@ -185,7 +186,7 @@ def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column:
 
 def _series_label(cell: Cell, names: Sequence[str]) -> str:
     """A series by its facts; the precision pair by the word that people use for it."""
-    words = {"precision": precision_word(cell.facts.get("precision"), cell.facts.get("matmul")), "matmul": ""}
+    words = {"precision": short_label(str(cell.facts.get("precision")), str(cell.facts.get("matmul"))), "matmul": ""}
     return ", ".join(filter(None, (words.get(name, in_words(name, cell.facts.get(name))) for name in names)))
 
 

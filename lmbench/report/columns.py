@@ -13,6 +13,7 @@ from functools import cache
 from itertools import zip_longest
 
 from lmbench.errors import UsageError
+from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import SchemaField, fields, value_at
@@ -21,7 +22,6 @@ from lmbench.records.vocabulary import BACKWARD_MODES, PHASES, Span
 from lmbench.records.welch import ratio_of
 from lmbench.report import units
 from lmbench.report.cells import Cell
-from lmbench.report.facts import has_scaler
 from lmbench.report.gather import Sample
 
 #: Stands in a heading for the baseline's name.
@@ -167,7 +167,8 @@ def _host_bound_share(run: RunRecord) -> float | None:
 
 
 def _skipped(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    if not has_scaler(cell.facts.get("precision")):
+    precision = find_precision(str(cell.facts.get("precision")))
+    if precision is None or not precision.has_scaler:
         return None
     return over_runs(lambda run: run.window.skipped_count, math.fsum)(cell, None)
 

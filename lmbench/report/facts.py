@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import MODES
 from lmbench.report.text import shown
@@ -16,26 +17,7 @@ from lmbench.sizes import SIZES
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
 Value = str | int | float | None
 
-PRECISIONS = ("64-true", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "transformer-engine")
-FP32_MATMUL, TF32_MATMUL = "highest (fp32)", "high (TF32)"
-_MATMUL = {"highest": FP32_MATMUL, "high": TF32_MATMUL, "medium": "medium (bf16)"}
-_PAIRS = {("32-true", FP32_MATMUL): "fp32", ("32-true", TF32_MATMUL): "TF32"}
 EAGER = "eager"
-
-
-def matmul_label(value: Any) -> str:
-    """A float32 matmul precision with what it means: `high (TF32)`."""
-    return _MATMUL.get(str(value), str(value))
-
-
-def precision_word(precision: Value, matmul: Value) -> str:
-    """The precision pair by the word that people use for it: `TF32`, `bf16-mixed`."""
-    return _PAIRS.get((str(precision), str(matmul)), str(precision))
-
-
-def has_scaler(precision: Value) -> bool:
-    """Whether gradients are scaled, and steps skipped where they overflow."""
-    return str(precision).startswith("16-")
 
 
 def compile_label(options: Any) -> str:
@@ -137,15 +119,15 @@ def _commit(run: RunRecord) -> str | None:
 FACTS: tuple[Fact, ...] = (
     Fact("size", "size", "size {}", _size, ("model.size",), tuple(SIZES)),
     Fact(
-        "mode", "mode", "mode {}", lambda run: "inference" if run.command in ("validate", "test") else run.mode,
+        "mode", "mode", "mode {}", lambda run: "inference" if run.command == "validate" else run.mode,
         ("measure.mode", "mode"), MODES,
     ),
     Fact("batch", "batch", "batch {}", lambda run: run.data.batch_size, ("data.batch_size",)),
     Fact("context", "context", "context {}", lambda run: run.data.context_length, ("data.context_length",)),
-    Fact("precision", "precision", "{}", lambda run: run.precision, ("trainer.precision",), PRECISIONS),
+    Fact("precision", "precision", "{}", lambda run: run.precision, ("trainer.precision",), tuple(PRECISIONS)),
     Fact(
         "matmul", "float32 matmul", "float32 matmul {}",
-        lambda run: matmul_label(run.matmul_precision) if run.matmul_precision else None,
+        lambda run: matmul_label(run.matmul_precision),
         ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), matmul_label,
     ),
     Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lmbench.precision import FP32_MATMUL, matmul_label
 from lmbench.reference.published import KernelShare, StepTime, load_kernel_shares, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure
-from lmbench.report.facts import EAGER, FP32_MATMUL, matmul_label
+from lmbench.report.facts import EAGER
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def make_console(stream: IO[str] | None = None) -> Console:
 def print_table(table: Table, console: Console, *, is_airy: bool = False) -> None:
     """Print title and caption, folded, and below them the table whole.
 
-    Where it is too wide for the screen its longest words are shortened; one that still is wider is not cropped, which
+    Where it is too wide for the screen, generated names are shortened; one that still is wider is not cropped, which
     would falsify its figures.
 
     Args:
@@ -91,7 +91,7 @@ def _on_screen(table: Table, width: int, is_airy: bool) -> ScreenTable:
     for place, heading in enumerate(table.headings):
         if heading.text == "cell":
             widths[place] = min(_CELL_WIDTH, widths[place])
-        elif not heading.is_number:
+        elif heading.is_generated:
             words.append(place)
     while words and sum(widths) + _GAP * (len(widths) - 1) > width:
         widest = max(words, key=widths.__getitem__)

@@ -12,10 +12,14 @@ Kind = Literal["fact", "number", "outcome", "missing"]
 
 @dataclass(frozen=True)
 class Heading:
-    """A column's heading; numbers are aligned to the right."""
+    """A column's heading; numbers are aligned to the right.
+
+    The words of an `is_generated` column (kernels' names, say) may be shortened where the screen is narrow.
+    """
 
     text: str
     is_number: bool = True
+    is_generated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", shown(self.text))
@@ -61,6 +65,11 @@ class Table:
 def words(*names: str) -> list[Heading]:
     """Headings of columns of words."""
     return [Heading(name, is_number=False) for name in names]
+
+
+def generated(*names: str) -> list[Heading]:
+    """Headings of columns of generated names."""
+    return [Heading(name, is_number=False, is_generated=True) for name in names]
 
 
 def numbers(*names: str) -> list[Heading]:
