@@ -128,7 +128,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         "matmul", "float32 matmul", "float32 matmul {}",
         lambda run: matmul_label(run.matmul_precision),
-        ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), matmul_label,
+        ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), lambda value: str(matmul_label(str(value))),
     ),
     Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
     Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",)),
