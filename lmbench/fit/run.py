@@ -169,9 +169,9 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
         if not isinstance(fault, OSError):
             traceback.print_exc()
         print(f"lmbench: the result could not be printed ({fault}); it is in {recorder.folder.path}", file=sys.stderr)
-        if isinstance(fault, OSError) and sys.stdout is not None and sys.stdout is sys.__stdout__:
+        if isinstance(fault, OSError) and sys.stdout is sys.__stdout__:
             # What is left in the buffer would be tried again, and complained about, when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(recorder.exit_code or ExitCode.INTERNAL)
     return int(recorder.exit_code)
 
