@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def settings(record: RunRecord) -> dict[str, Any]:
     """The run's settings by dotted name: the mode and the configuration, or facts where no configuration is known."""
     if record.config is None:
         return {"mode": record.mode, **{name: v for fact in FACTS for name, v in leaves_at(record, fact).items()}}
-    found = {name: value for name, value in _leaves(record.config) if not is_named(name, _NOT_MEASURED)}
+    found = {name: value for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
     # A logger costs time, whatever the names that its run goes by.
     return {"mode": record.mode, **found, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
@@ -97,15 +97,15 @@ def leaves_at(record: RunRecord, name: str) -> dict[str, Any]:
     if isinstance(value, Struct):
         value = as_dict(value)
     if isinstance(value, dict):
-        return {leaf: each for leaf, each in _leaves(value, f"{name}.") if each is not None and each != {}}
+        return {leaf: each for leaf, each in leaves(value, f"{name}.") if each is not None and each != {}}
     return {} if value is None else {name: value}
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted name, value) whose value is not a filled dict; lists count as values."""
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted name, value) whose value is not a filled mapping; lists count as values."""
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.run import RunRecord
+from lmbench.records.settings import leaves
 from lmbench.records.vocabulary import MODES
 from lmbench.report.text import shown
 from lmbench.sizes import SIZES
@@ -197,16 +198,7 @@ def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    return {path: plain(value) for path, value in _leaves(config) if not _is_known(path) and not _is_ignored(path)}
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted option with its value; a list is a value."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {path: plain(value) for path, value in leaves(config) if not _is_known(path) and not _is_ignored(path)}
 
 
 def _is_known(option: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from lmbench.configs import read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.report.facts import FACT, Value, captioned, fact_of, plain
 
@@ -134,9 +134,9 @@ def read_view(given: Any, axes: Iterable[str] = ()) -> View:
 
 def _of_study(given: str, before: tuple[str, ...] = ()) -> View:
     is_file = Path(given).suffix in (".yaml", ".yml")
-    path = Path(given) if is_file else studies().get(given)
+    path = Path(given) if is_file else shipped_studies().get(given)
     if path is None:
-        names = [GENERIC.name, *(name for name in studies() if not name.startswith("tiny_"))]
+        names = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
         raise UsageError(
             f"view {given!r} is unknown; choose among {', '.join(names)}, or give a study's file"
             + suggest(given, names)
@@ -157,21 +157,8 @@ def _of_study(given: str, before: tuple[str, ...] = ()) -> View:
     return found if found.name else replace(found, name=path.stem)
 
 
-def studies() -> dict[str, Path]:
-    """The files of the studies that ship with lmbench, by name."""
-    folder = Path(str(files("lmbench.configs"))) / "sweeps"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
 def _read(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"study {str(path)!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"study {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    _, content = read_yaml(path, f"study {str(path)!r}")
     if not isinstance(content, Mapping):
         raise UsageError(f"{str(path)!r} is no study; it must be a mapping with `matrix`, `view` and so on")
     return content

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct, field
 
+from lmbench.configs import read_yaml
 from lmbench.errors import UsageError, suggest
 from lmbench.records.vocabulary import MODES, Mode
 
@@ -135,12 +135,7 @@ def read_sweep_file(path: Path) -> SweepFile:
     Raises:
         UsageError: it cannot be read, or is no sweep.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"sweep file {str(path)!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"sweep file {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    _, content = read_yaml(path, f"sweep file {str(path)!r}")
     if isinstance(content, dict) and isinstance(content.get("view"), dict):
         # What is stored of the sweep still says whose view it is.
         content["view"].setdefault("name", path.stem)

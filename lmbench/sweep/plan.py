@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from lmbench.configs import shipped_configs, shipped_studies
+from lmbench.configs import read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.sweep.environments import HERE, Environment, EnvironmentFacts, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
@@ -101,10 +100,10 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
         UsageError: something that it names is not there, or the grid is none.
     """
     _refuse_too_many(file)
-    text = None if file.base.get(CONFIG) is None else _read_config(str(file.base[CONFIG]))
+    text, content = (None, None) if file.base.get(CONFIG) is None else _read_config(str(file.base[CONFIG]))
     environments = resolve(file.environments, makes_checkouts)
     facts = {name: environment.facts for name, environment in environments.items()}
-    cells = expand(file, None if text is None else yaml.safe_load(text), facts)
+    cells = expand(file, content, facts)
     return Plan(name, file, cells, environments, text)
 
 
@@ -122,22 +121,16 @@ def find_sweep(given: str) -> Path:
     raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study {known}")
 
 
-def _read_config(given: str) -> str:
+def _read_config(given: str) -> tuple[str, dict[str, Any]]:
     configs = shipped_configs()
     path = _find(given, configs, "configs")
     if path is None:
         hint = suggest(Path(given).stem, configs) or f" ({', '.join(configs)})"
         raise UsageError(f"base: config {given!r} is no file and no shipped configuration{hint}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = yaml.safe_load(text)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"base: config {given!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"base: config {given!r} is no YAML: {' '.join(str(error).split())}") from error
+    text, content = read_yaml(path, f"base: config {given!r}")
     if not isinstance(content, dict):
         raise UsageError(f"base: config {given!r} is no configuration: it holds no mapping")
-    return text
+    return text, content
 
 
 def _find(given: str, shipped: Mapping[str, Path], folder: str) -> Path | None:
