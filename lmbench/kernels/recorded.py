@@ -1,5 +1,4 @@
-"""What a recording and its reader agree on: the trace's file, the names of the ranges in it, and the notes beside its
-events."""
+"""What a recording and its reader agree on: the trace's file, and the notes beside its events."""
 
 from __future__ import annotations
 
@@ -10,8 +9,6 @@ from msgspec import Struct, field
 TRACE_FILE = "trace.json.gz"
 #: The trace's key for the notes.
 NOTES = "lmbench"
-#: Each is followed by what it is a range of: a step's number, a phase, a module's path.
-STEP, PHASE, MODULE = "lmbench.step:", "lmbench.phase:", "lmbench.module:"
 
 
 class GraphNotes(Struct):

@@ -10,9 +10,9 @@ from typing import Final, Literal
 import numpy as np
 
 from lmbench.errors import UsageError
-from lmbench.kernels.recorded import PHASE, STEP
 from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers
 from lmbench.kernels.trace.scopes import ENGINE, flatten, forward_of_nodes, parents
+from lmbench.records.ranges import PHASE, STEP
 from lmbench.records.vocabulary import PHASES, Phase
 
 #: A phase, or where a kernel lies whose launch is in none.
