@@ -119,7 +119,7 @@ def test_ids_of_wrong_types_count_as_missing_and_fail_a_guard(tmp_path: Path) ->
     trace = small()
     trace.events[4]["args"]["correlation"] = "one"
     found = examine(trace.write(tmp_path / "t.json"))
-    assert [share.phase for share in found.phases] == ["outside"]
+    assert [share.phase for share in found.phases] == ["unlinked"]
     assert {guard.name: guard.status for guard in found.guards}["kernels_without_launch"] == "fail"
 
 

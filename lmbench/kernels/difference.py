@@ -15,7 +15,7 @@ from lmbench.kernels.tables import Line, all_as_markdown, not_passed, print_all,
 from lmbench.kernels.trace.clocks import PhaseClock
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.parts import part_order
-from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER
+from lmbench.kernels.trace.phases import NO_PHASE, PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
 from lmbench.records.settings import differences
 from lmbench.report.table import Entry, Table, fact, generated, numbers
@@ -119,7 +119,7 @@ def difference(a: Findings, b: Findings) -> Difference:
     per_phase: dict[str, _Pair] = {phase: (mine.get(phase), theirs.get(phase)) for phase in present}
     steps = (a.steps, b.steps)
     phases = [_of_phase(phase, {phase: pair}, steps) for phase, pair in per_phase.items()]
-    of_step = {phase: pair for phase, pair in per_phase.items() if phase != OUTSIDE} or per_phase
+    of_step = {phase: pair for phase, pair in per_phase.items() if phase not in NO_PHASE} or per_phase
     return Difference(
         a,
         b,
@@ -391,8 +391,8 @@ def _phase_table(found: Difference) -> Table:
         rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _changed(change)])
     headings = [*generated("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *generated("")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
-    if any(one.phase == OUTSIDE for one in found.phases):
-        caption += "; all: without outside"
+    if any(one.phase in NO_PHASE for one in found.phases):
+        caption += "; all: without what is of no phase"
     return Table("Kernel time by phase", caption, headings, rows)
 
 

@@ -18,7 +18,7 @@ from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
 from lmbench.kernels.trace.kinds import KINDS
 from lmbench.kernels.trace.parts import part_order
-from lmbench.kernels.trace.phases import OUTSIDE
+from lmbench.kernels.trace.phases import NO_PHASE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
 from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
@@ -235,9 +235,9 @@ def share_table(
 ) -> Table:
     """A row for each kind or part; for each long phase its ms and share; last the whole step."""
     enough = _COLUMN_FRACTION * found.captured_s
-    long = [share for share in found.phases if share.kernel_s >= enough or share.phase == OUTSIDE]
-    # What is outside is in no other column.
-    longest = sorted(long, key=lambda share: (share.phase != OUTSIDE, -share.kernel_s))[:_MAX_COLUMNS]
+    long = [share for share in found.phases if share.kernel_s >= enough or share.phase in NO_PHASE]
+    # What is of no phase is in no other column.
+    longest = sorted(long, key=lambda share: (share.phase not in NO_PHASE, -share.kernel_s))[:_MAX_COLUMNS]
     columns = [share for share in long if share in longest]
     if len(columns) != 1:
         columns.append(found.step)
@@ -263,7 +263,7 @@ def kernel_tables(found: Findings, top: int) -> list[Table]:
     headings = [*generated("kernel"), *generated("kind", "part"), *numbers("ms", "share", "n", "us")]
     made = []
     for share in found.phases:
-        if share.kernel_s < _COLUMN_FRACTION * found.captured_s and share.phase != OUTSIDE:
+        if share.kernel_s < _COLUMN_FRACTION * found.captured_s and share.phase not in NO_PHASE:
             continue
         rows = [_kernel_row(row, found.steps) for row in share.rows[:top]]
         if rest := share.rows[top:]:

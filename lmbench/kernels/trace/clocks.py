@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lmbench.kernels.trace.events import NONE, Integers, Launches
 from lmbench.kernels.trace.kernels import KernelTable
-from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER, PhaseTimeline, TracePhase
+from lmbench.kernels.trace.phases import NO_PHASE, OUTSIDE, PHASE_ORDER, PhaseTimeline, TracePhase
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to
 # 2.6 us). If the call returned earlier than this before the kernel in front ended, the kernel lay in the queue, and the
@@ -102,7 +102,7 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
             of_phase[name] += float(column[index])
     launch_ns = np.where(kernels.launch != NONE, queue.launch_ns, -1)
     members = np.flatnonzero(launch_ns >= (host_ns[first] if skipped else -1))
-    present = [phase for phase in PHASE_ORDER if phase in sums and (phase != OUTSIDE or sums[phase]["busy"])]
+    present = [phase for phase in PHASE_ORDER if phase in sums and (phase not in NO_PHASE or sums[phase]["busy"])]
     return Clocks([_clock(phase, sums[phase], kernels, members, steps) for phase in present], steps, skipped)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lmbench.kernels.trace.events import NONE
 from lmbench.kernels.trace.kernels import Trace
 from lmbench.kernels.trace.kinds import UNCLASSIFIED
-from lmbench.kernels.trace.phases import OUTSIDE
+from lmbench.kernels.trace.phases import OUTSIDE, UNLINKED
 from lmbench.kernels.trace.shares import PhaseShares, captured_s, unclassified_s
 from lmbench.kernels.trace.verdicts import PhaseVerdict
 from lmbench.records.guard import Guard, Status, at_most, not_applicable
@@ -100,7 +100,7 @@ def device_guards(trace: Trace) -> list[Guard]:
 def _every_kernel_has_a_launch(found: Completeness, total: float) -> Guard:
     share = found.without_launch_s / total if total else 0.0
     message = f"{found.kernels_without_launch:,} of {found.kernels:,} kernels have no launch in the trace"
-    advice = f"their phase and part are unknown and shown as {OUTSIDE}, {UNCLASSIFIED}; {_AGAIN}"
+    advice = f"their phase and part are unknown and shown as {UNLINKED}, {UNCLASSIFIED}; {_AGAIN}"
     status: Status = "fail" if share > UNCLASSIFIED_LIMIT else "warn"
     return at_most("kernels_without_launch", share, 0.0, "fraction", message, advice=advice, otherwise=status)
 

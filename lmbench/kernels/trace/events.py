@@ -194,6 +194,7 @@ class DeviceEvents:
     start_ns: Integers
     end_ns: Integers
     stream: Integers
+    device: Integers
     correlation: Integers
 
 
@@ -312,6 +313,7 @@ def _device(events: list[dict[str, Any]], base_us: float) -> DeviceEvents:
         start[order],
         end[order],
         _numbers(args, "stream")[order],
+        _numbers(args, "device")[order],
         _numbers(args, "correlation")[order],
     )
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from lmbench.kernels.trace.compiled import CompiledGraph, parts_in_graphs, read_graphs
-from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers, Source, read_events, read_source
+from lmbench.kernels.trace.events import NONE, Events, Flags, HostEvents, Integers, Source, read_events, read_source
 from lmbench.kernels.trace.kinds import UNCLASSIFIED, kind_of
 from lmbench.kernels.trace.parts import PartFinder
-from lmbench.kernels.trace.phases import OUTSIDE, PhaseTimeline, TracePhase, find_phases
+from lmbench.kernels.trace.phases import OUTSIDE, UNLINKED, PhaseTimeline, TracePhase, find_phases
 from lmbench.kernels.trace.scopes import Scopes, find_scopes, innermost, nested_only
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import DAMAGED
@@ -25,13 +25,16 @@ _INPUT_PHASES = ("data", "transfer")
 class KernelTable:
     """One row for each kernel, copy and fill, by start; times in ns.
 
-    `launch` is an index into the launches, NONE where there is none.
+    `launch` is an index into the launches, NONE where the trace has none: when the host started that kernel, and in
+    which phase, is then unknown, and its phase is `unlinked`. `device` tells apart the devices of a trace that has
+    several.
     """
 
     names: list[str]
     start_ns: Integers
     end_ns: Integers
     stream: Integers
+    device: Integers
     launch: Integers
     phases: list[TracePhase]
     kinds: list[str]
@@ -40,6 +43,12 @@ class KernelTable:
     @property
     def duration_ns(self) -> Integers:
         return self.end_ns - self.start_ns
+
+    @property
+    def is_linked(self) -> Flags:
+        """Which kernels have a launch."""
+        linked: Flags = self.launch != NONE
+        return linked
 
 
 def match_launches(events: Events) -> Integers:
@@ -88,14 +97,17 @@ def attribute(
     parts = []
     for index, kind in enumerate(kinds):
         event = int(of_kernel[index])
-        phase: TracePhase = timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE
-        is_main = launch[index] != NONE and launches.thread[launch[index]] == events.main_thread
+        phase: TracePhase = OUTSIDE if is_launched[index] else UNLINKED
+        if piece[index] != NONE:
+            phase = timeline.phases[piece[index]]
+        is_main = is_launched[index] and launches.thread[launch[index]] == events.main_thread
         part = in_graph.get(index) or finder.part(event)
         phases.append(phase)
         parts.append(_in_phase(part, phase, kind, is_main))
     return KernelTable(
-        device.names, device.start_ns, device.end_ns, device.stream, launch, phases=phases, kinds=kinds, parts=parts
-    )
+        device.names, device.start_ns, device.end_ns, device.stream, device.device, launch,
+        phases=phases, kinds=kinds, parts=parts,
+    )  # fmt: skip
 
 
 def _kinds(events: Events, host: HostEvents, of_kernel: Integers) -> list[str]:

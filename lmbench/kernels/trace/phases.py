@@ -15,11 +15,14 @@ from lmbench.kernels.trace.scopes import ENGINE, flatten, forward_of_nodes, pare
 from lmbench.records.ranges import PHASE, STEP
 from lmbench.records.vocabulary import PHASES, Phase
 
-#: A phase, or where a kernel lies whose launch is in none.
-TracePhase = Literal[Phase, "outside"]
+#: A phase, or where a kernel lies whose launch is in none, or that has no launch in the trace.
+TracePhase = Literal[Phase, "outside", "unlinked"]
 OUTSIDE: Final = "outside"
+UNLINKED: Final = "unlinked"
+#: What is no part of a step.
+NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
-PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, OUTSIDE)
+PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
 # Ranges of Lightning's PyTorchProfiler and of PyTorch itself. The optimizer's contain forward and backward (the closure
 # runs inside): the innermost range has the time.

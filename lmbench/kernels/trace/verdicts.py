@@ -14,6 +14,7 @@ from lmbench.kernels.trace.shares import PhaseShares
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import PHASES
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
 _JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
@@ -73,10 +74,11 @@ def _judge(
 ) -> PhaseVerdict:
     verdict = _verdict(clock) if clock.phase in _JUDGED and clock.window_s >= long_s else None
     lag, device_s, host_s = None, None, None
-    if clock.phase != OUTSIDE:
-        lag = run.probe.verdicts.get(clock.phase) if run.probe.verdicts else None
-        device_s = _mean([step.span_s(clock.phase) for step in steps])
-        host_s = _mean([step.host_s(clock.phase) for step in steps])
+    phase = next((phase for phase in PHASES if phase == clock.phase), None)
+    if phase is not None:
+        lag = run.probe.verdicts.get(phase) if run.probe.verdicts else None
+        device_s = _mean([step.span_s(phase) for step in steps])
+        host_s = _mean([step.host_s(phase) for step in steps])
     lag = lag or LagVerdict()
     advice = ""
     if verdict and share:
