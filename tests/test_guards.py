@@ -271,6 +271,45 @@ def test_a_drift_that_noise_makes_as_often_is_no_trend():
     assert "faster" in faster.advice
 
 
+def _on_cpu(times):
+    """A run on a CPU with these step times in its window."""
+    run, steps = _healthy()
+    steps = _steps(count=len(times) + 5)
+    for step, time_s in zip(steps[5:], times, strict=True):
+        step["step_s"] = time_s
+    return {**run, "device_type": "cpu", "phases": as_dict(summarize_steps(_typed(steps)))}, steps
+
+
+def test_a_busy_machine_is_told_in_one_sentence():
+    # Every third step waits for another process; the first ones, for longer.
+    times = [0.1 + (0.4 if step % 3 == 0 else 0.0) + (0.5 if step < 6 else 0.0) for step in range(30)]
+    run, steps = _on_cpu(times)
+    guards = [guard for guard in evaluate_guards(run, steps) if guard.name in ("trend", "spread")]
+    assert [guard.status for guard in guards] == ["n/a", "warn"]
+    # Mean 0.333 s, std 0.280, r = 0.252: as good as 17.9 independent steps, whose t is 2.11.
+    assert guards[1].message == "this machine is busy: figures are good to about ±40 %"
+    assert guards[1].advice == ""
+    # A device has no such neighbours: its steps are told of as ever.
+    assert _judge({**run, "device_type": "cuda"}, steps, "spread").advice.startswith("S")
+
+
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [
+        ([0.10 + 0.01 * step for step in range(30)], "warn"),
+        ([0.20] * 15 + [0.10] * 15, "warn"),
+        ([0.10] * 20 + [0.50] + [0.10] * 9, "pass"),
+    ],
+    ids=["drift", "fall", "outlier"],
+)
+def test_what_a_quiet_cpu_does_is_still_said(times, status):
+    run, steps = _on_cpu(times)
+    assert _judge(run, steps, "trend").status == status
+    spread = _judge(run, steps, "spread")
+    assert spread.status == "warn"
+    assert "busy" not in spread.message
+
+
 @pytest.mark.parametrize("verdict", ["host-bound", "mixed"])
 def test_framework_time_is_not_judged_where_the_host_is_the_bottleneck(verdict):
     run, steps = _healthy()

@@ -11,7 +11,7 @@ from scipy import stats
 
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import HostSpan
-from lmbench.records.statistics import median_interval, trend
+from lmbench.records.statistics import mean_error_fraction, median_interval, noise_fraction, trend
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize, summarize_steps
 from lmbench.records.vocabulary import Stage
@@ -115,9 +115,53 @@ def test_a_million_steps_have_an_interval_at_once():
 def test_trend_agrees_with_scipy_up_to_a_hundred_steps(n, slope):
     values = _series(n) + slope * np.arange(n)
     drift, chance = trend(values.tolist())
-    assert drift == pytest.approx(stats.theilslopes(values).slope * (n - 1), rel=1e-9)
+    line = stats.theilslopes(values, method="joint")
+    half = (n + 1) // 2
+    first = np.clip(line.intercept, values[:half].min(), values[:half].max())
+    last = np.clip(line.intercept + line.slope * (n - 1), values[-half:].min(), values[-half:].max())
+    assert drift == pytest.approx(last - first, rel=1e-9)
     reference = stats.kendalltau(np.arange(n), values, method="asymptotic")
     assert chance == pytest.approx(reference.pvalue, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [6, 9, 25, 50, 400])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drift_stays_within_what_the_values_span(n, seed):
+    # A machine under load: a few levels, each for some steps.
+    rng = np.random.default_rng(seed)
+    values = np.repeat(rng.lognormal(0, 2, n), rng.integers(1, 9, n))[:n]
+    drift, _ = trend(values.tolist())
+    assert abs(drift) <= np.ptp(values) * (1 + 1e-12)
+
+
+def test_a_single_fall_is_the_whole_drift_and_no_more():
+    # Theil and Sen's slope times the steps says -11.25: the line would end below zero.
+    assert trend([10.0, 10.0, 10.0, 1.0, 1.0, 1.0])[0] == pytest.approx(-9.0)
+    assert summarize([0.010] * 3 + [0.005] * 3).trend_fraction == pytest.approx(-0.005 / 0.0075)
+
+
+def test_noise_is_what_differs_from_value_to_value_and_not_a_drift_an_outlier_or_a_change_of_level():
+    rng = np.random.default_rng(0)
+    noisy = rng.normal(1.0, 0.2, 400).tolist()
+    assert noise_fraction(noisy) == pytest.approx(0.2, rel=0.35)
+    assert noise_fraction(np.linspace(1.0, 3.0, 50).tolist()) < 0.02
+    assert noise_fraction([1.0] * 10 + [40.0] + [1.0] * 10) == 0
+    assert noise_fraction([2.0] * 10 + [1.0] * 10) == 0
+    assert noise_fraction([1.0, 2.0] * 2) is None
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_nineteen_of_twenty_windows_have_their_mean_within_the_error(correlation):
+    rng = np.random.default_rng(1)
+    hits = []
+    for _ in range(1000):
+        noise = rng.normal(size=50)
+        for i in range(1, len(noise)):
+            noise[i] = correlation * noise[i - 1] + np.sqrt(1 - correlation**2) * noise[i]
+        values = (10 + noise).tolist()
+        hits.append(abs(np.mean(values) - 10) <= mean_error_fraction(values) * np.mean(values))
+    # The autocorrelation of 50 values is estimated too low, by a little.
+    assert 0.92 <= np.mean(hits) <= 0.97
 
 
 def test_trend_with_ties_agrees_with_scipy():

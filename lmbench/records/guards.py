@@ -10,6 +10,7 @@ from lmbench.records.environment import Flags
 from lmbench.records.guard import Guard, at_most, not_applicable
 from lmbench.records.measured import PhaseSummary, TrainingFacts
 from lmbench.records.run import RunRecord
+from lmbench.records.statistics import mean_error_fraction, noise_fraction
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BACKWARD_MODES
 from lmbench.records.window import select_window
@@ -135,6 +136,8 @@ TREND_LIMIT_FRACTION = 0.01
 #: A drift that noise makes this often is not called a trend.
 TREND_P = 0.05
 SPREAD_LIMIT_FRACTION = 0.10
+#: Noise from step to step that a quiet CPU does not have: half the spread that warns.
+NOISE_LIMIT_FRACTION = 0.05
 OTHER_LIMIT_FRACTION = 0.02
 MFU_LIMIT_FRACTION = 1.0
 
@@ -216,6 +219,8 @@ def trend(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
     drift, chance = step.trend_fraction, step.trend_p
     if drift is None or chance is None:
         return not_applicable(name, "fewer than 6 steps")
+    if _busy_times(run, steps):
+        return not_applicable(name, "this machine is busy: a drift of the step is not told from one of its load")
     message = f"step time drifts by {drift:+.1%} over the window (p = {chance:.2g})"
     if abs(drift) > TREND_LIMIT_FRACTION and chance >= TREND_P:
         return Guard(name, "pass", abs(drift), TREND_LIMIT_FRACTION, "fraction", f"{message}: not told from noise")
@@ -228,12 +233,20 @@ def trend(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
 
 
 def spread(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
-    """Warns if the standard deviation of step times is over 10 % of their mean."""
+    """Warns if the standard deviation of step times is over 10 % of their mean.
+
+    On a CPU that other work takes turns on, it says what that makes of the figures instead: the 95 % interval of the
+    mean step within this window. What the load is in another one, no window can tell.
+    """
     name = "spread"
     step = run.phases.step or PhaseSummary()
     value = step.cv_fraction
     if value is None:
         return not_applicable(name, "fewer than 2 steps")
+    if times := _busy_times(run, steps):
+        error = mean_error_fraction(times)
+        message = f"this machine is busy: figures are good to about \N{PLUS-MINUS SIGN}{float(f'{error:.1g}'):.0%}"
+        return Guard(name, "warn", value, SPREAD_LIMIT_FRACTION, "fraction", message.replace("%", " %"))
     outliers = step.outlier_count or 0
     message = f"standard deviation is {value:.1%} of the mean step, {outliers:.0f} outlier{'s' * (outliers != 1)}"
     advice = (
@@ -243,6 +256,17 @@ def spread(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
         else "Steps vary throughout: keep the machine free of other work, or measure more steps."
     )
     return at_most(name, value, SPREAD_LIMIT_FRACTION, "fraction", message, advice=advice)
+
+
+def _busy_times(run: RunRecord, steps: Sequence[StepRecord]) -> list[float]:
+    """The step times of a window on a CPU that was not this run's own, else none: they spread too widely, and from each
+    step to the next as well, which a drift or a few single steps do not explain."""
+    step = run.phases.step or PhaseSummary()
+    if run.device_type != "cpu" or (step.cv_fraction or 0.0) <= SPREAD_LIMIT_FRACTION:
+        return []
+    times = [step.step_s for step in select_window(steps, run.window.micro_batches).used if step.step_s is not None]
+    noise = noise_fraction(times)
+    return times if noise is not None and noise > NOISE_LIMIT_FRACTION else []
 
 
 def hidden_syncs(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:

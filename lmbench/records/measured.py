@@ -77,7 +77,7 @@ class PhaseSummary(Struct):
     median_coverage_fraction: Annotated[float | None, About("fraction", "coverage", "That interval's real coverage, at least 0.95, if steps are independent.")] = None
     lag1_autocorrelation: Annotated[float | None, About("1", "autocorrelation", "Correlation of a step with the next one.")] = None
     outlier_count: Annotated[int | None, About("count", "outliers", "Values over 3.5 robust deviations (from the MAD) off the median.", "down")] = None
-    trend_fraction: Annotated[float | None, About("fraction", "trend", "Drift over the window by Theil and Sen's slope, as a fraction of the median.")] = None
+    trend_fraction: Annotated[float | None, About("fraction", "trend", "Drift over the window by Theil and Sen's line, within what the steps span, as a fraction of the median.")] = None
     trend_p: Annotated[float | None, About("1", "trend p", "How likely such an order of values is without a trend (Kendall).")] = None
     share_fraction: Annotated[float | None, About("fraction", "share", "Mean of <phase> divided by the mean step.")] = None
     host: HostSpan = field(default_factory=HostSpan)

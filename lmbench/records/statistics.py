@@ -109,9 +109,11 @@ def outlier_count(values: Sequence[float], median: float) -> int:
 def trend(values: Sequence[float]) -> tuple[float, float] | None:
     """Drift from the first to the last value, and the chance of such an order without one; None below six.
 
-    The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968), times n - 1; the chance is
-    the two-sided p of Kendall's S against time with the tie-corrected normal approximation (Mann 1945). Over
-    100 values both are taken on the medians of 100 equal blocks.
+    The drift is that of a line whose slope is the median of the slopes between all pairs (Theil 1950, Sen 1968) and
+    whose height is the median of what is left. A series that changes once has slopes that no line through it has; so
+    the line begins within what the first half of the values spans, and ends within the span of the last half. The
+    chance is the two-sided p of Kendall's S against time with the tie-corrected normal approximation (Mann 1945). Over
+    100 values all is taken on the medians of 100 equal blocks.
     """
     if len(values) < 6:
         return None
@@ -123,7 +125,44 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
             slopes.append(rise / (times[later] - time))
             score += (rise > 0) - (rise < 0)
     slopes.sort()
-    return quantile(slopes, 0.5) * (len(values) - 1), _kendall_p(score, levels)
+    slope = quantile(slopes, 0.5)
+    height = statistics.median(level - slope * time for time, level in zip(times, levels, strict=True))
+    half = (len(levels) + 1) // 2
+    first = _within(height, levels[:half])
+    last = _within(height + slope * (len(values) - 1), levels[-half:])
+    return last - first, _kendall_p(score, levels)
+
+
+def _within(value: float, span: Sequence[float]) -> float:
+    return min(max(value, min(span)), max(span))
+
+
+def noise_fraction(values: Sequence[float]) -> float | None:
+    """Standard deviation of each value about the next, as a fraction of the mean; None below six.
+
+    From the successive differences (von Neumann 1941), which a drift does not widen. The largest tenth, two at least,
+    are left out: a single outlier or change of level makes no noise.
+    """
+    if len(values) < 6:
+        return None
+    squares = sorted((later - earlier) ** 2 for earlier, later in pairwise(values))
+    kept = squares[: len(squares) - max(2, math.ceil(len(squares) / 10))]
+    return math.sqrt(statistics.fmean(kept) / 2) / statistics.fmean(values)
+
+
+def mean_error_fraction(values: Sequence[float]) -> float:
+    """Half the 95 % interval of the mean, as a fraction of it, of values each of which is like the one before.
+
+    Student's t on as many independent values as have the same information, (1 - r) / (1 + r) of them, r the lag-1
+    autocorrelation of a first-order process (Bayley and Hammersley 1946). Two at least, as an interval takes.
+    """
+    from scipy.special import stdtrit
+
+    mean, n = statistics.fmean(values), len(values)
+    alike = max(0.0, lag1_autocorrelation(values, mean) or 0.0)
+    independent = max(2.0, n * (1 - alike) / (1 + alike))
+    std = sample_std(values, mean) or 0.0
+    return float(stdtrit(independent - 1, 0.975)) * std / math.sqrt(independent) / mean
 
 
 def _blocks(values: Sequence[float]) -> tuple[list[float], list[float]]:
