@@ -30,12 +30,14 @@ class FlopCount:
 
     per_token_flops counts attention in full (torchtitan's count); causal_per_token_flops counts half of it
     (Megatron's) and is None where attention cannot be told from other matmuls. source says where the
-    figures come from.
+    figures come from. recomputed_per_token_flops is what activation checkpointing adds to a backward pass, None
+    where nobody knows.
     """
 
     per_token_flops: int
     causal_per_token_flops: int | None
     source: str
+    recomputed_per_token_flops: int | None = None
 
 
 def mode_multiplier(mode: str) -> int:

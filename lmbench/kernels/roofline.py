@@ -104,6 +104,10 @@ class _Maker:
             if isinstance(flops, str):
                 rows.append(self._blank(f"matmul {phase}", own_s, FLOPS_PER_S, flops))
                 continue
+            if phase == "backward" and self.run.flops.recomputed_per_token_flops:
+                again = "activation checkpointing computes a part of the forward again in it"
+                rows.append(self._blank(f"matmul {phase}", own_s, FLOPS_PER_S, again))
+                continue
             full, attention = (times * value for value in flops)
             work = full - attention if fused_s else full
             rows.append(self._product(f"matmul {phase}", own_s, work))

@@ -98,6 +98,8 @@ def _note_count(flops: Flops, count: FlopCount, mode: str) -> None:
     multiplier, causal = mode_multiplier(mode), count.causal_per_token_flops
     flops.per_token_flops = count.per_token_flops * multiplier
     flops.causal_per_token_flops = causal * multiplier if causal is not None else None
+    again = count.recomputed_per_token_flops
+    flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
     flops.multiplier, flops.source, flops.reason = multiplier, count.source, None
 
 

@@ -95,6 +95,11 @@ class AttentionKind:
     core: type[NaiveCore] | type[FusedCore]
     backend: SDPBackend | None = None
 
+    @property
+    def is_written_out(self) -> bool:
+        """It runs as matmul, mask, softmax, matmul, whoever writes that."""
+        return self.core is NaiveCore or self.backend is SDPBackend.MATH
+
 
 ATTENTION: dict[str, AttentionKind] = {
     "naive": AttentionKind(NaiveCore),

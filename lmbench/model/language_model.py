@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import attention_kind, check_attention
+from lmbench.model.checkpointing import check_checkpoint, recomputed_flops
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
@@ -34,6 +35,8 @@ class LanguageModel(LightningModule):
         vocab_size: number of token ids.
         context_length: the longest sequence, in tokens.
         attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn or sdpa_math.
+        checkpoint: which activations the backward pass computes again: none, block (all blocks), every_2 (every second
+            block) or selective (everything in a block but its linear layers and fused attention).
         optimizer: AdamW or SGD (with momentum).
         optimizer_variant: how it is implemented: fused (one kernel), foreach (horizontally fused) or loop (over
             parameters); null is the first that it has.
@@ -59,6 +62,7 @@ class LanguageModel(LightningModule):
         vocab_size: int = DEFAULT_VOCAB_SIZE,
         context_length: int = 512,
         attention: str = "sdpa",
+        checkpoint: str = "none",
         optimizer: str = "AdamW",
         optimizer_variant: str | None = None,
         learning_rate: float = 3e-4,
@@ -75,11 +79,13 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
         )
         attention_kind(attention)
+        check_checkpoint(checkpoint)
         _check_settings(context_length, learning_rate, weight_decay, betas)
         self.size = size
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention
+        self.checkpoint = checkpoint
         self.optimizer = choose_optimizer(
             optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=(betas[0], betas[1])
         )
@@ -93,7 +99,7 @@ class LanguageModel(LightningModule):
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
         if not hasattr(self, "network"):
-            self.network = Transformer(self.shape, self.context_length, self.attention)
+            self.network = Transformer(self.shape, self.context_length, self.attention, self.checkpoint)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits, ``batch seq vocab``."""
@@ -117,7 +123,9 @@ class LanguageModel(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
-        return forward_flops(self.shape, self.context_length)
+        is_written_out = attention_kind(self.attention).is_written_out
+        again = recomputed_flops(self.checkpoint, self.shape, self.context_length, is_written_out)
+        return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=again)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
@@ -125,6 +133,7 @@ class LanguageModel(LightningModule):
             "size": size_name(self.shape),
             **asdict(self.shape),
             "attention": self.attention,
+            "checkpoint": self.checkpoint,
             "optimizer": self.optimizer.label,
             "is_fresh": True,
         }

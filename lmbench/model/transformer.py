@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError
 from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
+from lmbench.model.checkpointing import is_checkpointed, run_checkpointed
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention, then feed-forward, each added to the stream (``batch seq embed``)."""
+    """One pre-norm layer: attention, then feed-forward, each added to the stream (``batch seq embed``).
 
-    def __init__(self, shape: ModelShape, kind: AttentionKind) -> None:
+    `checkpoint` names what its backward pass computes again; it is a part of the block, so that compiling the block
+    compiles it too.
+    """
+
+    def __init__(self, shape: ModelShape, kind: AttentionKind, checkpoint: str) -> None:
         super().__init__()
+        self._checkpoint = checkpoint
+        self._backend = partial(_attention_backend, kind.backend)
         # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
         # the sum at one).
         residual_scale = (2 * shape.num_layers) ** -0.5
@@ -30,6 +38,11 @@ class Block(nn.Module):
         self.ffn_residual = Residual()
 
     def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        if self._checkpoint == "none" or not torch.is_grad_enabled():
+            return self._run(x, tables)
+        return run_checkpointed(self._checkpoint, self._run, (x, tables), self._backend)
+
+    def _run(self, x: Tensor, tables: Tables) -> Tensor:
         x = self.attention_residual(x, self.attention(self.attention_norm(x), tables))
         x = self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
         return x
@@ -50,13 +63,18 @@ class Transformer(nn.Module):
     sin: Tensor
     mask: Tensor | None
 
-    def __init__(self, shape: ModelShape, context_length: int, attention: str = "sdpa") -> None:
+    def __init__(
+        self, shape: ModelShape, context_length: int, attention: str = "sdpa", checkpoint: str = "none"
+    ) -> None:
         super().__init__()
         kind = attention_kind(attention)
         self.shape = shape
         self.context_length = context_length
         self.embedding = Embedding(shape.vocab_size, shape.d_model)
-        self.blocks = nn.ModuleList(Block(shape, kind) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(shape, kind, checkpoint if is_checkpointed(checkpoint, index) else "none")
+            for index in range(shape.num_layers)
+        )
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
@@ -67,7 +85,7 @@ class Transformer(nn.Module):
         """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
         x: Tensor = self.embedding(tokens)
         tables = self._tables(x)
-        with self._attention_backend():
+        with _attention_backend(self._backend):
             for block in self.blocks:
                 x = block(x, tables)
         logits: Tensor = self.head(self.norm(x))
@@ -94,8 +112,9 @@ class Transformer(nn.Module):
         mask = None if self.mask is None else self.mask[:seq, :seq]
         return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
 
-    def _attention_backend(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._backend is None else sdpa_kernel(self._backend)
+
+def _attention_backend(backend: SDPBackend | None) -> AbstractContextManager[None]:
+    return nullcontext() if backend is None else sdpa_kernel(backend)
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:

@@ -91,6 +91,7 @@ class Throughput(Struct):
     model_flops_per_s: Annotated[float | None, About("FLOP/s", "model FLOP/s", "Tokens/s times model FLOPs per token.", "up")] = None
     mfu_fraction: Annotated[float | None, About("fraction", "MFU", "Model FLOP/s of one device over its peak, attention counted full.", "up")] = None
     mfu_causal_fraction: Annotated[float | None, About("fraction", "causal MFU", "The same with attention halved.", "up")] = None
+    hfu_fraction: Annotated[float | None, About("fraction", "HFU", "Hardware FLOP/s over the peak: model FLOPs and those that activation checkpointing computes again.", "up")] = None
     mfu_reason: Annotated[str | None, About("text", "no MFU because", "Why there is no MFU, null where there is one.")] = None
     joules_per_token: Annotated[float | None, About("J/token", "J/token", "`device_state.energy_j` / `window.tokens`.", "down")] = None
 

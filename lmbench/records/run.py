@@ -70,6 +70,7 @@ class Model(Struct):
     num_layers: Annotated[int | None, About("count", "layers", "Blocks.")] = None
     num_heads: Annotated[int | None, About("count", "heads", "Attention heads.")] = None
     attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive` or `sdpa`.")] = None
+    checkpoint: Annotated[str | None, About("text", "checkpoint", "Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.")] = None
     optimizer: Annotated[str | None, About("text", "optimizer", "Optimizer with its variant, such as `AdamW fused`.")] = None
     is_fresh: Annotated[bool | None, About("flag", "fresh", "Weights come from initialisation, not from a checkpoint.")] = None
     described: Annotated[dict[str, Any], About("tree", "more", "What else the module says of itself by `describe()`.")] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Flops(Struct):
 
     per_token_flops: Annotated[int | None, About("FLOP", "FLOP/token", "Model FLOPs per token, attention counted full.")] = None
     causal_per_token_flops: Annotated[int | None, About("FLOP", "causal FLOP/token", "The same with attention halved.")] = None
+    recomputed_per_token_flops: Annotated[int | None, About("FLOP", "recomputed FLOP/token", "What the backward pass computes again under activation checkpointing; null where nobody knows.", "down")] = None
     multiplier: Annotated[int | None, About("1", "multiplier", "1 for a forward pass, 3 with backward; already in both figures.")] = None
     source: Annotated[str | None, About("text", "FLOP source", "Where the count comes from.")] = None
     reason: Annotated[str | None, About("text", "no FLOPs because", "Why there is no count, where there is none.")] = None

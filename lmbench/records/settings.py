@@ -31,7 +31,13 @@ FACTS = (
 CHOSEN = ("environment.code", "environment.versions", "sweep.environment")
 
 #: What follows from settings or code, said where it differs: the work of a step may not be the same.
-CONSEQUENCES = ("model.parameter_count", "model.optimizer", "model.attention", "flops.per_token_flops")
+CONSEQUENCES = (
+    "model.parameter_count",
+    "model.optimizer",
+    "model.attention",
+    "model.checkpoint",
+    "flops.per_token_flops",
+)
 
 _SHORT = 60
 

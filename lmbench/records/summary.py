@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, Throughput, Window
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Flops, RunRecord
 from lmbench.records.statistics import (
     lag1_autocorrelation,
     median_interval,
@@ -64,9 +64,16 @@ def _throughput(run: RunRecord) -> Throughput:
         model_flops_per_s=_times(rate, flops.per_token_flops),
         mfu_fraction=_times(rate / peak, flops.per_token_flops) if peak else None,
         mfu_causal_fraction=_times(rate / peak, flops.causal_per_token_flops) if peak else None,
+        hfu_fraction=_times(rate / peak, _hardware_flops(flops)) if peak else None,
         mfu_reason=reason,
         joules_per_token=None if energy_j is None else energy_j / tokens,
     )
+
+
+def _hardware_flops(flops: Flops) -> int | None:
+    if flops.per_token_flops is None or flops.recomputed_per_token_flops is None:
+        return None
+    return flops.per_token_flops + flops.recomputed_per_token_flops
 
 
 def _times(factor: float, value: int | None) -> float | None:

@@ -207,6 +207,10 @@ MEASURED: tuple[Column, ...] = (
         "mfu_fraction", "MFU", over_runs(lambda run: run.throughput.mfu_fraction), PERCENT,
         of_run=lambda run: run.throughput.mfu_fraction,
     ),
+    Column(
+        "hfu_fraction", "HFU", over_runs(lambda run: run.throughput.hfu_fraction), PERCENT,
+        of_run=lambda run: run.throughput.hfu_fraction,
+    ),
     Column("host_bound_fraction", "host-bound", host_bound, PERCENT),
     Column("peak_bytes", "peak memory", over_runs(lambda run: run.memory.run_peak_allocated_bytes, max), GIB),
     Column("host_peak_bytes", "peak host memory", _host_peak, GIB),

@@ -133,6 +133,7 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
     Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",)),
+    Fact("checkpoint", "checkpoint", "checkpoint {}", lambda run: run.model.checkpoint, ("model.checkpoint",)),
     Fact("optimizer", "optimizer", "{}", lambda run: run.model.optimizer, is_consequence=True),
     Fact(
         "micro_batches", "micro-batches", "{} micro-batches", lambda run: run.window.micro_batches or None,

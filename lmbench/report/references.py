@@ -63,6 +63,7 @@ class References:
 def _fits(time: StepTime, facts: Mapping[str, object]) -> bool:
     return (
         facts.get("size") == (time.shape or time.size)
+        and facts.get("checkpoint", "none") == "none"
         and facts.get("mode") == time.mode
         and facts.get("precision") == time.precision
         and (time.matmul is None or facts.get("matmul") == matmul_label(time.matmul))
@@ -79,6 +80,7 @@ def _fits_share(share: KernelShare, facts: Mapping[str, object]) -> bool:
         is_fp32
         and facts.get("compile", EAGER) == EAGER
         and facts.get("attention", "naive") == "naive"
+        and facts.get("checkpoint", "none") == "none"
         and share.size in (None, facts.get("size"))
         and share.context in (None, facts.get("context"))
         and share.mode in (None, facts.get("mode"))

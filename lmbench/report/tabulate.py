@@ -20,7 +20,7 @@ _CAPTIONED = (
     "size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "optimizer", "warmup",
     "environment",
 )  # fmt: skip
-_USUAL = {"micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
+_USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
 _UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
 
 

@@ -82,6 +82,7 @@ def _model(run: RunRecord) -> str:
         model.size or model.name or "(not built)",
         f"{count(model.parameter_count)} parameters" if model.parameter_count else None,
         f"attention {model.attention}" if model.attention else None,
+        f"checkpoint {model.checkpoint}" if model.checkpoint not in (None, "none") else None,
         model.optimizer,
     ]
     return ", ".join(part for part in parts if part)
@@ -142,7 +143,10 @@ def figures(run: RunRecord) -> list[Line]:
     if rate.mfu_fraction is not None:
         causal = rate.mfu_causal_fraction
         half = f" ({percent(causal)} with causal attention counted half)" if causal is not None else ""
-        lines.append(("MFU", f"{percent(rate.mfu_fraction)}{half}"))
+        again = (
+            f"; HFU {percent(rate.hfu_fraction)}" if rate.hfu_fraction and run.flops.recomputed_per_token_flops else ""
+        )
+        lines.append(("MFU", f"{percent(rate.mfu_fraction)}{half}{again}"))
     elif rate.tokens_per_s and rate.mfu_reason:
         lines.append(("MFU", f"none: {rate.mfu_reason}"))
     if memory.run_peak_allocated_bytes:
