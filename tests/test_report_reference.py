@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmbench.reference.published import load_kernel_shares, load_step_times
+from lmbench.reference.published import load_figures, load_step_times
 from lmbench.report.cells import Cell
 from lmbench.report.facts import EAGER, FP32_MATMUL, TF32_MATMUL
+from lmbench.report.feature import Catalogue
 from lmbench.report.references import Published, References
 
 FORWARD_BACKWARD = {
@@ -83,7 +84,7 @@ def test_a_ratio_to_the_score_products_alone_stands_beside_no_ratio_to_both() ->
     alone = [row for row in rows if "scores matmul" in row["note"]]
     assert [row["source"] for row in alone] == ["001"]
     column = "forward_softmax_matmul_time_ratio"
-    assert {share.source for share in load_kernel_shares() if share.column == column} == {"002", "003"}
+    assert {share.source for share in load_figures() if share.column == column} == {"002", "003"}
 
 
 def test_every_whole_step_of_the_csv_is_loaded_but_those_of_profilers() -> None:
@@ -92,3 +93,25 @@ def test_every_whole_step_of_the_csv_is_loaded_but_those_of_profilers() -> None:
     whole = [row for row in rows if row["phase"] == "step" or row["mode"] == row["phase"] == "forward"]
     assert len(load_step_times()) == len(whole) > 100
     assert all(time.is_oom or time.mean_s for time in load_step_times())
+
+
+def beside(column: str, **facts: Any) -> dict[str, Published]:
+    """Published figures beside one cell of 2.7B at context 512, by source."""
+    own = {"size": "2.7B", "mode": "train_step", "context": 512, "precision": "32-true", "matmul": FP32_MATMUL}
+    found = References().beside([Catalogue().column(column)], [Cell("NVIDIA H200", {**own, **facts})])
+    return {heading.partition(",")[0].removeprefix("ref. "): figures[0] for heading, figures in found.items()}
+
+
+def test_published_peaks_stand_beside_the_phase_and_precision_that_they_are_of():
+    forward = "memory.phase_peak_allocated_bytes.forward"
+    assert beside(forward)["001"].value == 70e9
+    assert beside(forward, precision="bf16-mixed")["001"].value == 60e9
+    assert beside("memory.phase_peak_allocated_bytes.backward")["001"].value == 55e9
+    assert "GB or GiB unstated" in beside("peak_bytes")["001"].caveats[0]
+    small = {"size": "small", "batch": 64, "context": 256, "mode": "forward_backward", "precision": "bf16-mixed"}
+    assert beside("memory.run_peak_reserved_bytes", **small)["002"].value == 19.46e9
+
+
+def test_no_published_peak_stands_beside_a_checkpointed_fused_or_compiled_cell():
+    for other in ({"checkpoint": "block"}, {"attention": "sdpa"}, {"compile": "default"}, {"size": "xl"}):
+        assert beside("peak_bytes", **other) == {}

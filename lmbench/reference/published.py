@@ -40,6 +40,14 @@ _RATIO = "forward_softmax_matmul_time_ratio"
 #: Of a row whose products are of the scores alone: lmbench divides by those of scores and values.
 _SCORES_ALONE = "scores matmul"
 
+#: lmbench's column for a published figure of memory, by quantity and phase (blank: the whole pass).
+_PEAKS = {
+    ("peak", ""): "peak_bytes",
+    ("peak", "forward"): "memory.phase_peak_allocated_bytes.forward",
+    ("peak", "backward"): "memory.phase_peak_allocated_bytes.backward",
+    ("reserved", ""): "memory.run_peak_reserved_bytes",
+}
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -141,20 +149,22 @@ def _seconds(text: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class KernelShare:
-    """One published figure. `column` is lmbench's name of what it is, `mode` None where the source does not tell.
+class Figure:
+    """One published figure. `column` is lmbench's name of what it is, `value` in SI.
 
-    None stands for what the write-up does not state. No source states its precision here: they are compared with
-    float32, eager, which their base tables are.
+    None stands for what the write-up does not state; a precision that it does not state is taken for float32, eager,
+    which the base tables of the write-ups are.
     """
 
     source: str
     gpu: str
     column: str
+    value: float
     size: str | None
     context: int | None
+    batch: int | None
     mode: str | None
-    value: float
+    precision: str
     caveats: tuple[str, ...]
 
     @property
@@ -164,34 +174,50 @@ class KernelShare:
 
 
 @cache
-def load_kernel_shares() -> tuple[KernelShare, ...]:
-    """Every published share of all matrix products in a pass, and every ratio of softmax to the matrix products of
-    scores and values in time."""
-    return (*_matmul_shares(), *_softmax_ratios())
+def load_figures() -> tuple[Figure, ...]:
+    """Every published share of all matrix products in a pass, every ratio of softmax to the matrix products of scores
+    and values in time, and every peak of memory."""
+    return (*_matmul_shares(), *_softmax_ratios(), *_peaks())
 
 
-def _matmul_shares() -> Iterator[KernelShare]:
+def _matmul_shares() -> Iterator[Figure]:
     for row in _rows("kernels.csv"):
         if row["kernel_class"] != "gemm" or row["kernel_name"] or not row["share_pct"] or row["pass"] not in _PASSES:
             continue
         column, mode = _PASSES[row["pass"]]
-        yield _kernel_share(row, column, mode, float(row["share_pct"]) / 100)
+        yield _figure(row, column, float(row["share_pct"]) / 100, mode)
 
 
-def _softmax_ratios() -> Iterator[KernelShare]:
+def _softmax_ratios() -> Iterator[Figure]:
     for row in _rows("softmax_vs_matmul.csv"):
         if row["softmax_ms"] and row["matmul_ms"] and _SCORES_ALONE not in row["note"]:
             ratio = float(row["softmax_ms"]) / float(row["matmul_ms"])
-            yield _kernel_share(row, _RATIO, None, ratio, "the pass is unstated")
+            yield _figure(row, _RATIO, ratio, None, "the pass is unstated")
 
 
-def _kernel_share(row: dict[str, str], column: str, mode: str | None, value: float, *caveats: str) -> KernelShare:
-    blank = [word for name, word in (("size", "size"), ("context_length", "context")) if not row[name]]
-    unstated = [", ".join([*blank, "batch", "precision"]) + " unstated"]
-    context = int(row["context_length"]) if row["context_length"] else None
-    own = (*unstated, *caveats, *([row["note"]] if row["note"] else []))
-    return KernelShare(
-        row["source"], row["gpu"] or "GPU unstated", column, row["size"] or None, context, mode, value, own
+def _peaks() -> Iterator[Figure]:
+    for row in _rows("memory.csv"):
+        column = _PEAKS.get((row["quantity"], row["phase"]))
+        if column is not None and row["size"]:
+            unit = () if row["gpu"] else ("GB or GiB unstated, taken as 10^9 bytes",)
+            yield _figure(row, column, float(row["value_gb"]) * 1e9, row["mode"] or None, *unit)
+
+
+def _figure(row: dict[str, str], column: str, value: float, mode: str | None, *caveats: str) -> Figure:
+    stated = {"size": "size", "batch_size": "batch", "context_length": "context", "precision": "precision"}
+    blank = [word for name, word in stated.items() if not row.get(name)]
+    own = ([", ".join(blank) + " unstated"] if blank else []) + [*caveats, *([row["note"]] if row["note"] else [])]
+    return Figure(
+        source=row["source"],
+        gpu=row["gpu"] or "GPU unstated",
+        column=column,
+        value=value,
+        size=row["size"] or None,
+        context=_whole(row["context_length"]),
+        batch=_whole(row.get("batch_size", "")),
+        mode=mode,
+        precision=_PRECISION[row.get("precision", "")][0],
+        caveats=tuple(own),
     )
 
 

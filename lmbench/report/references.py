@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmbench.precision import FP32_MATMUL, matmul_label
-from lmbench.reference.published import KernelShare, StepTime, load_kernel_shares, load_step_times
+from lmbench.reference.published import Figure, StepTime, load_figures, load_step_times
 from lmbench.report import units
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure
@@ -24,10 +24,10 @@ class Published:
 
 
 class References:
-    """Published step times and shares of kernel time, without those that cannot be right."""
+    """Published step times, shares of kernel time and peaks of memory, without those that cannot be right."""
 
     def __init__(self) -> None:
-        self._shares = load_kernel_shares()
+        self._figures = load_figures()
         self._times = [time for time in load_step_times() if not time.is_implausible]
 
     def match(self, cells: Sequence[Cell]) -> dict[str, dict[int, Published]]:
@@ -51,12 +51,12 @@ class References:
         for column in columns:
             if column.name == "step_s":
                 found |= {f"{source} (ms)": figures for source, figures in self.match(cells).items()}
-            shares = [share for share in self._shares if share.column == column.name]
-            for share in sorted(shares, key=lambda share: (share.label, share.context is not None)):
+            published = [figure for figure in self._figures if figure.column == column.name]
+            for figure in sorted(published, key=lambda figure: (figure.label, figure.context is not None)):
                 for index, cell in enumerate(cells):
-                    if _fits_share(share, cell.facts) and (share.size is not None or len(cells) == 1):
-                        figures = found.setdefault(f"{share.label}: {column.heading}", {})
-                        figures[index] = _published_share(share, column, figures.get(index))
+                    if _fits_figure(figure, cell.facts) and (figure.size is not None or len(cells) == 1):
+                        figures = found.setdefault(f"{figure.label}: {column.heading}", {})
+                        figures[index] = _published_figure(figure, column, figures.get(index))
         return found
 
 
@@ -74,26 +74,27 @@ def _fits(time: StepTime, facts: Mapping[str, object]) -> bool:
     )
 
 
-def _fits_share(share: KernelShare, facts: Mapping[str, object]) -> bool:
-    is_fp32 = facts.get("precision") == "32-true" and facts.get("matmul") == FP32_MATMUL
+def _fits_figure(figure: Figure, facts: Mapping[str, object]) -> bool:
     return (
-        is_fp32
+        facts.get("precision") == figure.precision
+        and (figure.precision != "32-true" or facts.get("matmul") == FP32_MATMUL)
         and facts.get("compile", EAGER) == EAGER
         and facts.get("attention", "naive") == "naive"
         and facts.get("checkpoint", "none") == "none"
-        and share.size in (None, facts.get("size"))
-        and share.context in (None, facts.get("context"))
-        and share.mode in (None, facts.get("mode"))
+        and figure.size in (None, facts.get("size"))
+        and figure.context in (None, facts.get("context"))
+        and figure.batch in (None, facts.get("batch"))
+        and figure.mode in (None, facts.get("mode"))
     )
 
 
-def _published_share(share: KernelShare, column: Column, other: Published | None) -> Published:
+def _published_figure(figure: Figure, column: Column, other: Published | None) -> Published:
     """The figure, after another one of the same source if it states both ends of a range."""
-    text = column.show(Measure(share.value))
-    caveats = (f"{share.label}: {'; '.join(share.caveats)}",)
+    text = column.show(Measure(figure.value))
+    caveats = (f"{figure.label}: {'; '.join(figure.caveats)}",) if figure.caveats else ()
     if other is None or other.value is None:
-        return Published(share.value, text, caveats)
-    return Published((other.value + share.value) / 2, f"{other.text} to {text}", (*other.caveats, *caveats))
+        return Published(figure.value, text, caveats)
+    return Published((other.value + figure.value) / 2, f"{other.text} to {text}", (*other.caveats, *caveats))
 
 
 def _stated_count(time: StepTime) -> int:
