@@ -16,6 +16,7 @@ REFERENCE = files("lmbench.reference") / "kernels.csv"
 
 
 def names() -> list[dict[str, str]]:
+    """Of the runs of this project where `origin` is empty, else of the public traces or the sources of a library."""
     with (DATA / "kernel_names.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -28,23 +29,33 @@ def test_real_names_have_the_expected_kind(row: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "operator", "kind"),
     [
-        # Of libraries that none of the stored traces used; the names are those of their sources.
-        ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
-        ("liger_cross_entropy_kernel", "", "softmax"),
-        ("void marlin::Marlin<256, 1, 8, 8, 4, 8>(int4 const*)", "", "gemm"),
-        ("bgmv_expand_kernel", "", "gemm"),
         ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "aten::cudnn_convolution", "gemm"),
-        ("flash_fwd_splitkv_mla_kernel", "", "attention"),
         ("triton_poi_fused_nccl_view_0", "", "elementwise"),
+        # Names that were cut off are read as they stand.
+        ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
+        # A library's name is no work: its letters must not decide.
+        ("void fbgemm_gpu::unheard_of_kernel<int>(int)", "", "unclassified"),
+        ("void deep_gemm::unheard_of_kernel<int>(int)", "", "unclassified"),
+        ("void flashinfer::unheard_of_kernel<int>(int)", "", "unclassified"),
+        # Template arguments name what a kernel was made of, unless it is a general launcher.
+        ("void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int)", "", "unclassified"),
+        ("void cutlass::device_kernel<unheard::Softmax>(int)", "", "gemm"),
+        # torch 2.0 names a kernel by its arguments; the call around it may have the operators.
+        ("triton__0d1d2d3d", "triton_red_fused__softmax_2", "softmax"),
+        ("triton__0d1d2d3d", "triton_poi_fused_add_mul_2", "elementwise"),
+        ("triton__0d1d2d3d", "triton__0d1d2d3d", "unclassified"),
+        ("unheard_of_kernel", "aten::convolution_backward", "gemm"),
+        ("unheard_of_kernel", "aten::max_pool2d_with_indices_backward", "pooling"),
+        ("unheard_of_kernel", "_C::rms_norm", "norm"),
     ],
 )
-def test_names_of_other_libraries_have_their_kind(name: str, operator: str, kind: str) -> None:
+def test_a_name_is_looked_at_where_it_says_what_runs(name: str, operator: str, kind: str) -> None:
     assert kind_of(name, "kernel", operator) == kind
 
 
 def test_the_stored_set_covers_every_kind() -> None:
     assert {row["kind"] for row in names()} == set(KINDS)
-    assert len(names()) > 200
+    assert len(names()) > 800
 
 
 def test_published_names_have_the_published_class() -> None:
@@ -81,7 +92,7 @@ def test_the_operator_decides_where_the_name_says_nothing(operator: str, kind: s
 def test_short_names_have_no_template_noise(row: dict[str, str]) -> None:
     short = short_name(row["name"])
     assert short
-    assert len(short) <= max(70, len(row["name"]) * ("<" not in row["name"]))
+    assert len(short) <= max(100, len(row["name"]) * ("<" not in row["name"]))
     assert not set("<>{}*") & set(short.replace("->", ""))
 
 
@@ -105,6 +116,7 @@ def test_short_names_have_no_template_noise(row: dict[str, str]) -> None:
             "cutlass_80_simt_sgemm_128x256_8x4_nt_align1",
         ),
         ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN"),
+        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
     ],
 )
 def test_short_names_say_what_ran(name: str, short: str) -> None:

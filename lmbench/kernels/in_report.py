@@ -34,7 +34,7 @@ _INSIDE: Mapping[str, Callable[[AttentionTimes], float | None]] = {
 #: and a part (softmax, norm, ...) has one colour as both.
 KIND_COLOURS: Mapping[str, int] = {
     "gemm": 1, "elementwise": 2, "optimizer": 3, "softmax": 4, "norm": 5, "attention": 6, "reduction": 7, "index": 8,
-    "memcpy": 9, "comm": 18, "unclassified": 17,
+    "memcpy": 9, "pooling": 10, "comm": 18, "unclassified": 17,
 }  # fmt: skip
 PART_COLOURS: Mapping[str, int] = {
     "ffn": 1, "qkv": 2, "optimizer": 3, "softmax": 4, "norm": 5, "attention": 6, "scores": 7, "rope": 8, "head": 16,

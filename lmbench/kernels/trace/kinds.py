@@ -6,11 +6,12 @@ The kind follows from ordered rules on the name, first match wins; its operator 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 KINDS = (
-    "gemm", "attention", "softmax", "norm", "reduction", "elementwise", "index", "optimizer", "memcpy", "comm",
-    "unclassified",
+    "gemm", "attention", "softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy",
+    "comm", "unclassified",
 )  # fmt: skip
 UNCLASSIFIED = "unclassified"
 
@@ -23,60 +24,150 @@ PARTS = (
 #: The kind of matrix products.
 MATMUL = "gemm"
 
-# On the whole name, template arguments and all: there stands what a general launcher such as cutlass's really runs.
-_WHOLE = (
-    ("comm", r"^(?!triton_).*(nccl|rccl|nvshmem|all_?reduce_kernel|allgather|reduce_?scatter_kernel)"),
-    ("memcpy", r"^Memcpy |^Memset |^memset\d*$"),
+# Rules, as verbose regular expressions: behind `#` stands whose names a line is about.
+#
+# Of names that say it at their beginning. Inductor's are made of the operators in them: `triton_poi_fused_mm_3`
+# prepares a product, and is none.
+_BEGINNINGS = (
+    ("memcpy", r"^(Memcpy|Memset)[ ] | ^memset\d*$ | ^__amd_rocclr_(copy|fill)"),
+    ("attention", r"^triton_tem_\w*attention"),
+    ("gemm", r"^triton_(tem|mm|bmm|convolution\d?d?)(_|$)"),
+    ("softmax", r"^triton_(per|red|fused)_\w*softmax"),
+    ("norm", r"^triton_(per|red|fused)_\w*(layer_norm|rms_norm|group_norm|batch_norm)"),
+    ("optimizer", r"^triton_for_"),
+    ("reduction", r"^triton_(per|red|spl)_ | ^triton_fused_(\w*_)?(sum|mean|amax|amin|argmax|argmin|var|prod)(_|$)"),
+    # torch 2.0 had no word for the kind.
+    ("elementwise", r"^triton_(poi|fused)_"),
+    # Its `triton__0d1d2d` has no word at all, and Inductor itself does not know what `unk` is.
+    (UNCLASSIFIED, r"^triton_unk_"),
     # A CUDA graph takes its inputs by copying them all at once.
     ("elementwise", r"multi_tensor_apply_kernel.*\bCopy<"),
-    # Triton's own names are made of the operators in them: `triton_poi_fused_mm_3` prepares a product, and is none.
-    ("attention", r"^triton_tem_\w*attention"),
-    ("gemm", r"^triton_(tem|mm|bmm)_"),
-    ("softmax", r"^triton_(per|red)_\w*softmax"),
-    ("norm", r"^triton_(per|red)_\w*(layer_norm|rms_norm|group_norm|batch_norm)"),
-    ("optimizer", r"^triton_for_"),
-    ("reduction", r"^triton_(per|red)_"),
-    ("elementwise", r"^triton_(poi|unk)_"),
-    (
-        "attention",
-        r"flash_?(fwd|bwd|attn|attention)|\bflash::|fmha|AttentionKernel|_sdpa_|att(ention|n)_(fwd|bwd|kernel)|splitkv_mla",
-    ),
 )
 
-# On the name of the function alone: template arguments name types and functors, and would match by accident.
-_FUNCTION = (
-    ("softmax", r"softmax|cross_entropy"),
-    ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|RowwiseMoments|GammaBeta|ComputeGradInput"),
-    ("optimizer", r"multi_tensor|adam|\blamb_|_sgd|amp_update|amp_non_finite|lpnorm_cleanup"),
+# Of functions, in small letters with `_` between words: of the last component of the name, and where that says nothing,
+# of all. Template arguments name types and functors, and would match by accident.
+_FUNCTIONS = (
     (
-        "gemm",
-        r"gemm|gemv|xmma|nvjet|split_?k|cublas|\bcutlass|matmul|dot_kernel|reduce_1Block_kernel|winograd|conv\dd|marlin|[bs]gmv",
+        "comm",
+        r"""
+        nccl | rccl | nvshmem | rocshmem | msccl | oneccl | userbuffers  # libraries, Transformer Engine
+        | (?<!sm)all_?reduce | all_?gather | reduce_?scatter | all_?to_?all | ^(one|two)_?shot_ | multimem_  # PyTorch
+        | cross_device_reduce | quick_?reduce  # vLLM, SGLang, AITER
+        | \b(deep_)?ep:: | \b(inter|intra)node | pplx | \bep_(dispatch|combine)  # DeepEP, pplx, MORI: experts' tokens
+        """,
     ),
     (
         "index",
-        r"(?<!with_)index|gather|scatter|embedding|_segment|sort|topk|compute_grad_weight|histogram"
-        r"|unique|nonzero|partition|krn_partial",
+        r"""
+        ^(?!.*(rotary|rope)).*embedding | bounds_check_ind | bucketize  # FBGEMM
+        | ^(?!.*(bmm|softmax)).*jagged | lxu_cache | permut | _offsets_range
+        | (reshape_and|concat_and|convert_and)_cache | (store|append|set|write)_\w*(kv|mla)_?(cache|buffer)  # vLLM
+        | kv_ind(ices|ptr) | token_(ids|pool) | row_id_map  # SGLang, Transformer Engine
+        | (moe|experts?)_(align|sort|first|prefix|maps) | count_\w*expert | routing | (pre|post)_reorder  # experts
+        | ep_(scatter|gather) | expand_(to_fused|input_rows) | ^finalize_(moe|kernel)  # SGLang, DeepSeek, TensorRT-LLM
+        | im2d?\d?_?col | col2_?im | vol2(col|im)  # a convolution's matrix, laid out
+        """,
     ),
-    ("reduction", r"reduce|scan|argm(ax|in)|cumsum|prefix_sum"),
     (
-        "elementwise",
-        r"elementwise|pointwise|CatArray|chunk_cat|copy|fill|triu|tril|dropout|where|cast|transpose|lerp|distribution|arange"
-        r"|range_|silu|gelu|swiglu|rope|rotary|scale|unpack|pack",
+        "attention",
+        r"""
+        attention | (?<![a-z])attn | flash_?(fwd|bwd|attn|decod|mla) | \bflash:: | fmha | (?<![a-z])m?mha | _sdpa
+        | splitkv | merge_?states | (prefill|decode)_with\w*kv_?cache  # FlashInfer
+        | reduce_segments | (?<![a-z])mla_(?!kv) | ^pa_(fwd|bf16|fp16|decode)  # vLLM, AITER
+        | sage_?(fwd|bwd)  # SageAttention
+        | ^_?(fwd|bwd)_(grouped_)?kernel(_stage\d | _split_?k | _flash | _d[kqv] | _fuse | $)  # Triton's
+        | ^_split_k_reduce$  # xformers
+        | ^bwd_(pre|post)process$ | dot_do_o | convert_dq_  # AOTriton, cuDNN
+        """,
     ),
-)
-_RULES_WHOLE = [(kind, re.compile(pattern)) for kind, pattern in _WHOLE]
-_RULES_FUNCTION = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _FUNCTION]
-
-_OPERATORS = (
-    ("comm", r"^(c10d|nccl|record_param_comms|_c10d_functional)"),
-    ("attention", r"attention|flash"),
+    ("softmax", r"soft_?max | cross_entropy | logsumexp"),
+    (
+        "norm",
+        r"""
+        (layer|rms|group|batch|instance|qk|l2|weight)_?norm | welford
+        | rowwise_moments | gamma_beta | compute_grad_input | compute_\w*(gradients|fused_params)  # ATen, apex
+        | (?<![a-z])bn_(fw|bw|stats) | (?<![a-z])ln_\w*(fwd|bwd)  # cuDNN, Transformer Engine
+        """,
+    ),
+    (
+        "optimizer",
+        r"""
+        multi_tensor | (?<![a-z])(adam|lamb|sgd|lion)(?![a-z]) | adam[wx] | adagrad | adafactor | rmsprop
+        | amp_update | amp_non_finite | lpnorm_cleanup  # ATen
+        | k_(optimizer|precondition)  # bitsandbytes
+        """,
+    ),
+    ("pooling", r"pool(?!ed) | adaptive_?(average|max) | roi_align"),
+    # Before what they prepare: layout for a convolution, positions for attention.
+    ("elementwise", r"^(nchw|nhwc)_ | repack | rotary | (?<![a-z])rope(?![a-z])"),
     (
         "gemm",
-        r"^(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|einsum|_scaled_mm|_grouped_mm|(cudnn_)?convolution)\b",
+        r"""
+        gemm | gemv | matmul | mul_mat | (?<![a-z])b?mm(t?_|$) | grouped_mm | split_?k | xmma | wmma
+        | nvjet | cublas | dot_kernel | reduce_1_?block_kernel | \bepilogue::impl  # cuBLAS and its parts
+        | [shic]cudnn | \d{3}cudnn | cask_cudnn | (?<![a-z])[dw]grad | fprop  # cuDNN's engines, by direction
+        | winograd | conv(?!er) | (?<![a-z])fft[12]d_[rc]2[rc]_\d | pointwise_mult_and_sum  # its others: Fourier's
+        | \bcutlass | cijk_ | fmoe | (?<![a-z])wv_?split  # CUTLASS, Tensile, AITER, vLLM on ROCm
+        | mqa_logits | fused_moe | marlin | machete | [bs]gmv | lora_(shrink|expand) | llmm  # vLLM, Punica
+        | block_?persist | persist_?rnn  # cuDNN's recurrent cells, product and all
+        """,
+    ),
+    ("elementwise", r"quant | cast | qparam | _to_(float|half|bfloat16|bf16|fp16|fp8)"),
+    (
+        "index",
+        r"""
+        (?<!with_)index | indices | gather | scatter | _segment(?!ed) | sort | top_?k | radix | histogram | bincount
+        | unique | non_?zero | partition | device_(select|compact) | multinomial | sampling | nms_ | grid_sampler
+        | compute_grad_weight | krn_partial | (^|_)compute_cuda_kernel  # ATen: of embeddings; repeat_interleave
+        | embs | fused_mapping | position_kernel | dense_representation  # FBGEMM, DeepSeek, SGLang
+        """,
+    ),
+    (
+        "reduction",
+        r"""
+        reduc | (?<![a-z])scan | arg_?(max|min) | cumsum | prefix_sum | (?<![a-z])sum(?![a-z]) | amax | nrm2 | asum
+        | nll_?loss | criterion | ctc_loss | _persistent(_|$)  # losses; nvFuser
+        """,
+    ),
+    (
+        "elementwise",
+        r"""
+        element_?wise | pointwise | cat_array | concat | chunk_cat | copy | fill | memset | transpose | convert | pack
+        | triu | tril | where | lerp | distribution | random | bernoulli | dropout | generate_seed | arange | range_
+        | act_and_mul | activation | [a-z]lu(?![a-z]) | gated | sigmoid | tanh | swiglu | bias | residual | masked_
+        | clamp        | scal(e|_) | axpy | (?<![a-z])(add|sub|mul|div|pad)(?![a-z]) | padding
+        | upsample | flip | roll_ | shuffle | swizzle | reorder
+        | sub_tensor | miopen_(active|neuron) | op_\w*tensor | add_tensor | lstm | gru_cell | rnn_?cell  # MIOpen, cuDNN
+        """,
+    ),
+)
+# Of what general launchers were given: those of CUTLASS, CK, Thrust and rocPRIM say nothing else.
+_ARGUMENTS = (
+    ("attention", r"[Ff]mha | flash:: | FlashAttn | [Aa]ttention"),
+    ("gemm", r"[Gg]emm | [Gg]emv | cutlass | [Cc]onv(?!er) | cublas"),
+    ("norm", r"[Nn]orm"),
+    ("softmax", r"[Ss]oft_?[Mm]ax"),
+    ("index", r"[Ss]ort | partition | copy_if | unique | select(?!or) | histogram"),
+    ("reduction", r"reduce | scan"),
+    ("elementwise", r"transform | parallel_for | for_each | [Ee]lementwise | [Qq]uant"),
+)
+_LAUNCHERS = re.compile(
+    r"Kernel2|device_kernel|kernel_sm\d+|^[Kk]ernel$|kentry|trampoline_kernel|_kernel_agent|static_kernel"
+)
+# Of the operator around the launch, without its namespace.
+_OPERATORS = (
+    ("attention", r"attention | flash"),
+    (
+        "gemm",
+        r"""
+        ^(mm|bmm|addmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|einsum|_scaled_mm|_grouped_mm)\b
+        | ^_?(cudnn_|miopen_|mkldnn_|slow_)?conv(?!er)
+        """,
     ),
     ("softmax", r"softmax"),
-    ("norm", r"layer_norm|rms_norm|group_norm|batch_norm"),
-    ("optimizer", r"^_foreach|^_fused_(adam|sgd|adagrad)|^_amp_"),
+    ("norm", r"(layer|rms|group|batch)_?norm"),
+    ("optimizer", r"^_foreach | ^_fused_(adam|sgd|adagrad) | ^_amp_"),
+    ("pooling", r"_pool(?!ed)"),
     ("index", r"^(embedding|index|gather|scatter|masked_select|nonzero|sort|topk|take)"),
     (
         "reduction",
@@ -84,32 +175,67 @@ _OPERATORS = (
     ),
     (
         "elementwise",
-        r"^(add|sub|mul|div|pow|rsqrt|sqrt|neg|exp|log|copy_|_to_copy|to|fill_|zero_|silu|gelu|sigmoid|tanh|masked_fill"
-        r"|cat|clone|where|lerp|addcmul|addcdiv|arange|tril|triu|dropout|native_dropout|bernoulli|uniform|normal)",
+        r"""
+        ^(add|sub|mul|div|pow|rsqrt|sqrt|neg|exp|log|copy_|_to_copy|to|fill_|zero_|silu|gelu|sigmoid|tanh|masked_fill
+        |cat|clone|where|lerp|addcmul|addcdiv|arange|tril|triu|dropout|native_dropout|bernoulli|uniform|normal|upsample)
+        """,
     ),
 )
-_RULES_OPERATOR = [(kind, re.compile(pattern)) for kind, pattern in _OPERATORS]
+_COMMUNICATION = re.compile(r"^(c10d|nccl|record_param_comms|_c10d_functional|symm_mem)")
+
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
+
+_Rules = Sequence[tuple[str, re.Pattern[str]]]
+
+
+def _compiled(rules: Iterable[tuple[str, str]]) -> _Rules:
+    return [(kind, re.compile(pattern, re.VERBOSE)) for kind, pattern in rules]
+
+
+_BY_BEGINNING = _compiled(_BEGINNINGS)
+_BY_FUNCTION = _compiled(_FUNCTIONS)
+_BY_ARGUMENTS = _compiled(_ARGUMENTS)
+_BY_OPERATOR = _compiled(_OPERATORS)
 
 
 def kind_of(name: str, category: str = "kernel", operator: str = "") -> str:
-    """Kind of a device event by its full name; `operator` is the one that launched it, such as `aten::mm`."""
+    """Kind of a device event by its full name; `operator` is the one that launched it, such as `aten::mm`.
+
+    Looked at in this order, the first that tells: the name's beginning, the function, its namespaces, what a general
+    launcher was given, the operator. `unclassified` where none tells.
+    """
     if category != "kernel":
         return "memcpy"
-    for kind, pattern in _RULES_WHOLE:
-        if pattern.search(name):
-            return kind
-    function = base_name(name)
-    for kind, pattern in _RULES_FUNCTION:
-        if pattern.search(function):
-            return kind
-    # The general launchers of cutlass and cublas say only in their arguments what they run.
-    if re.search(r"gemm|gemv|cutlass", name, re.IGNORECASE):
-        return "gemm"
-    bare = operator.removeprefix("aten::")
-    return next((kind for kind, pattern in _RULES_OPERATOR if pattern.search(bare)), UNCLASSIFIED)
+    if kind := _first(_BY_BEGINNING, name):
+        return kind
+    function = _LIBRARIES.sub("", base_name(name))
+    last = function.rpartition("::")[2]
+    kind = _first(_BY_ARGUMENTS, name) if _LAUNCHERS.search(last) else _first(_BY_FUNCTION, _words(last))
+    return kind or _first(_BY_FUNCTION, _words(function)) or _kind_of_operator(operator)
 
 
+def _words(name: str) -> str:
+    """`gather_top_k` of `gatherTopK`."""
+    return _BETWEEN_WORDS.sub("_", name).lower()
+
+
+def _first(rules: _Rules, text: str) -> str:
+    return next((kind for kind, pattern in rules if pattern.search(text)), "")
+
+
+def _kind_of_operator(operator: str) -> str:
+    """An operator may be a call of Inductor's kernel, by its name."""
+    if operator.startswith("triton_"):
+        return _first(_BY_BEGINNING, operator) or UNCLASSIFIED
+    if _COMMUNICATION.search(operator):
+        return "comm"
+    return _first(_BY_OPERATOR, operator.rpartition("::")[2]) or UNCLASSIFIED
+
+
+# Names of libraries: the letters "gemm" in `fbgemm_gpu` are no product.
+_LIBRARIES = re.compile(r"\b(fbgemm_gpu|deep_gemm|grouped_gemm|flashinfer|sgl_kernel|at_cuda_detail)::|_deep_gemm$")
 _NOISE = re.compile(r"^std::enable_if<.*?>::type |\(anonymous namespace\)::|<unnamed>::|\bvoid\b|\bstatic\b")
+_LENGTH = re.compile(r"[1-9]\d{0,3}")
 _WORD = re.compile(r"[\w$]+(?:::[\w$]+)*")
 # What a general launcher runs, by its template arguments: the first pattern that is there, its last occurrence.
 _OPERATIONS = (
@@ -120,7 +246,6 @@ _OPERATIONS = (
     re.compile(r"\b(?!A?Unary|B?Unary|Binary|Ternary|Pointwise)(\w+?)Functor<"),
     re.compile(r"\b(\w+?)(?:_functor|Ops)<"),
 )
-_LAUNCHERS = re.compile(r"Kernel2|device_kernel|kernel_sm\d+|^Kernel$")
 _TYPES = (("bf16", "BFloat16"), ("bf16", "bfloat16"), ("f16", "c10::Half"), ("f16", "__half"))
 # What generated names have in common, or say twice; types, layout and tile stay.
 _GENERATED = (
@@ -134,8 +259,27 @@ _GENERATED = (
 
 def base_name(name: str) -> str:
     """The function's qualified name without return type, template arguments and parameters."""
+    if name.startswith("_Z"):
+        return "::".join(_mangled(name)) or name
     text = _NOISE.sub("", name).strip()
     return text.partition("<")[0].partition("(")[0].strip() or text
+
+
+def _mangled(name: str) -> list[str]:
+    """The components of a mangled name (`_ZN2ck6deviceI...` is `ck::device`), up to its arguments.
+
+    Each stands behind its own length, by the Itanium C++ ABI.
+    """
+    found: list[str] = []
+    place = 3 if name.startswith("_ZN") else 2
+    while match := _LENGTH.match(name, place):
+        place = match.end() + int(match[0])
+        if place > len(name):
+            # Cut short.
+            return []
+        if not name.startswith("_GLOBAL__N_", match.end()):
+            found.append(name[match.end() : place])
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -143,6 +287,8 @@ def short_name(name: str) -> str:
     """The shortest name that still says what ran, such as `vec_elementwise[add]`."""
     if name.startswith(("Memcpy ", "Memset ")):
         return name
+    if name.startswith("_Z"):
+        return _plain(base_name(name).rpartition("::")[2])
     if "<" not in name and "(" not in name:
         return _plain(name)
     function = base_name(name)
