@@ -32,7 +32,7 @@ MISTAKES = {
     "modes in the matrix": ("{matrix: {modes: [forward]}}", "modes, passes and environments have keys of their own"),
     "folder in base": ("{base: {measure.results_dir: x}, modes: [forward]}", "--results_dir"),
     "no such mode": ("{modes: [training]}", "must be a list of some of inference, forward"),
-    "no repeats": ("{modes: [forward], repeats: 0}", "at least 1"),
+    "no repeats": ("{modes: [forward], repeats: 0}", "from 1 to 1000"),
     "repeats a text": ("{modes: [forward], repeats: many}", "whole number"),
     "no end": ("{modes: [forward], timeout_s: .inf}", "above 0"),
     "no time": ("{modes: [forward], timeout_s: 0}", "above 0"),
@@ -149,7 +149,7 @@ def test_an_option_for_every_cell_may_not_be_an_axis():
     for option in ("a.b", "e.f"):
         with pytest.raises(UsageError, match="is an axis of this sweep"):
             sweep.changed({option: "1"}, None, None)
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="from 1 to 1000"):
         sweep.changed({}, 0, None)
 
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 import math
 import os
 import re
+import typing
+from collections.abc import Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +26,13 @@ from lmbench.records.step import StepRecord
 
 R = TypeVar("R", RunRecord, StepRecord)
 
+#: A path into a record, config included, has some ten names; deeper ones would end Python's recursions.
+MAX_DEPTH = 50
+#: Of whole numbers, to either side; larger ones become no float, and no text from 4 300 digits on.
+_MOST = 2**63
+
 _WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.?(.*)`", re.DOTALL)
+_NONFINITE = ("nan", "inf", "-inf")
 _WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
           "object": "a mapping", "null": "null"}  # fmt: skip
 
@@ -56,7 +65,7 @@ def decode_run(data: bytes) -> RunRecord:
     version = decode(data, _Versioned).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    return _with_nonfinite(decode(data, RunRecord))
+    return checked(_with_nonfinite(decode(data, RunRecord)))
 
 
 def decode_step(data: bytes) -> StepRecord:
@@ -77,6 +86,28 @@ def decode(data: bytes, kind: type[S]) -> S:
         raise DamagedRecord(f"it is no JSON: {error}") from None
     except RecursionError:
         raise DamagedRecord("it is nested too deeply") from None
+
+
+def checked(record: S) -> S:
+    """The record, where nothing in it is nested too deeply and no whole number is too large to be worked with, be it in
+    what others make up (a configuration, axes). Raises DamagedRecord."""
+    level: list[tuple[str, Any]] = [("", record)]
+    for _ in range(MAX_DEPTH):
+        level = [(_join(path, key), child) for path, value in level for key, child in _children(value)]
+        for path, value in level:
+            if type(value) is int and not -_MOST <= value < _MOST:
+                raise DamagedRecord(f"{path} is a number of more than 64 bits")
+        if not level:
+            return record
+    raise DamagedRecord(f"it is nested too deeply, more than {MAX_DEPTH} levels")
+
+
+def _children(value: Any) -> Iterable[tuple[object, Any]]:
+    if isinstance(value, Struct):
+        return ((name, getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
 def _what_is_wrong(message: str) -> str:
@@ -140,10 +171,8 @@ def _with_nonfinite(record: R) -> R:
         holder: Any = record
         for key in parents:
             holder = _child(holder, key)
-        try:
-            _put(holder, last, float(name))
-        except (ValueError, AttributeError):
-            raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads nowhere") from None
+        if name not in _NONFINITE or not _put(holder, last, float(name)):
+            raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads to no number")
     record.nonfinite = {}
     return record
 
@@ -152,18 +181,34 @@ def _child(holder: Any, key: str) -> Any:
     if isinstance(holder, dict):
         return holder.get(key)
     if isinstance(holder, list):
-        return holder[int(key)] if key.isdecimal() and int(key) < len(holder) else None
-    return getattr(holder, key, None)
+        return holder[int(key)] if _is_place(key, holder) else None
+    return getattr(holder, key, None) if isinstance(holder, Struct) else None
 
 
-def _put(holder: Any, key: str, value: float) -> None:
+def _put(holder: Any, key: str, value: float) -> bool:
+    """Put a number where one can be and none is; returns whether it could."""
+    if _child(holder, key) is not None:
+        return False
     if isinstance(holder, dict):
         holder[key] = value
-    elif isinstance(holder, list):
-        if key.isdecimal() and int(key) < len(holder):
-            holder[int(key)] = value
-    else:
+    elif isinstance(holder, list) and _is_place(key, holder):
+        holder[int(key)] = value
+    elif isinstance(holder, Struct) and key in _float_fields(type(holder)):
         setattr(holder, key, value)
+    else:
+        return False
+    return True
+
+
+def _is_place(key: str, holder: list[Any]) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < len(holder)
+
+
+@cache
+def _float_fields(kind: type[Struct]) -> frozenset[str]:
+    """Names of the fields that take a number with a fraction."""
+    hints = typing.get_type_hints(kind)
+    return frozenset(name for name, hint in hints.items() if float in (hint, *typing.get_args(hint)))
 
 
 def _plain(value: Any) -> Any:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.files import Bounded, Unreadable, open_file, read_file
 from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step
 from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RUN_FILE, STEPS_FILE
 from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
+
+#: A real run.json has 20 kB; its content takes up to twenty times as much memory.
+MAX_RUN_BYTES = 8 * 2**20
+#: A step takes 1 kB, in steps.jsonl as well as in memory.
+MAX_STEPS = 1_000_000
+MAX_STEPS_BYTES = 2 * 2**30
+MAX_LINE_BYTES = 64 * 2**10
+_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,7 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
     and the rest is kept. Raises UsageError for a folder that is no result and for a result of another schema
     version.
     """
-    folder = Path(path)
-    if folder.name == RUN_FILE and folder.is_file():
-        folder = folder.parent
+    folder = _folder_of(Path(path))
     if not is_run_folder(folder):
         raise UsageError(f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder")
     record, run_damage = _read_run(folder)
@@ -56,7 +63,7 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
 
 def is_run_folder(path: Path) -> bool:
     """Whether the folder holds a result's files, readable or not."""
-    return (path / RUN_FILE).is_file() or (path / STEPS_FILE).is_file()
+    return any(os.path.lexists(path / name) for name in (RUN_FILE, STEPS_FILE))
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
@@ -66,10 +73,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: set[Path] = set()
     for path in paths:
-        root = Path(path)
-        if root.name == RUN_FILE and root.is_file():
-            root = root.parent
-        if not root.is_dir():
+        root = _folder_of(Path(path))
+        if not os.path.isdir(root):  # noqa: PTH112 (which knows of no name that is too long)
             raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs")
         below = [folder.resolve() for folder in _walk(root)]
         if not below:
@@ -78,9 +83,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return sorted(found)
 
 
+def _folder_of(path: Path) -> Path:
+    """The run's folder, where the run.json in it was given."""
+    return path.parent if path.name == RUN_FILE and not path.is_dir() else path
+
+
 def _walk(root: Path) -> Iterable[Path]:
+    # Links to folders are not followed, so that one to a folder above does not go round.
     for folder, subfolders, files in os.walk(root):
-        if RUN_FILE in files or STEPS_FILE in files:
+        if any(name in files or name in subfolders for name in (RUN_FILE, STEPS_FILE)):
             subfolders.clear()
             yield Path(folder)
 
@@ -88,9 +99,10 @@ def _walk(root: Path) -> Iterable[Path]:
 def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
     path = folder / RUN_FILE
     try:
-        return decode_run(path.read_bytes()), None
-    except FileNotFoundError:
-        return RunRecord(SCHEMA_VERSION, DAMAGED), f"{RUN_FILE} is missing"
+        return decode_run(read_file(path, MAX_RUN_BYTES)), None
+    except Unreadable as error:
+        said = f"{RUN_FILE} is missing" if error.is_missing else f"{RUN_FILE} is not read: {error}"
+        return RunRecord(SCHEMA_VERSION, DAMAGED), said
     except OtherSchema as other:
         if other.version is None:
             raise UsageError(
@@ -105,22 +117,53 @@ def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
 
 
 def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
+    steps: list[StepRecord] = []
+    bad_count, first_bad = 0, 0
     try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], None
-    steps, bad = [], []
-    for line_number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            steps.append(decode_step(line))
-        except DamagedRecord:
-            if line_number < len(lines):
-                bad.append(line_number)
-    if not bad:
+        for number, step in read_steps(path):
+            if step is None:
+                bad_count, first_bad = bad_count + 1, first_bad or number
+            elif len(steps) < MAX_STEPS:
+                steps.append(step)
+            else:
+                return steps, f"{STEPS_FILE}: more than {MAX_STEPS:,} steps; the others are not read"
+    except Unreadable as error:
+        return steps, None if error.is_missing else f"{STEPS_FILE} is not read to its end: {error}"
+    if not bad_count:
         return steps, None
-    return steps, f"{STEPS_FILE}: {len(bad)} unreadable line{'s' * (len(bad) > 1)}, the first is line {bad[0]}"
+    return steps, f"{STEPS_FILE}: {bad_count} unreadable line{'s' * (bad_count > 1)}, the first is line {first_bad}"
+
+
+def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
+    """Line numbers of a steps.jsonl with their records, None for a line that is none; read as far as is asked.
+
+    Empty lines and a torn last one are left out. Raises Unreadable.
+    """
+    number, rest, is_too_long = 0, b"", False
+    with open_file(path) as file:
+        stream = Bounded(file, MAX_STEPS_BYTES)
+        while chunk := stream.read(_CHUNK_BYTES):
+            if is_too_long:
+                if b"\n" not in chunk:
+                    continue
+                chunk, is_too_long = chunk.partition(b"\n")[2], False
+            *lines, rest = (rest + chunk).split(b"\n")
+            for index, line in enumerate(lines, start=number + 1):
+                if line:
+                    yield index, _step(line)
+            number += len(lines)
+            if len(rest) > MAX_LINE_BYTES:
+                number, rest, is_too_long = number + 1, b"", True
+                yield number, None
+    if rest and (last := _step(rest)) is not None:
+        yield number + 1, last
+
+
+def _step(line: bytes) -> StepRecord | None:
+    try:
+        return decode_step(line)
+    except DamagedRecord:
+        return None
 
 
 def _outcome(record: RunRecord) -> str:

@@ -21,6 +21,8 @@ RESERVE_FILE = ".reserve"
 
 #: A sweep's folder: what it is, its runs' folders, and (when it is done) a row for each cell.
 SWEEP_FILE = "sweep.json"
+#: Its file has 500 bytes a cell.
+MAX_SWEEP_BYTES = 64 * 2**20
 RUNS_FOLDER = "runs"
 CELLS_FILE = "cells.csv"
 
@@ -191,9 +193,10 @@ def write_whole(path: Path, text: str) -> None:
 
     Raises OSError (a full disk, say); the old file is then as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not over what lies there: a folder of somebody else's may hold a link of that name.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.records.codec import DamagedRecord, decode_step
+from lmbench.files import Unreadable, is_file, read_file
+from lmbench.records.codec import DamagedRecord, checked, decode
 from lmbench.records.guard import Guard
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import Run, find_runs, load_run, read_steps
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.step import StepRecord
-from lmbench.records.store import RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
+from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
 from lmbench.report.facts import Planned, Value, other_axes, other_settings, read_facts
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
@@ -74,15 +76,12 @@ class Sample:
     def first_steps(self, count: int) -> list[StepRecord]:
         """Its first step records, warm-up included; read from the disk now, and no further than asked."""
         records: list[StepRecord] = []
-        try:
-            with (self.path / STEPS_FILE).open("rb") as file:
-                for line in file:
-                    if len(records) == count:
-                        break
-                    records.append(decode_step(line))
-        except (OSError, DamagedRecord):
-            # What a torn or missing file still tells is before this.
-            pass
+        # What a torn or missing file still tells is before that.
+        with suppress(Unreadable):
+            for _, step in itertools.islice(read_steps(self.path / STEPS_FILE), count):
+                if step is None:
+                    break
+                records.append(step)
         return records
 
 
@@ -163,14 +162,14 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
 def _sweep_of(folder: Path) -> Path | None:
     """The folder of the sweep that a run belongs to."""
     home = folder.parent.parent
-    return home if folder.parent.name == RUNS_FOLDER and (home / SWEEP_FILE).is_file() else None
+    return home if folder.parent.name == RUNS_FOLDER and is_file(home / SWEEP_FILE) else None
 
 
 def _read_sweep(home: Path) -> _Sweep:
     """What its sweep.json says; nothing where that is damaged."""
     try:
-        return msgspec.json.decode((home / SWEEP_FILE).read_bytes(), type=_Sweep)
-    except (OSError, msgspec.DecodeError):
+        return checked(decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep))
+    except (Unreadable, DamagedRecord):
         return _Sweep()
 
 

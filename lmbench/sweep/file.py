@@ -29,6 +29,7 @@ PASSES: dict[Pass, Options] = {
 }
 #: Axes that stand beside the options, under keys of their own in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
+MOST_REPEATS = 1000
 #: The option of `base` that names a configuration.
 CONFIG = "config"
 
@@ -69,7 +70,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     modes: list[Mode] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
-    repeats: Annotated[int, Meta(ge=1)] = 3
+    repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     view: Any = None
 
@@ -122,7 +123,7 @@ _FORMS = {
     "modes": f"a list of some of {', '.join(MODES)}",
     "passes": f"a list of some of {', '.join(PASSES)}",
     "environments": "a mapping of names, each to a mapping of python, revision, tree, variables",
-    "repeats": "a whole number of at least 1",
+    "repeats": f"a whole number from 1 to {MOST_REPEATS}",
     "timeout_s": "a number of seconds above 0",
 }
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.(.*)`)?", re.DOTALL)

@@ -23,7 +23,11 @@ from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options,
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _DIGEST_DIGITS = 8
 _MAX_NAME = 70
+# Of cells, of runs, of axes, and of cells times rules of `exclude`: each of them in seconds and megabytes.
 _MOST_CELLS = 100_000
+_MOST_RUNS = 1_000_000
+_MOST_AXES = 1_000
+_MOST_EXCLUSIONS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -173,10 +177,18 @@ def axes_of(points: list[Options]) -> dict[str, list[Any]]:
 
 
 def _refuse_too_many(sweep: SweepFile) -> None:
+    """Before the grid is laid out."""
     counts = [len(axis) for axis in (*sweep.matrix.values(), sweep.modes, sweep.passes, sweep.environments) if axis]
     count = math.prod(counts) + len(sweep.include)
-    if count > _MOST_CELLS:
-        raise UsageError(f"the matrix has {count:,} cells, more than {_MOST_CELLS:,}; take out axes or values")
+    for what, found, most, of in (
+        ("the matrix has", len(counts), _MOST_AXES, "axes"),
+        ("the matrix has", count, _MOST_CELLS, "cells"),
+        ("the sweep has", count * sweep.repeats, _MOST_RUNS, "runs"),
+        ("exclude has", count * len(sweep.exclude), _MOST_EXCLUSIONS, "cells to try its rules on"),
+    ):
+        if found > most:
+            told = f"{found:,}" if found < 10**12 else "over 10^12"
+            raise UsageError(f"{what} {told} {of}, more than {most:,}; take out axes or values")
 
 
 def _matrix(sweep: SweepFile) -> Iterator[Options]:

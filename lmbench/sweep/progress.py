@@ -9,8 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, TextIO
 
-import yaml
-
+from lmbench.configs import parse_yaml
 from lmbench.records.run import RunRecord
 from lmbench.sweep.plan import GridCell, Job, Plan
 from lmbench.sweep.servers import START_S
@@ -29,7 +28,7 @@ class Estimate:
 
     def __init__(self, plan: Plan) -> None:
         most_s = plan.file.timeout_s
-        content: Any = {} if plan.base_config is None else yaml.safe_load(plan.base_config)
+        content: Any = {} if plan.base_config is None else parse_yaml(plan.base_config, "base: config")
         measure = content.get("measure")
         configured = measure.get("min_window_s") if isinstance(measure, dict) else None
         self._least_s = {cell.id: min(_window_s(cell, configured) + START_S, most_s) for cell in plan.cells}
