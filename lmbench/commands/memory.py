@@ -1,0 +1,52 @@
+"""`lmbench memory RUN|SNAPSHOT.pickle`: what the peak of the device's memory consists of."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from lmbench.commands.parser import CommandParser, command
+from lmbench.errors import ExitCode
+
+DESCRIPTION = """\
+Shows what the device's memory is made of at its peak, from a history of PyTorch's
+allocator: bytes by category and by part of the model, the largest allocations with
+where they come from, what is saved for the backward, and what is reserved in vain. RUN
+is a result recorded with `lmbench fit ... --memory.history true`; SNAPSHOT is any
+snapshot that torch.cuda.memory._dump_snapshot wrote, lmbench's or not: read as a
+pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch."""
+
+
+@command
+def run(args: list[str]) -> int:
+    """Print the tables; returns the exit code."""
+    parser = CommandParser("memory", DESCRIPTION)
+    parser.add_argument("source", metavar="RUN|SNAPSHOT", help="a run's folder or a snapshot")
+    parser.add_argument("--top", type=_positive, default=15, metavar="N", help="allocations shown (default 15)")
+    parser.add_argument("--device", type=int, metavar="N", help="whose history, where a snapshot has several devices'")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
+    output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or what the peak holds as CSV")
+    options = parser.parse_args(args[1:])
+    # Help does not wait for these.
+    from lmbench.memory.history.findings import as_record, examine
+    from lmbench.memory.tables import print_findings, to_csv, to_markdown
+    from lmbench.report.screen import make_console
+
+    found = examine(options.source, options.device)
+    if options.json:
+        print(json.dumps(as_record(found), indent=1, allow_nan=False))
+    elif options.format == "csv":
+        sys.stdout.write(to_csv(found))
+    elif options.format == "markdown":
+        sys.stdout.write(to_markdown(found, options.top))
+    else:
+        print_findings(found, options.top, make_console())
+    return ExitCode.OK
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of allocations; give 1 or more")
+    return int(text)

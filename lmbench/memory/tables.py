@@ -1,0 +1,251 @@
+"""A history's findings as people read them: labelled lines and tables, on the screen and as Markdown; blocks as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
+from lmbench.memory.history.findings import Findings
+from lmbench.report.markdown import table_lines
+from lmbench.report.screen import print_line, print_table
+from lmbench.report.table import Entry, Table, fact, generated, numbers
+from lmbench.report.text import shortened, shown
+from lmbench.report.units import MISSING, gib, gib_number, percent, whole
+
+#: Parts with less of the peak than this are together in one row.
+_PART_FRACTION = 0.005
+_FRAME_WIDTH = 46
+Line = tuple[str, str]
+
+
+def print_findings(found: Findings, top: int, console: Console) -> None:
+    """Print all lines and tables, readable at 80 columns."""
+    for label, text in head(found):
+        print_line(label, text, console, is_whole=label == "snapshot")
+    for table in tables(found, top):
+        print_table(table, console)
+    console.out("")
+    for line in closing(found):
+        print_line(*line, console)
+
+
+def to_markdown(found: Findings, top: int) -> str:
+    """The same as Markdown, ready to paste; ends in a line feed."""
+    lines = [f"- **{label}**: {shown(text)}" for label, text in head(found)]
+    for table in tables(found, top):
+        lines += ["", *table_lines(table)]
+    return "\n".join([*lines, "", *(f"- **{label}**: {shown(text)}" for label, text in closing(found) if label)]) + "\n"
+
+
+def to_csv(found: Findings) -> str:
+    """What is held at the peak, alike blocks in a row, in bytes."""
+    stream = io.StringIO()
+    names = ["total_bytes", "size_bytes", "count", "category", "owner", "phase", "step", "operator", "user_frame"]
+    writer = csv.DictWriter(stream, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    for each in found.largest:
+        row = {name: getattr(each, name) for name in names}
+        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
+    return stream.getvalue()
+
+
+def head(found: Findings) -> list[Line]:
+    """What was recorded, and the peak in one line each."""
+    played = found.played
+    lines = [("snapshot", str(found.path))]
+    if found.run is not None and found.run.run_id:
+        lines.append(("run", found.run.run_id))
+    steps = len(found.attribution.bands.steps)
+    of_steps = f", {steps} step{'s' if steps != 1 else ''}" if steps else ""
+    whose = "" if found.notes is not None else ", without lmbench's notes: categories by stacks"
+    lines.append(("history", f"device {played.device}, {played.entry_count:,} entries{of_steps}{whose}"))
+    if not found.is_complete:
+        lines.append(("INCOMPLETE", "; ".join(found.cuts)))
+    lines.append(("peak", _peak(found)))
+    lines.append(("reserved", _reserved(found)))
+    if found.notes is not None and found.notes.peaks is not None:
+        peaks = found.notes.peaks
+        rest = peaks.allocated_bytes - found.peak_bytes
+        lines.append((
+            "allocator",
+            f"its own peaks: {gib(peaks.allocated_bytes)} allocated, {gib(peaks.requested_bytes)} asked for, "
+            f"{gib(peaks.reserved_bytes)} reserved; {gib(rest)} allocated are ends of blocks that it left "
+            "whole",
+        ))  # fmt: skip
+    return lines
+
+
+def _peak(found: Findings) -> str:
+    step = f" of step {found.peak_step}" if found.peak_step else ""
+    where = f" in {found.peak_phase}{step}" if found.attribution.bands.is_own else ""
+    pending = int(found.played.pending_bytes[found.peak])
+    waiting = f"; {gib(pending)} more wait for another stream" if pending else ""
+    return f"{gib(found.peak_bytes)} allocated{where} ({gib(found.peak_requested_bytes)} asked for){waiting}"
+
+
+def _reserved(found: Findings) -> str:
+    between = found.peak_reserved_bytes - found.peak_bytes
+    fraction = between / found.peak_reserved_bytes if found.peak_reserved_bytes else 0.0
+    return (
+        f"{gib(found.peak_reserved_bytes)} at the peak, {gib(between)} ({percent(fraction)}) of it in no block; at the "
+        f"end {gib(found.free.total_bytes)} are free, the largest piece {gib(found.free.largest_bytes)}"
+    )
+
+
+def tables(found: Findings, top: int) -> list[Table]:
+    """All tables that this history has something for."""
+    made = [category_table(found)]
+    if found.phases:
+        made.append(phase_table(found))
+    if any(found.by_part):
+        made.append(part_table(found))
+    made.append(largest_table(found, top))
+    if found.saved:
+        made += [saved_table(found), operator_table(found)]
+    return made
+
+
+def category_table(found: Findings) -> Table:
+    """Bytes at the peak by category."""
+    total = found.peak_bytes
+    rows = [
+        [fact(CATEGORY_LABELS[name]), Entry(gib_number(size)), Entry(percent(size / total if total else 0.0))]
+        for name, size in found.by_category.items()
+    ]
+    rows.append([fact("peak"), Entry(gib_number(total)), Entry(percent(1.0))])
+    return Table("At the peak", "GiB", [*generated("category"), *numbers("GiB", "share")], rows, has_total=True)
+
+
+def _shown_categories(sizes: Sequence[Mapping[Category, int]]) -> list[Category]:
+    return [name for name in CATEGORIES if any(own.get(name) for own in sizes)]
+
+
+def _sizes(by_category: Mapping[Category, int], names: Sequence[Category]) -> list[Entry]:
+    return [Entry(gib_number(by_category[name]) if name in by_category else MISSING) for name in names]
+
+
+#: Headings of narrow columns.
+_SHORT: dict[Category, str] = {
+    "parameters": "params", "gradients": "grads", "optimizer_state": "optim", "activations": "acts",
+    "temporaries": "temps", "workspaces": "work",
+}  # fmt: skip
+
+
+def _short(names: Sequence[Category]) -> list[str]:
+    return [_SHORT.get(name, name) for name in names]
+
+
+def phase_table(found: Findings) -> Table:
+    """The peak of each phase, and what it is made of."""
+    names = _shown_categories([phase.by_category for phase in found.phases])
+    rows = [
+        [fact(phase.phase), Entry(gib_number(phase.allocated_bytes)), *_sizes(phase.by_category, names)]
+        for phase in found.phases
+    ]
+    headings = [*generated("phase"), *numbers("peak", *_short(names))]
+    return Table("Each phase's peak", "GiB; the most that was allocated in a phase, over all steps", headings, rows)
+
+
+def part_table(found: Findings) -> Table:
+    """Bytes at the peak by part of the model."""
+    names = _shown_categories(list(found.by_part.values()))
+    rows, rest = [], dict[Category, int]()
+    others = 0
+    for part, sizes in found.by_part.items():
+        if sum(sizes.values()) < _PART_FRACTION * found.peak_bytes:
+            others += 1
+            for name, size in sizes.items():
+                rest[name] = rest.get(name, 0) + size
+        else:
+            label = _part(part)
+            rows.append([fact(label), Entry(gib_number(sum(sizes.values()))), *_sizes(sizes, names)])
+    if rest:
+        label = f"{others} more part{'s' if others > 1 else ''}"
+        rows.append([fact(label), Entry(gib_number(sum(rest.values()))), *_sizes(rest, names)])
+    headings = [*generated("part"), *numbers("all", *_short(names))]
+    caption = "GiB at the peak, by the module that made it, or whose parameter it belongs to; * is any block"
+    return Table("By part of the model", caption, headings, rows)
+
+
+def _part(owner: str) -> str:
+    return owner or "(none)"
+
+
+def largest_table(found: Findings, top: int) -> Table:
+    """The largest allocations at the peak, with the first frame of the user's code."""
+    rows = []
+    for each in found.largest[:top]:
+        words = (CATEGORY_LABELS[each.category], _part(each.owner), each.phase or "before", _frame(each.user_frame))
+        figures = (_mib(each.size_bytes), whole(each.count), gib_number(each.total_bytes))
+        rows.append([*map(Entry, figures), *map(fact, words)])
+    if rest := found.largest[top:]:
+        total = sum(each.total_bytes for each in rest)
+        figures = (MISSING, whole(sum(each.count for each in rest)), gib_number(total))
+        rows.append([*map(Entry, figures), fact(f"{len(rest)} more kinds"), *map(fact, ("", "", ""))])
+    caption = "each in MiB, n alike, together GiB; where from: the first frame that is not PyTorch's or Lightning's"
+    headings = [*numbers("MiB", "n", "GiB"), *generated("category", "part", "phase", "where from")]
+    return Table("Largest at the peak", caption, headings, rows)
+
+
+def _mib(size_bytes: int) -> str:
+    value = size_bytes / 2**20
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 1 else 3}f}"
+
+
+def _frame(text: str) -> str:
+    path, _, name = text.rpartition(" ")
+    return shortened(f"{path.rpartition('/')[2]} {name}".strip(), _FRAME_WIDTH)
+
+
+def saved_table(found: Findings) -> Table:
+    """What the forward leaves for the backward, by block of the model."""
+    rows = []
+    for each in found.saved:
+        name = each.first if each.count == 1 else f"{each.first} .. {each.last.rpartition('.')[2]}"
+        together = each.each_bytes * each.count
+        rows.append([fact(name), Entry(whole(each.count)), Entry(_mib(each.each_bytes)), Entry(gib_number(together))])
+    headings = [*generated("block"), *numbers("n", "MiB each", "GiB")]
+    return Table(
+        "Saved for the backward", "storages made in the forward, each once, without parameters", headings, rows
+    )
+
+
+def operator_table(found: Findings) -> Table:
+    """The operators that saved it."""
+    sums: dict[str, int] = {}
+    for each in found.saved:
+        for operator, size in each.by_operator.items():
+            sums[operator] = sums.get(operator, 0) + size * each.count
+    total = sum(sums.values())
+    rows = [
+        [fact(operator), Entry(gib_number(size)), Entry(percent(size / total if total else 0.0))]
+        for operator, size in sorted(sums.items(), key=lambda item: -item[1])
+    ]
+    caption = "of several operators that save a storage, the first"
+    return Table("Saved by which operators", caption, [*generated("operator"), *numbers("GiB", "share")], rows)
+
+
+def closing(found: Findings) -> list[Line]:
+    """The stream between the blocks, and guards that did not pass."""
+    lines = []
+    if found.residual is not None:
+        lines.append(("residual", _residual(found)))
+    for guard in found.guards:
+        if guard.status == "warn":
+            lines += [("WARN", guard.message), ("", guard.advice)]
+    return lines
+
+
+def _residual(found: Findings) -> str:
+    residual = found.residual
+    assert residual is not None
+    computed = "not known" if residual.computed_bytes is None else f"{_mib(residual.computed_bytes)} MiB"
+    seen = ", ".join(f"{count} of {_mib(size)} MiB" for size, count in residual.seen_bytes.items()) or "none"
+    return (
+        f"the stream between blocks, batch x context x d_model: {computed} by the shape; outputs of blocks in the "
+        f"history: {seen}; {residual.at_peak} of them are held at the peak"
+    )

@@ -1,0 +1,66 @@
+"""`lmbench memory` as it is typed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from planted_memory import notes_of, planted_run, write
+
+from lmbench.cli import main
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    step = planted_run()
+    (tmp_path / "memory_notes.json").write_bytes(notes_of(step))
+    return write(tmp_path / "memory_snapshot.pickle", step.memory)
+
+
+def test_it_prints_what_the_peak_is_made_of(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", str(snapshot)]) == 0
+    text = capsys.readouterr().out
+    assert "0.25 GiB allocated in backward of step 7" in text
+    assert "optimizer state  0.078   31.7 %" in text
+    assert "train.py:21 forward" in text
+
+
+def test_a_cut_history_is_said_before_any_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = planted_run(max_entries=40)
+    (tmp_path / "memory_notes.json").write_bytes(notes_of(step, max_entries=40))
+    assert main(["memory", str(write(tmp_path / "memory_snapshot.pickle", step.memory))]) == 0
+    text = capsys.readouterr().out
+    assert 0 < text.index("INCOMPLETE") < text.index("GiB")
+
+
+def test_json_csv_and_markdown(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", str(snapshot), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak"]["phase"] == "backward"
+    assert main(["memory", str(snapshot), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert sum(int(row["total_bytes"]) for row in rows) == 252 << 20
+    assert main(["memory", str(snapshot), "--format", "markdown"]) == 0
+    assert "| optimizer state | 0.078 |" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("words", [["nowhere.pickle"], ["."], ["x", "--top", "0"], []])
+def test_mistakes_are_one_line(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["memory", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_it_needs_no_torch(snapshot: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['lightning'] = None\n"
+        f"from lmbench.cli import main; raise SystemExit(main(['memory', {str(snapshot)!r}, '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
