@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 from lightning.pytorch import Trainer
 
 from lmbench.callbacks.observer import Observer
+from lmbench.errors import tell
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize_steps
@@ -70,7 +70,7 @@ class LoggerSink(Observer):
             # The measurement is over and kept elsewhere; whatever a logger raises is its own affair.
             except Exception as fault:
                 told = " ".join(f"{type(fault).__name__}: {fault}".split())
-                print(f"lmbench: {type(logger).__name__} did not take what was measured: {told}", file=sys.stderr)
+                tell(f"{type(logger).__name__} did not take what was measured: {told}")
 
     def _summary(self) -> dict[str, Any]:
         record = {} if self._record is None else msgspec.to_builtins(self._record, enc_hook=str)

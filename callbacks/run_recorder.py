@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.interruption import held, interrupt, received
 from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
@@ -227,7 +227,8 @@ class RunRecorder(Observer):
         why = error.strerror or str(error)
         with suppress(OSError):
             told = f"{self.folder.path}: {why}; measuring goes on, records wait in memory"
-            print(f"{start}lmbench: {told}", file=sys.stderr)
+            print(start, end="", file=sys.stderr)
+            tell(told)
 
     # the end
 

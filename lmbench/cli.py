@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from lmbench.errors import ExitCode, suggest
+from lmbench.errors import ExitCode, suggest, tell
 from lmbench.interruption import exit_code, listening, received
 from lmbench.measure.milestones import begin
 
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         signum = received()
         # A command may have taken the exception of a signal for argparse's SystemExit; it is no success.
         if signum is not None and code == 0:
-            print(f"lmbench: stopped by {signal.Signals(signum).name}", file=sys.stderr)
+            tell(f"stopped by {signal.Signals(signum).name}")
             code = exit_code(signum)
         if argv is None:
             # Python's own end would otherwise walk over all that was imported, for most of a second.
@@ -95,7 +95,7 @@ def _without_output(error: OSError, code: int) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return code
-    print(f"lmbench: standard output: {error.strerror}", file=sys.stderr)
+    tell(f"standard output: {error.strerror}")
     return code or 1
 
 
@@ -110,7 +110,7 @@ def _run(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         hint = suggest(args[0], COMMANDS)
-        print(f"lmbench: unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})", file=sys.stderr)
+        tell(f"unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})")
         return ExitCode.USAGE
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+
+from lmbench.text import one_line
 
 
 class ExitCode(IntEnum):
@@ -25,8 +28,17 @@ class ExitCode(IntEnum):
 class UsageError(Exception):
     """A mistake in what the user gave: one line saying what was given, what is allowed, what to do.
 
-    Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback.
+    Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback. What it
+    quotes may come from a file or a server: the message is made fit to be shown here, once.
     """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(one_line(line))
+
+
+def tell(line: str) -> None:
+    """Tell a line on standard error, whatever it quotes."""
+    print(f"lmbench: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:

@@ -77,7 +77,7 @@ def test_launches_stand_beside_their_mean_queued_gap(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("form", [[], ["--format", "markdown"], ["--format", "csv"]], ids=str)
-def test_what_cannot_be_shown_in_a_kernels_name_is_replaced(
+def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(
     form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = HandWritten()
@@ -85,7 +85,7 @@ def test_what_cannot_be_shown_in_a_kernels_name_is_replaced(
     trace.launch(1, 10)
     trace.kernel(1, "\x1b[31mred\x00\nnext\ud800\u202e", 50, 4)
     text = shown(capsys, str(trace.write(tmp_path / "t.json")), *form)
-    assert "\ufffd[31mred\ufffd next\ufffd\ufffd" in text
+    assert r"red\x00\nnext" in text.replace("\\\\", "\\")
     assert not any(ord(character) < 32 and character != "\n" for character in text)
     text.encode()
 

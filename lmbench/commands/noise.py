@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.compare.metrics import STEP
 from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_noise, store_noise, survey
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.overhead.arms import ArmFailed, run_fit
 from lmbench.report.screen import make_console
+from lmbench.text import shown_json
 
 DESCRIPTION = f"""\
 Measures how far a configuration is from itself when nothing was changed, and stores
@@ -31,10 +31,10 @@ def run(args: list[str]) -> int:
         found = survey(results)
         _store(found, Path(options.results_dir).resolve() if options.run else found.folder)
     except ArmFailed as failure:
-        print(f"lmbench: noise: {failure}", file=sys.stderr)
+        tell(f"noise: {failure}")
         return failure.exit_code
     if options.json:
-        print(noise_json(found.entries), end="")
+        print(shown_json(noise_json(found.entries)), end="")
     else:
         print_noise(found, make_console())
     return ExitCode.OK
@@ -71,11 +71,11 @@ def _repeat(options: argparse.Namespace) -> Path:
     for index in range(options.repeats):
         record = run_fit(options.fit, folder / f"r{index}")
         step_ms = (STEP.of(record) or 0.0) * 1e3
-        print(f"lmbench: noise: {index + 1} of {options.repeats}: {step_ms:.3f} ms/step", file=sys.stderr, flush=True)
+        tell(f"noise: {index + 1} of {options.repeats}: {step_ms:.3f} ms/step")
     return folder
 
 
 def _store(found: Survey, folder: Path) -> None:
     if not found.entries:
         raise UsageError("; ".join(f"{cell.name}: {cell.problem}".removeprefix(": ") for cell in found.cells[:3]))
-    print(f"lmbench: noise: stored in {store_noise(folder, found.entries)}", file=sys.stderr)
+    tell(f"noise: stored in {store_noise(folder, found.entries)}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import expand_configs
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
@@ -32,7 +31,7 @@ def run(args: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
             found = measure_overhead(fit_options, options.rounds, Path(folder), shlex.join(["lmbench", *args]))
     except ArmFailed as error:
-        print(f"lmbench: overhead: {error}", file=sys.stderr)
+        tell(f"overhead: {error}")
         return error.exit_code
     print_overhead(found, make_console())
     if options.json:

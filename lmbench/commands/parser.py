@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.interruption import received
 
 
@@ -44,7 +43,7 @@ def command(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
         try:
             return run(args)
         except UsageError as error:
-            print(f"lmbench: {error}", file=sys.stderr)
+            tell(str(error))
             return ExitCode.USAGE
         except SystemExit as ended:
             # argparse ends this way after `--help`; a signal does too, with a code.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 
 if TYPE_CHECKING:
     from lmbench.report.feature import Catalogue
@@ -66,7 +66,7 @@ def _report(options: argparse.Namespace) -> None:
         from lmbench.report.page import write_page
 
         write_page(report, target)
-        print(f"lmbench: report written to {target}", file=sys.stderr)
+        tell(f"report written to {target}")
     if options.format == "csv":
         from lmbench.report.delimited import to_csv
 

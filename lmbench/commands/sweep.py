@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.load import find_runs
 from lmbench.records.store import SWEEP_FILE
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
@@ -19,6 +18,7 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.plan import Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Estimate, Progress, cost, extent
 from lmbench.sweep.servers import Servers
+from lmbench.text import shown
 from lmbench.wandb.publish import WandbProblem, write_new
 
 DESCRIPTION = """\
@@ -40,7 +40,7 @@ def run(args: list[str]) -> int:
         options, given = _parser().parse_known_args(args[1:])
         return _sweep(options, _options(given))
     except SweepHalted as error:
-        print(f"lmbench: sweep: {error}", file=sys.stderr)
+        tell(f"sweep: {error}")
         return ExitCode.INTERNAL
 
 
@@ -130,17 +130,17 @@ def _list(plan: Plan, estimate: Estimate) -> None:
         command, *options = cell.words()
         words = ["lmbench", command, *([f"--config={config}"] if config is not None else []), *options]
         where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
-        print(f"{cell.id}\n    {shlex.join(words)}{where}")
+        print(f"{shown(cell.id)}\n    {shown(shlex.join(words) + where)}")
     print(f"{extent(plan)}\n{cost(plan, estimate)}")
 
 
 def _conclude(path: Path, progress: Progress) -> None:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
-    print(f"{path}: {progress.outcomes.total()} of {progress.total} runs{f': {outcomes}' if outcomes else ''}")
+    print(shown(f"{path}: {progress.outcomes.total()} of {progress.total} runs{f': {outcomes}' if outcomes else ''}"))
     if progress.outcomes.total() < progress.total:
-        print(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}")
+        print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
     if progress.outcomes:
-        print(f"report: {shlex.join(['lmbench', 'report', str(path)])}")
+        print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
 
 
 def _publish(folder: SweepFolder, progress: Progress) -> None:
@@ -158,7 +158,7 @@ def _publish(folder: SweepFolder, progress: Progress) -> None:
     if mode == "online":
         upload.run(["upload", str(path)])
     elif mode == "offline":
-        print(f"W&B: offline, beside the results; upload: {later}")
+        print(shown(f"W&B: offline, beside the results; upload: {later}"))
 
 
 def _table(path: Path) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
+from lmbench.text import shown
 from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, is_uploaded, sync, write
 
 DESCRIPTION = """\
@@ -38,11 +38,11 @@ def run(args: list[str]) -> int:
             write(together, options.timeout_s)
             for folder in together:
                 url = sync(folder, options.timeout_s, overrides)
-                print(f"uploaded          {folder}{f' -> {url}' if url else ''}", flush=True)
+                print(shown(f"uploaded          {folder}{f' -> {url}' if url else ''}"), flush=True)
                 due.remove(folder)
         except WandbProblem as problem:
             more = f"; {len(due) - 1} more not tried" if len(due) > 1 else ""
-            print(f"lmbench: not uploaded: {due[0]}: {problem}{more}", file=sys.stderr)
+            tell(f"not uploaded: {due[0]}: {problem}{more}")
             return ExitCode.INTERNAL
     return code
 
@@ -72,19 +72,19 @@ def _is_sound(folder: Path) -> bool:
     try:
         loaded = load_run(folder, with_steps=False)
     except UsageError as error:
-        print(f"lmbench: not uploaded: {error}", file=sys.stderr)
+        tell(f"not uploaded: {error}")
         return False
     if loaded.outcome == DAMAGED:
-        print(f"lmbench: not uploaded: {folder}: {loaded.damage}", file=sys.stderr)
+        tell(f"not uploaded: {folder}: {loaded.damage}")
     return loaded.outcome != DAMAGED
 
 
 def _is_due(folder: Path) -> bool:
     """Whether the result is to be uploaded now; says so where it is not."""
     if is_uploaded(folder):
-        print(f"already uploaded  {folder}")
+        print(shown(f"already uploaded  {folder}"))
         return False
     if load_run(folder, with_steps=False).outcome == RUNNING:
-        print(f"still running     {folder}")
+        print(shown(f"still running     {folder}"))
         return False
     return True

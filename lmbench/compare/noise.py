@@ -320,12 +320,12 @@ def print_noise(found: Survey, console: Console) -> None:
         headings = [Heading("cell", False), *map(Heading, names)]
         print_table(Table("Step time against itself", "in percent of the step", headings, rows), console)
         for line in _MEANINGS:
-            console.print(line, markup=False)
+            console.print(line)
     for cell in found.cells:
         if cell.problem is not None:
-            console.print(f"no floor  {cell.name or 'the configuration'}: {cell.problem}", markup=False)
+            console.print(f"no floor  {cell.name or 'the configuration'}: {cell.problem}")
     for run in found.left_out:
-        console.print(f"left out  {run.path}: {run.reason}", markup=False, soft_wrap=True)
+        console.print(f"left out  {run.path}: {run.reason}", soft_wrap=True)
 
 
 def _row(cell: NoiseCell, noise: Noise) -> list[Entry]:

@@ -14,10 +14,9 @@ from lmbench.compare.metrics import SAMPLE
 from lmbench.compare.sides import LeftOut, Side
 from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.welch import CONFIDENCE
-from lmbench.report.markdown import table_lines
+from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Heading, Table, fact
-from lmbench.report.text import shown
 from lmbench.report.units import MISSING, change_percent, gib, milliseconds, percent_short
 
 #: More cells than this in one line are counted instead of named.
@@ -39,10 +38,10 @@ def print_comparison(found: Comparison, console: Console) -> None:
 
 def markdown(found: Comparison) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {shown(text)}" for label, text in head(found)]
+    lines = [f"- **{label}**: {escaped(text)}" for label, text in head(found)]
     for table in tables(found):
         lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {shown(text)}" for label, text in remarks(found)]
+    closing = [f"- {label}: {escaped(text)}" for label, text in remarks(found)]
     return "\n".join([*lines, "", *closing]) + "\n"
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.kernels.trace.findings import examine_run
 from lmbench.records.kernels import KernelSummary
 
@@ -35,7 +34,4 @@ def add_kernels(recorder: RunRecorder) -> None:
 
 
 def _say(folder: Path, reason: str) -> None:
-    print(
-        f"lmbench: the run is complete, its trace is not examined: {reason}; `lmbench kernels {folder}`",
-        file=sys.stderr,
-    )
+    tell(f"the run is complete, its trace is not examined: {reason}; `lmbench kernels {folder}`")

@@ -15,7 +15,7 @@ from pathlib import Path
 from jsonargparse import ArgumentError
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.kernel_summary import add_kernels
@@ -26,6 +26,7 @@ from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
 from lmbench.records.codec import encode_run
 from lmbench.report.terminal import print_run
+from lmbench.text import shown, shown_json
 from lmbench.wandb.publish import publish_run
 
 
@@ -148,7 +149,7 @@ def _recorder() -> RunRecorder | None:
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
-    print(f"lmbench: {' '.join(str(what).split())}", file=sys.stderr)
+    tell(str(what))
     return code
 
 
@@ -157,7 +158,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     assert recorder.exit_code is not None
     try:
         if as_json:
-            print(encode_run(recorder.run).decode(), end="")
+            print(shown_json(encode_run(recorder.run).decode()), end="")
         elif is_quiet:
             print(recorder.folder.path)
         else:
@@ -168,7 +169,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     except Exception as fault:
         if not isinstance(fault, OSError):
             traceback.print_exc()
-        print(f"lmbench: the result could not be printed ({fault}); it is in {recorder.folder.path}", file=sys.stderr)
+        tell(f"the result could not be printed ({fault}); it is in {recorder.folder.path}")
         if isinstance(fault, OSError) and sys.stdout is sys.__stdout__:
             # What is left in the buffer would be tried again, and complained about, when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -186,8 +187,8 @@ def _publish(recorder: RunRecorder, is_loud: bool) -> None:
     if told is None:
         return
     if told.is_problem:
-        print(f"lmbench: {told.line}", file=sys.stderr)
+        tell(told.line)
     elif is_loud:
-        print(f"W&B          {told.line}")
+        print(f"W&B          {shown(told.line)}")
         if told.command is not None:
-            print(f"upload       {told.command}")
+            print(f"upload       {shown(told.command)}")

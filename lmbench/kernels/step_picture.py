@@ -15,7 +15,7 @@ from lmbench.kernels.in_report import FUSED, KIND_COLOURS, part_colour
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
 from lmbench.report.charts import MUTED, PHASE_COLOURS
-from lmbench.report.text import shown
+from lmbench.text import shown
 
 #: Of a whole page.
 MAX_TIMELINES = 8

@@ -22,10 +22,11 @@ from lmbench.kernels.trace.phases import NO_PHASE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
 from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
-from lmbench.report.markdown import table_lines
+from lmbench.report.delimited import csv_field
+from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
-from lmbench.report.text import KERNEL_WIDTH, shortened, shown
+from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
@@ -66,11 +67,11 @@ def _items(lines: Iterable[Line]) -> list[str]:
     found: list[str] = []
     for label, text in lines:
         if label:
-            found.append(f"- **{label}**: {shown(text)}")
+            found.append(f"- **{label}**: {escaped(text)}")
         else:
             # Two blanks break a line within an item.
             found[-1] += "  "
-            found.append(f"  {shown(text)}")
+            found.append(f"  {escaped(text)}")
     return found
 
 
@@ -98,7 +99,7 @@ def to_csv(found: Findings) -> str:
     for row in rows:
         if found.has_kernels:
             row["parts_s"] = "; ".join(f"{part} {seconds:.9g}" for part, seconds in row["parts_s"].items())
-        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: csv_field(value) for name, value in row.items()})
     return stream.getvalue()
 
 

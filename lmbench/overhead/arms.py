@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.interruption import received
 from lmbench.overhead.result import ARMS, Arm, ArmFigures, HookFigures, Measurement, Overhead, overhead_of
 from lmbench.records.load import find_runs, load_run
@@ -70,7 +70,7 @@ def _measure_rounds(measurements: list[Measurement], options: list[str], rounds:
 
 
 def _progress(text: str) -> None:
-    print(f"lmbench: overhead: {text}", file=sys.stderr, flush=True)
+    tell(f"overhead: {text}")
 
 
 def check_same_work(measurements: list[Measurement]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lmbench.callbacks import Compiler, MeasurementSession, Observer
 from lmbench.callbacks.observer import STEP_HOOKS
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.trainer import TRAINER_DEFAULTS
@@ -295,14 +295,14 @@ def main(argv: list[str]) -> int:
     try:
         figures = ARMS[arm](args).figures
     except (UsageError, ArgumentError) as error:
-        print(f"lmbench: {error}", file=sys.stderr)
+        tell(str(error))
         return ExitCode.USAGE
     except Exception as error:
         memory = out_of_memory(error)
         if memory is None:
             traceback.print_exc()
             return ExitCode.INTERNAL
-        print(f"lmbench: out of memory: {memory.message}", file=sys.stderr)
+        tell(f"out of memory: {memory.message}")
         return ExitCode.OUT_OF_MEMORY
     Path(result).write_bytes(msgspec.json.encode(figures))
     return ExitCode.OK

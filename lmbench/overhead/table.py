@@ -27,13 +27,13 @@ def print_overhead(found: Overhead, console: Console) -> None:
     """Print the result of `lmbench overhead`."""
     meanings = [f"{arm:<9}{meaning}" for arm, meaning in _MEANING.items()]
     for line in (*_subject(found), *meanings):
-        console.print(line, markup=False)
+        console.print(line)
     print_table(arm_table(found), console)
     print_table(answer_table(found), console)
     for line in _notes(found):
-        console.print(line, markup=False)
+        console.print(line)
     # Not wrapped, so that it can be copied.
-    console.print(f"repeat: {found.command}", markup=False, soft_wrap=True)
+    console.print(f"repeat: {found.command}", soft_wrap=True)
 
 
 def arm_table(found: Overhead) -> Table:

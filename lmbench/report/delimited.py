@@ -14,7 +14,10 @@ from lmbench.report.facts import FACT
 from lmbench.report.references import Published
 from lmbench.report.sections import Report, Section
 from lmbench.report.tabulate import failed_guards, spread_text
-from lmbench.report.text import shown
+from lmbench.text import shown
+
+#: How a formula begins (https://owasp.org/www-community/attacks/CSV_Injection), the wide forms of East Asia included.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def cell_rows(report: Report) -> list[dict[str, Any]]:
@@ -32,10 +35,25 @@ def to_csv(report: Report) -> str:
     rows = cell_rows(report)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writerow({name: shown(name) for name in writer.fieldnames})
+    writer.writerow({name: csv_field(name) for name in writer.fieldnames})
     for row in rows:
-        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: csv_field(value) for name, value in row.items()})
     return stream.getvalue()
+
+
+def csv_field(value: Any) -> Any:
+    """A value as a field of CSV. Text that a spreadsheet would take for a formula has an apostrophe before it, which
+    makes it text there; a number that is written as text stays one."""
+    if not isinstance(value, str):
+        return value
+    text = shown(value)
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def _rows(section: Section) -> Iterable[dict[str, Any]]:

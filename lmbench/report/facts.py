@@ -12,8 +12,8 @@ from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.run import RunRecord
 from lmbench.records.settings import leaves
 from lmbench.records.vocabulary import MODES
-from lmbench.report.text import shown
 from lmbench.sizes import SIZES
+from lmbench.text import shown
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
 Value = str | int | float | None
@@ -194,12 +194,14 @@ def fact_of(option: str) -> str:
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACTS stands for, by their own names."""
-    return {name: plain(value) for name, value in axes.items() if not _is_known(name) and name not in _NO_ROWS}
+    return {shown(name): plain(value) for name, value in axes.items() if not _is_known(name) and name not in _NO_ROWS}
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    return {path: plain(value) for path, value in leaves(config) if not _is_known(path) and not _is_ignored(path)}
+    return {
+        shown(path): plain(value) for path, value in leaves(config) if not _is_known(path) and not _is_ignored(path)
+    }
 
 
 def _is_known(option: str) -> bool:

@@ -21,6 +21,7 @@ from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.step import StepRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
 from lmbench.report.facts import Planned, Value, other_axes, other_settings, read_facts
+from lmbench.text import shown
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
 _REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")
@@ -58,16 +59,16 @@ class Sample:
         if environment is None:
             return None
         if environment.gpu.name:
-            return environment.gpu.name
+            return shown(environment.gpu.name)
         if self.record.device_type != "cpu":
             return None
         model = environment.host.cpu_model
-        return f"CPU ({re.sub(' +', ' ', model)})" if model else "CPU"
+        return shown(f"CPU ({re.sub(' +', ' ', model)})") if model else "CPU"
 
     @property
     def phase(self) -> str | None:
         """The phase in which it ended, where it did not end well."""
-        return (self.record.error.phase or None) if self.record.error else None
+        return (shown(self.record.error.phase or "") or None) if self.record.error else None
 
     def guards(self, status: str) -> list[Guard]:
         """Its guards of that status."""

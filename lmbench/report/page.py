@@ -16,7 +16,7 @@ from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.charts import Chart, build_charts
 from lmbench.report.gather import Sample
 from lmbench.report.sections import Report, Section
-from lmbench.report.text import shown_lines
+from lmbench.text import shown_lines
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from textwrap import wrap
-from typing import IO
+from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,7 +13,8 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from lmbench.report.table import Table
-from lmbench.report.text import shortened, shown
+from lmbench.report.text import shortened
+from lmbench.text import shown, shown_lines
 
 _LABEL = 10
 _GAP = 2
@@ -25,7 +26,13 @@ _ANY_WIDTH = 10_000
 
 
 class _Console(Console):
-    """Goes quiet when its reader goes away (`| head`), where rich's own would end the program."""
+    """Goes quiet when its reader goes away (`| head`), where rich's own would end the program.
+
+    Strings are text, never markup (`add[float]` has no style in it), and what cannot be seen in them is written out.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(Text(shown_lines(each)) if isinstance(each, str) else each for each in objects), **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -70,7 +77,7 @@ def print_line(
         style: of the label, on a terminal.
         is_whole: whether all of the text is to be copied, and is not folded at all.
     """
-    line, indent = f"{label:<{width}} {shown(text)}", " " * (width + 1)
+    line, indent = f"{shown(label):<{width}} {shown(text)}", " " * (width + 1)
     if not is_whole:
         # A path or command longer than the screen stays whole, to be copied.
         pieces = wrap(line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lmbench.report.text import shown
+from lmbench.text import shown
 
 Kind = Literal["fact", "number", "outcome", "missing"]
 
@@ -55,8 +55,12 @@ class Table:
     notes: list[str] = field(default_factory=list)
     has_total: bool = False
 
+    def __post_init__(self) -> None:
+        self.title, self.caption = shown(self.title), shown(self.caption)
+
     def note(self, text: str) -> int:
         """The number of a note, counted from 1; the same text has one number."""
+        text = shown(text)
         if text not in self.notes:
             self.notes.append(text)
         return self.notes.index(text) + 1

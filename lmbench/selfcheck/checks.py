@@ -315,7 +315,7 @@ def selfcheck(wanted: str | None, console: Console) -> bool:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    console.print(f"selfcheck on {name}, torch {torch.__version__}", markup=False)
+    console.print(f"selfcheck on {name}, torch {torch.__version__}")
     results = [result for check in CHECKS for result in check(device)]
     rows = [[Entry(r.status, "outcome"), fact(r.name), fact(r.expected), fact(r.found), fact(r.limit)] for r in results]
     headings = words("", "check", "expected", "found", "limit")

@@ -13,6 +13,7 @@ from lmbench.configs import parse_yaml
 from lmbench.records.run import RunRecord
 from lmbench.sweep.plan import GridCell, Job, Plan
 from lmbench.sweep.servers import START_S
+from lmbench.text import one_line, shown
 
 _WIDTH = 80
 _INDENT = " " * 8
@@ -89,10 +90,10 @@ class Progress:
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
-        self._write(f"lmbench: sweep: {text}\n")
+        self._write(f"lmbench: sweep: {one_line(text)}\n")
 
     def running(self, job: Job, elapsed_s: float) -> None:
-        line = f"{self._place(self._done + 1, elapsed_s)}  running for {duration(elapsed_s)}  {job.name}"
+        line = f"{self._place(self._done + 1, elapsed_s)}  running for {duration(elapsed_s)}  {shown(job.name)}"
         if self._is_live:
             width = shutil.get_terminal_size((_WIDTH, 24)).columns
             self._write(line[: width - 1])
@@ -106,11 +107,11 @@ class Progress:
             self._kept = 0
         self._count(job, run)
         self._told_s = 0.0
-        self._write(f"{self._place(self._done)}  {_told(run)}  {job.name}\n{_reason(run)}")
+        self._write(f"{self._place(self._done)}  {shown(_told(run))}  {shown(job.name)}\n{_reason(run)}")
 
     def noted(self, text: str) -> None:
         """Something that goes on; the next line takes its place where that can be."""
-        self._write(text if self._is_live else f"lmbench: sweep: {text}\n")
+        self._write(one_line(text) if self._is_live else f"lmbench: sweep: {one_line(text)}\n")
 
     def close(self) -> None:
         """Leave the terminal's line as it was found."""
@@ -163,7 +164,7 @@ def _reason(run: RunRecord) -> str:
     """Why it did not end well, on lines of its own; repeat 0 has told why others were skipped."""
     if run.outcome in ("ok", "skipped") or run.error is None:
         return ""
-    message = textwrap.shorten(str(run.error.message), 2 * _WIDTH, placeholder=" ...")
+    message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
     return textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) + "\n"
 
 

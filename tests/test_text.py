@@ -1,0 +1,214 @@
+"""Text that came from elsewhere is seen for what it is, wherever a command shows it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparison_runs import TEMPLATE, make_run
+from report_results import make_record, write_run
+
+from lmbench.cli import main
+from lmbench.errors import UsageError
+from lmbench.records.codec import DamagedRecord, decode_run
+from lmbench.report.delimited import csv_field
+from lmbench.report.markdown import escaped
+from lmbench.report.screen import make_console, print_line
+from lmbench.report.table import Table
+from lmbench.text import one_line, shown, shown_json
+
+PLANTED = "$\\frac{$\x1b[31m\x9b2J\u202e\u2066\u061c\u200b\u00ad\ufeff\x00\r\n[red]<script>a|b"
+UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def test_every_character_that_unicode_does_not_draw_is_written_out() -> None:
+    raw = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in UNSEEN]
+    assert len(raw) > 2000
+    assert [character for character in raw if shown(character) == character] == []
+    assert all(shown(character).isascii() for character in raw)
+
+
+def test_what_is_written_out_can_be_read() -> None:
+    assert shown("a\tb\n\x1b[31m\u202e\ud800\U000e0041") == r"a\tb\n\x1b[31m\u202e\ud800\U000e0041"
+    assert shown("größer, 中文, 🧪\ufe0f, 2 × 3") == "größer, 中文, 🧪\ufe0f, 2 × 3"
+    assert one_line("out of memory\n  asked for\t2 GiB") == "out of memory asked for 2 GiB"
+
+
+def test_json_keeps_its_content() -> None:
+    content = {"a\u202e": ["\x9b", "\U000e0041", "x\n", "ü"]}
+    text = shown_json(json.dumps(content, ensure_ascii=False, indent=1))
+    assert _unseen(text) == []
+    assert json.loads(text) == content
+
+
+def test_markup_is_no_style_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    console = make_console()
+    console.print("add[float] [red]x[/red] [/]")
+    print_line("note", "[bold]y[/bold]", console)
+    assert "add[float] [red]x[/red] [/]\n" in (out := capsys.readouterr().out)
+    assert "[bold]y[/bold]" in out
+
+
+def test_a_mistake_is_told_in_one_line_whatever_it_quotes() -> None:
+    error = UsageError(f"--name is {PLANTED}")
+    assert _unseen(str(error)) == []
+    assert "\\u202e" in str(error)
+
+
+def test_a_tables_title_caption_and_notes_are_cleaned() -> None:
+    table = Table(PLANTED, PLANTED, [], [])
+    table.note(PLANTED)
+    assert _unseen("".join([table.title, table.caption, *table.notes])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("-2+3", "'-2+3"),
+        ("\uff1d1+1", "'\uff1d1+1"),
+        ("\t=1", "\\t=1"),
+        ("\r=1", "\\r=1"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("bf16-mixed", "bf16-mixed"),
+        (-0.25, -0.25),
+        (None, None),
+    ],
+)
+def test_no_field_of_csv_is_a_formula_and_numbers_stay_numbers(text: Any, field: Any) -> None:
+    assert csv_field(text) == field
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("<script>", "&lt;script>"),
+        ("a|b", "a\\|b"),
+        ("&lt;b&gt; a & b", "&amp;lt;b&amp;gt; a & b"),
+        ("[x](javascript:y)", "[x]\\(javascript:y)"),
+        ("![](http://x/y.png)", "![]\\(http://x/y.png)"),
+        ("a\n# b", "a # b"),
+    ],
+)
+def test_markdown_shows_text_as_it_is(text: str, written: str) -> None:
+    assert escaped(text) == written
+
+
+# commands
+
+
+def _unseen(text: str) -> list[str]:
+    return [character for character in text if character != "\n" and unicodedata.category(character) in UNSEEN]
+
+
+def _planted(run: dict[str, Any]) -> dict[str, Any]:
+    """The record with the planted text at the end of every text that may be any text, and of names in mappings."""
+    decode_run(json.dumps(run).encode())
+    for holder, key in list(_texts(run)):
+        if key == "schema_version":
+            continue
+        before = holder[key]
+        holder[key] = f"{before}{PLANTED}"
+        try:
+            decode_run(json.dumps(run).encode())
+        except DamagedRecord:
+            holder[key] = before
+    run["config"] = {**run.get("config", {}), f"own{PLANTED}": {f"x{PLANTED}": f"=1+1{PLANTED}"}}
+    return run
+
+
+def _texts(value: Any) -> Iterator[tuple[Any, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(item, str):
+            yield value, key
+        elif isinstance(item, dict | list):
+            yield from _texts(item)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs with planted text in folders of such names: two sides to compare, one failed run, one without a schema."""
+    folder = tmp_path_factory.mktemp("results") / "own\x1b[31m\u202e[red]<script>a|b"
+    for side in ("a", "b"):
+        for repeat in range(8):
+            path = make_run(folder / side, 0.05 + 0.001 * repeat)
+            run = json.loads((path / "run.json").read_text())
+            planted = _planted(run | {"outcome": "ok"})
+            (path / "run.json").write_text(json.dumps(planted | {"outcome": "ok"}))
+    edited = _planted(make_record({"model.size": "small", "data.context_length": 256}))
+    edited |= {"outcome": "failed", "error": {"kind": PLANTED, "message": PLANTED, "phase": PLANTED}}
+    edited["guards"] = [
+        {"name": PLANTED, "status": status, "message": PLANTED, "advice": PLANTED} for status in ("warn", "fail")
+    ]
+    write_run(folder / "b" / "failed", edited)
+    (folder / "b" / "other").mkdir()
+    (folder / "b" / "other" / "run.json").write_text(json.dumps(TEMPLATE | {"schema_version": PLANTED}))
+    return folder
+
+
+COMMANDS: dict[str, list[str]] = {
+    "show": ["show", "{}/a", "{}/b"],
+    "report": ["report", "{}/a", "{}/b"],
+    "report csv": ["report", "{}/a", "{}/b", "--format", "csv"],
+    "report html": ["report", "{}/a", "{}/b", "--html", "{}/page.html"],
+    "report baseline": ["report", "{}/a", "--baseline", f"precision={PLANTED}"],
+    "report view": ["report", "{}/a", "--view", PLANTED],
+    "compare": ["compare", "{}/a", "{}/b"],
+    "compare markdown": ["compare", "{}/a", "{}/b", "--markdown"],
+    "compare json": ["compare", "{}/a", "{}/b", "--json"],
+    "compare about": ["compare", "{}/a", "{}/b", "--about", PLANTED],
+    "compare gate": ["compare", "{}/a", "{}/b", "--gate", PLANTED],
+    "noise": ["noise", "{}/a"],
+    "noise json": ["noise", "{}/a", "--json"],
+    "kernels": ["kernels", "{}/a"],
+    "kernels file": ["kernels", f"{{}}/{PLANTED[8:14]}"],
+    "upload": ["upload", "{}/b/other"],
+    "upload option": ["upload", f"--{PLANTED}"],
+    "sweep": ["sweep", "{}/a", "--dry-run"],
+    "sweep option": ["sweep", "smoke", "--dry-run", f"--data.batch_size={PLANTED}"],
+    "sweep word": ["sweep", "smoke", PLANTED],
+    "unknown": [f"sh{PLANTED}"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_planted_text_reaches_no_output_raw(name: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word.replace("{}", str(results)) for word in COMMANDS[name]]
+    code = main(words)
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    # An upload that lacks one result is no success; else 1 is for mistakes of ours.
+    assert code != 1 or name == "upload"
+    assert text
+    assert _unseen(text) == []
+    if name == "report html":
+        page = (results / "page.html").read_text(encoding="utf-8")
+        assert _unseen(page) == []
+        assert "<script>a" not in page
+    if "markdown" in name or name == "report":
+        assert "<script" not in captured.out
+        assert "&lt;script>a\\|b" in captured.out
+    if "csv" in name:
+        rows = list(csv.reader(io.StringIO(captured.out)))
+        assert len({len(row) for row in rows}) == 1
+        assert not any(field.startswith(("=", "@")) for row in rows for field in row)
+        assert any(field.startswith("'=1+1") for row in rows for field in row)
+    if "json" in name:
+        json.loads(captured.out)
+
+
+def test_a_folder_whose_name_is_no_text_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x80own"))
+    make_run(folder, run_id="one")
+    assert main(["show", str(folder)]) == 0
+    assert "\\udc80own/one" in capsys.readouterr().out
