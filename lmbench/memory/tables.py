@@ -10,10 +10,11 @@ from rich.console import Console
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.findings import Findings
-from lmbench.report.markdown import table_lines
+from lmbench.report.delimited import csv_field
+from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
-from lmbench.report.text import shortened, shown
+from lmbench.report.text import shortened
 from lmbench.report.units import MISSING, gib, gib_number, percent, whole
 
 #: Parts with less of the peak than this are together in one row.
@@ -35,10 +36,12 @@ def print_findings(found: Findings, top: int, console: Console) -> None:
 
 def to_markdown(found: Findings, top: int) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {shown(text)}" for label, text in head(found)]
+    lines = [f"- **{label}**: {escaped(text)}" for label, text in head(found)]
     for table in tables(found, top):
         lines += ["", *table_lines(table)]
-    return "\n".join([*lines, "", *(f"- **{label}**: {shown(text)}" for label, text in closing(found) if label)]) + "\n"
+    return (
+        "\n".join([*lines, "", *(f"- **{label}**: {escaped(text)}" for label, text in closing(found) if label)]) + "\n"
+    )
 
 
 def to_csv(found: Findings) -> str:
@@ -49,7 +52,7 @@ def to_csv(found: Findings) -> str:
     writer.writeheader()
     for each in found.largest:
         row = {name: getattr(each, name) for name in names}
-        writer.writerow({name: shown(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: csv_field(value) for name, value in row.items()})
     return stream.getvalue()
 
 

@@ -30,8 +30,8 @@ from lmbench.records.guard import Guard, at_most
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.text import shown
 from lmbench.report.units import gib, percent
+from lmbench.text import shown
 
 #: Of the peak: more than this without a category is a warning.
 MAX_UNKNOWN_FRACTION = 0.05
