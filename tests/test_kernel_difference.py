@@ -104,7 +104,9 @@ def test_every_axis_adds_up_to_its_phase_and_the_phases_to_the_step(found: Diffe
 
 def test_clocks_consist_of_their_parts(found: Difference) -> None:
     for one in found.clocks:
-        assert one.window_s == pytest.approx(one.busy_s + one.queued_gap_s + one.host_wait_s, abs=1e-9)
+        assert one.window_s == pytest.approx(
+            one.busy_s + one.queued_gap_s + one.host_wait_s + one.other_idle_s, abs=1e-9
+        )
         assert one.window_s == pytest.approx(one.b_window_s - one.a_window_s)
 
 

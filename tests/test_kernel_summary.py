@@ -62,7 +62,7 @@ def test_sums_add_up_and_are_those_of_the_tables_per_step(name: str) -> None:
         for sums in (part.kinds, part.parts):
             assert math.fsum(sums.values()) == pytest.approx(part.kernel_s)
         if part.window_s:
-            parts = (part.busy_s, part.queued_gap_s, part.host_wait_s)
+            parts = (part.busy_s, part.queued_gap_s, part.host_wait_s, part.other_idle_s)
             assert math.fsum(parts) == pytest.approx(part.window_s, abs=1e-9)
     for phase in full["phases"]:
         own = kernels.phases.get(phase["phase"])

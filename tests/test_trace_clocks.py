@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.clocks import QUEUED_LEAD_NS, START_NS, Clocks, PhaseClock, phase_clocks
+from lmbench.kernels.trace.clocks import KERNEL_GAP_NS, QUEUED_LEAD_NS, START_NS, Clocks, PhaseClock, phase_clocks
 from lmbench.kernels.trace.findings import examine
 from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.shares import captured_s, shares_by_phase, whole_step
@@ -66,31 +66,36 @@ def clock(clocks: Clocks, phase: str) -> PhaseClock:
 def counted(trace: Trace) -> dict[str, dict[str, int]]:
     """The same sums in ns by going through kernels one after the other, for a trace of one stream.
 
-    The rule for the device's borders is that of the code; the tests with plans check it.
+    The rule is that of the code; the tests with plans check it.
     """
     kernels, launches, timeline = trace.kernels, trace.events.launches, trace.timeline
-    begins = [*timeline.start_ns.tolist(), int(timeline.end_ns[-1])]
-    order = sorted(range(len(kernels.names)), key=lambda index: int(kernels.start_ns[index]))
-    ended = min(begins[0], int(kernels.start_ns[order[0]]))
-    pieces: list[tuple[int, int, str]] = []
-    borders: list[int] = []
-    for index in order:
+    host = list(zip(timeline.phases, timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True))
+    sums: dict[str, dict[str, int]] = {
+        phase: dict.fromkeys(("busy", "gap", "wait", "other"), 0) for phase in timeline.phases
+    }
+
+    def waits(since: int, until: int) -> None:
+        for phase, start, end in host:
+            sums[phase]["wait"] += max(0, min(until, end) - max(since, start))
+
+    ended, last = host[0][1], None
+    for index in range(len(kernels.names)):
         launch = int(kernels.launch[index])
-        start, end = int(kernels.start_ns[index]), int(kernels.end_ns[index])
-        queued = bool(borders or pieces) and int(launches.end_ns[launch]) + QUEUED_LEAD_NS <= ended
-        while len(borders) < len(begins) and begins[len(borders)] <= launches.start_ns[launch]:
-            borders.append(start if queued else min(max(begins[len(borders)], ended), start))
-        waited = ended if queued else max(ended, min(start, int(launches.end_ns[launch]) + START_NS))
-        pieces += [(ended, waited, "wait"), (waited, start, "gap"), (start, end, "busy")]
-        ended = end
-    while len(borders) < len(begins):
-        borders.append(max(begins[len(borders)], ended))
-    pieces.append((ended, max(ended, borders[-1]), "wait"))
-    sums: dict[str, dict[str, int]] = {}
-    for left, right, phase in zip(borders, borders[1:], timeline.phases, strict=False):
-        own = sums.setdefault(phase, {"busy": 0, "gap": 0, "wait": 0})
-        for start, end, kind in pieces:
-            own[kind] += max(0, min(end, right) - max(start, left))
+        begun, returned = int(launches.start_ns[launch]), int(launches.end_ns[launch])
+        start, own = int(kernels.start_ns[index]), sums[kernels.phases[index]]
+        if last and returned + QUEUED_LEAD_NS <= ended:
+            if start - ended <= KERNEL_GAP_NS:
+                last["gap"] += start - ended
+            else:
+                own["other"] += start - ended
+        else:
+            waited = max(ended, min(start, returned + START_NS))
+            waits(ended, min(begun, waited))
+            own["wait"] += waited - max(ended, min(begun, waited))
+            own["other"] += start - waited
+        ended, last = int(kernels.end_ns[index]), own
+        own["busy"] += ended - start
+    waits(ended, host[-1][2])
     return sums
 
 
@@ -105,10 +110,10 @@ def test_random_queues_agree_with_a_plain_count(tmp_path: Path, seed: int) -> No
     trace, clocks = clocks_of(simulated(steps, numbered=False, jitter=chance), tmp_path)
     expected = counted(trace)
     for one in clocks.phases:
-        got = {"busy": one.busy_s, "gap": one.queued_gap_s, "wait": one.host_wait_s}
+        got = {"busy": one.busy_s, "gap": one.queued_gap_s, "wait": one.host_wait_s, "other": one.other_idle_s}
         scaled = {name: value * 1e9 * clocks.steps for name, value in got.items()}
         assert scaled == pytest.approx(expected[one.phase], abs=2), one.phase
-        assert one.window_s == pytest.approx(one.busy_s + one.queued_gap_s + one.host_wait_s, abs=1e-12)
+        assert one.window_s == pytest.approx(one.busy_s + one.idle_s, abs=1e-12)
         assert 0 <= one.first_wait_s <= one.host_wait_s + 1e-12
 
 
@@ -172,7 +177,7 @@ def test_a_kernel_that_starts_long_after_its_launch_waits_for_no_host(tmp_path: 
     _, clocks = clocks_of(trace, tmp_path)
     forward = clock(clocks, "forward")
     assert forward.host_wait_s == pytest.approx((6 + 5) * 1e-6)
-    assert forward.queued_gap_s == pytest.approx(45e-6)
+    assert (forward.queued_gap_s, forward.other_idle_s) == (0, pytest.approx(45e-6))
 
 
 def test_a_trace_without_ranges_has_one_clock_for_all_of_it(tmp_path: Path) -> None:
@@ -184,7 +189,7 @@ def test_a_trace_without_ranges_has_one_clock_for_all_of_it(tmp_path: Path) -> N
     (one,) = found.verdicts
     assert (one.phase, one.verdict, one.clock.kernels) == ("outside", "host-bound", 10)
     assert one.clock.busy_s == pytest.approx(100e-6)
-    assert one.clock.window_s == pytest.approx((9 * 40 + 8 + 10) * 1e-6)
+    assert one.clock.window_s == pytest.approx((9 * 40 + 10) * 1e-6)
 
 
 def test_kernels_that_run_at_once_are_busy_once(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class ClockDifference:
     busy_s: float
     queued_gap_s: float
     host_wait_s: float
+    other_idle_s: float
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,10 @@ def _clocks(a: Findings, b: Findings) -> list[ClockDifference]:
     return found
 
 
-def _times(clock: PhaseClock | None) -> tuple[float, float, float, float]:
+def _times(clock: PhaseClock | None) -> tuple[float, float, float, float, float]:
     if clock is None:
-        return 0.0, 0.0, 0.0, 0.0
-    return clock.window_s, clock.busy_s, clock.queued_gap_s, clock.host_wait_s
+        return 0.0, 0.0, 0.0, 0.0, 0.0
+    return clock.window_s, clock.busy_s, clock.queued_gap_s, clock.host_wait_s, clock.other_idle_s
 
 
 def difference_record(found: Difference) -> dict[str, Any]:
@@ -399,13 +400,13 @@ def _phase_table(found: Difference) -> Table:
 def _clock_table(found: Difference) -> Table:
     rows = []
     for one in found.clocks:
-        changes = (one.window_s, one.busy_s, one.queued_gap_s, one.host_wait_s)
+        changes = (one.window_s, one.busy_s, one.queued_gap_s, one.host_wait_s, one.other_idle_s)
         windows = (milliseconds(one.a_window_s), milliseconds(one.b_window_s))
         rows.append([fact(one.phase), *map(Entry, windows), *(Entry(signed_ms(value)) for value in changes)])
-    headings = [*generated("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits")]
+    headings = [*generated("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits", "+ other")]
     caption = (
         f"the phase's window on the device in ms {_unit(found)}, and what its difference consists of: kernels, gaps "
-        "between queued ones, waiting for the host (slowed by the profiler)"
+        "between queued ones, waiting for the host (slowed by the profiler), and other idle time"
     )
     return Table("Device time by phase", caption, headings, rows)
 

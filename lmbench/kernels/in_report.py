@@ -132,12 +132,24 @@ def _top_other(cell: Cell, _baseline: Cell | None) -> Measure | None:
 
 def _host_wait(cell: Cell, _baseline: Cell | None) -> Measure | None:
     """Share of the step's time on the device in which it waits for the host, slowed by the profiler."""
+    return _share_of_window(cell, lambda phase: phase.host_wait_s)
+
+
+def _idle(cell: Cell, _baseline: Cell | None) -> Measure | None:
+    """Share of the step's time on the device in which nothing runs, slowed by the profiler."""
+    return _share_of_window(
+        cell, lambda phase: None if phase.busy_s is None or phase.window_s is None else phase.window_s - phase.busy_s
+    )
+
+
+def _share_of_window(cell: Cell, read: Callable[[PhaseKernels], float | None]) -> Measure | None:
     shares = []
     for sample in cell.ok:
-        phases = [] if sample.record.kernels is None else [phase for _, phase in sample.record.kernels.phases.items()]
+        found = [] if sample.record.kernels is None else list(sample.record.kernels.phases.items())
+        phases = [phase for span, phase in found if span != "step"]
         windows = math.fsum(phase.window_s for phase in phases if phase.window_s is not None)
         if windows:
-            shares.append(math.fsum(phase.host_wait_s for phase in phases if phase.host_wait_s is not None) / windows)
+            shares.append(math.fsum(time for phase in phases if (time := read(phase)) is not None) / windows)
     return Measure(statistics.fmean(shares)) if shares else None
 
 
@@ -172,6 +184,7 @@ _GENERAL: tuple[Column, ...] = (
         text=lambda measure: f"{measure.name} {units.percent(measure.value)}",
     ),
     _profiled("trace_host_wait_fraction", "waits for host", _host_wait),
+    _profiled("trace_idle_fraction", "device idle", _idle),
     _profiled(
         "unclassified_part_fraction", "no part", over_runs(of_kernels(lambda found: found.unclassified_part_fraction))
     ),

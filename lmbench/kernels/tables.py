@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from lmbench.kernels.roofline import Roofline, roofline_lines, roofline_table
+from lmbench.kernels.trace.clocks import DeviceTime
 from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
 from lmbench.kernels.trace.kinds import KINDS
@@ -32,6 +33,8 @@ from lmbench.report.units import MISSING, instances, microseconds, milliseconds,
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
 _COLUMN_FRACTION = 0.005
 _MAX_COLUMNS = 3
+# Idle shares of the clock and between a device's first kernel and its last that differ by more are both said.
+_SAME_IDLE_FRACTION = 0.01
 _OPERATORS = "below are operators on the host, with the time of each without those inside it"
 
 
@@ -112,6 +115,8 @@ def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
     made = [phase_table(found), kinds, parts, *kernel_tables(found, top)]
     if found.clocks.phases:
         made += [clock_table(found), launch_table(found)]
+    if any(one.comm_s for one in found.clocks.devices):
+        made.append(communication_table(found))
     if found.attention:
         made.append(attention_table(found))
     if roof is not None:
@@ -129,7 +134,31 @@ def head(found: Findings) -> list[Line]:
     steps = f"{found.steps} step{'s' if found.steps > 1 else ''}" if found.has_step_count else "steps unknown"
     count = found.completeness
     captured = f"{milliseconds(found.captured_s)} ms in {_counted(count.kernels, 'kernel')}, {steps}"
-    return [*lines, ("captured", captured), _completeness(count), ("matmul", _matmul(found)), *_source(found)]
+    told = [("captured", captured), *_device(found), _completeness(count), ("matmul", _matmul(found))]
+    return [*lines, *told, *_source(found)]
+
+
+def _device(found: Findings) -> list[Line]:
+    """How much of each device's time was idle, and for what; and its communication."""
+    lines: list[Line] = []
+    per = " per step" if found.has_step_count else ""
+    devices = found.clocks.devices
+    for one in devices:
+        reasons = (
+            f"{percent(one.wait_fraction)} waiting for the host",
+            f"{percent(one.gap_fraction)} between queued kernels",
+            f"{percent(one.other_fraction)} other",
+        )
+        busy = f"busy {milliseconds(one.busy_s)} of {milliseconds(one.window_s)} ms{per}"
+        idle = f"{busy}, idle {percent(one.idle_fraction)}: {', '.join(reasons)}"
+        if abs((one.idle_fraction or 0.0) - one.idle_within_fraction) > _SAME_IDLE_FRACTION:
+            idle += f"; idle between its first kernel and its last {percent(one.idle_within_fraction)}"
+        lines.append(("device" if len(devices) == 1 else f"device {one.device}", idle))
+        if one.comm_s:
+            hidden = f"{milliseconds(one.comm_overlapped_s)} ms beside kernels that compute"
+            exposed = f"{milliseconds(one.comm_exposed_s)} ms exposed"
+            lines.append(("", f"communication {milliseconds(one.comm_s)} ms{per}, {hidden}, {exposed}"))
+    return lines
 
 
 def _completeness(count: Completeness) -> Line:
@@ -298,21 +327,54 @@ def clock_table(found: Findings) -> Table:
     for one in found.verdicts:
         clock = one.clock
         times = (
-            one.device_span_s, clock.window_s, clock.busy_s, clock.queued_gap_s, clock.host_wait_s,
+            one.device_span_s, *_parts_of(clock),
             one.host_span_s if one.host_span_s is not None else clock.host_s, one.min_lag_s,
         )  # fmt: skip
         rows.append([fact(one.phase), *(Entry(milliseconds(value)) for value in times)])
-    headings = [*generated("phase"), *numbers("events", "window", "busy", "gaps", "waits", "host", "lag")]
+    if len(rows) > 1:
+        parts = [Entry(milliseconds(value)) for value in _parts_of(found.clocks.whole)]
+        rows.append([fact("all"), Entry(""), *parts, Entry(""), Entry("")])
+    headings = [*generated("phase"), *numbers("events", "window", "busy", "gaps", "waits", "other", "host", "lag")]
     return Table("Clocks", _clock_caption(found), headings, rows)
 
 
+def _parts_of(time: DeviceTime) -> tuple[float, ...]:
+    return time.window_s, time.busy_s, time.queued_gap_s, time.host_wait_s, time.other_idle_s
+
+
 def _clock_caption(found: Findings) -> str:
-    first = ", without the first step, which begins on an idle device" if found.clocks.skipped else ""
-    over = f"ms per step{first}" if found.has_step_count else "ms in the whole trace"
+    over = "ms per step" if found.has_step_count else "ms"
+    if found.clocks.is_whole_trace:
+        over += " over the whole trace"
+    if found.clocks.skipped:
+        over += ", without the first step, which begins on an idle device"
+    if len(found.clocks.devices) > 1:
+        over += f", summed over {len(found.clocks.devices)} devices"
     return (
-        f"{over}. events: device span by events; window: first kernel to the next phase's first, = busy (kernels) "
-        "+ gaps (between queued kernels) + waits (for the host); host: host span; lag: least of unprofiled steps"
+        f"{over}. events: device span by events; window: the device's time with the phase, = busy (kernels) + gaps "
+        "(between queued kernels) + waits (for the host) + other (idle); host: host span; lag: least of unprofiled "
+        "steps"
     )
+
+
+def communication_table(found: Findings) -> Table:
+    """Communication by phase: its time, and how much of it is hidden behind kernels that compute."""
+    clocks: list[tuple[str, DeviceTime]] = [(one.phase, one) for one in found.clocks.phases if one.comm_s]
+    if len(clocks) > 1:
+        clocks.append(("all", found.clocks.whole))
+    rows = []
+    for name, one in clocks:
+        share = one.comm_exposed_s / one.window_s if one.window_s else None
+        times = (one.comm_s, one.comm_overlapped_s, one.comm_exposed_s)
+        overlap = percent(one.comm_overlapped_s / one.comm_s)
+        rows.append([fact(name), *(Entry(milliseconds(time)) for time in times), Entry(overlap), Entry(percent(share))])
+    headings = [*generated("phase"), *numbers("ms", "beside compute", "exposed", "overlap", "of window")]
+    unit = "ms per step" if found.has_step_count else "ms in the whole trace"
+    caption = (
+        f"{unit} in which collectives run, of the phase that launched them; beside compute: beside kernels that are no "
+        "communication and no copies; exposed: the rest; overlap: share beside compute; of window: exposed share"
+    )
+    return Table("Communication", caption, headings, rows)
 
 
 def launch_table(found: Findings) -> Table:

@@ -32,14 +32,17 @@ class PhaseKernels(Struct):
     parts: Annotated[dict[str, float], About("tree", "parts", "Kernel time by part of the model, the largest first: `ffn_s`, ...; `+` joins the parts of a fused kernel.")] = field(default_factory=dict)
     top: Annotated[list[TopKernel], About("tree", "top kernels", "The longest kernels: name, kind, part, `kernel_s`, `kernel_count`, `share_fraction`.")] = field(default_factory=list)
     top_other: Annotated[TopKernel | None, About("tree", "top other kernel", "The longest kernel that is no matrix product; null if there is none.")] = None
-    window_s: Annotated[float | None, About("s", "<phase> window", "First kernel of <phase> to the next phase's first: `busy_s` + `queued_gap_s` + `host_wait_s`.", "down")] = None
-    busy_s: Annotated[float | None, About("s", "<phase> busy", "Union of kernel intervals.", "down")] = None
-    queued_gap_s: Annotated[float | None, About("s", "<phase> gaps", "Gaps before kernels that lay in the queue.", "down")] = None
-    host_wait_s: Annotated[float | None, About("s", "<phase> host wait", "All other gaps: the device waited for the host.", "down")] = None
+    window_s: Annotated[float | None, About("s", "<phase> window", "The device's time with <phase>: `busy_s` + `queued_gap_s` + `host_wait_s` + `other_idle_s`.", "down")] = None
+    busy_s: Annotated[float | None, About("s", "<phase> busy", "Union of kernels, copies and fills; a moment with kernels of several phases is of one of them.", "down")] = None
+    queued_gap_s: Annotated[float | None, About("s", "<phase> gaps", "Gaps of up to 30 us before kernels that lay in the queue.", "down")] = None
+    host_wait_s: Annotated[float | None, About("s", "<phase> host wait", "Idle until the next kernel was launched: the device waited for the host.", "down")] = None
+    other_idle_s: Annotated[float | None, About("s", "<phase> other idle", "All other idle time: waiting for another stream, a copy or another rank, or unknown.", "down")] = None
+    comm_s: Annotated[float | None, About("s", "<phase> communication", "Union of communication kernels.", "down")] = None
+    comm_exposed_s: Annotated[float | None, About("s", "<phase> exposed communication", "Communication beside which nothing computes.", "down")] = None
     host_s: Annotated[float | None, About("s", "<phase> on the host", "The host's time in <phase>, slowed by the profiler.")] = None
     launch_count: Annotated[float | None, About("count", "launches in <phase>", "Calls of the host that start something on the device.", "down")] = None
     median_kernel_s: Annotated[float | None, About("s", "median kernel", "Median duration of the kernels of <phase>.")] = None
-    verdict: Annotated[str | None, About("text", "<phase> by the trace", "`host-bound`, `queued` or `mixed`, by the share of host wait; null for a phase too short to judge.")] = None
+    verdict: Annotated[str | None, About("text", "<phase> by the trace", "`host-bound`, `stalled` (idle for something else), `queued` or `mixed`, by the shares of idle time; null for a phase too short to judge.")] = None
 
 
 class AttentionTimes(Struct):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lmbench.kernels.trace.clocks import Clocks, phase_clocks
+from lmbench.kernels.trace.clocks import Clocks, DeviceTime, phase_clocks
 from lmbench.kernels.trace.completeness import Completeness, completeness, device_guards, trace_guards, why_no_kernels
 from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.phases import OUTSIDE
@@ -120,6 +120,8 @@ def as_record(found: Findings) -> dict[str, Any]:
         "clocks": {
             "steps": found.clocks.steps,
             "skipped_steps": found.clocks.skipped,
+            "is_whole_trace": found.clocks.is_whole_trace,
+            "devices": [{**asdict(one), **_derived(one)} for one in found.clocks.devices],
             "phases": [_verdict(one) for one in found.verdicts],
         },
         "attention": [asdict(times) for times in found.attention],
@@ -150,7 +152,11 @@ def _verdict(one: PhaseVerdict) -> dict[str, Any]:
     record = asdict(one)
     clock = record.pop("clock")
     derived = {"host_s_per_launch": one.clock.host_s_per_launch, "wait_fraction": one.clock.wait_fraction}
-    return {**clock, **derived, **record}
+    return {**clock, **derived, **_derived(one.clock), **record}
+
+
+def _derived(time: DeviceTime) -> dict[str, float | None]:
+    return {"idle_s": time.idle_s, "idle_fraction": time.idle_fraction, "comm_exposed_s": time.comm_exposed_s}
 
 
 def summarize(found: Findings) -> KernelSummary:
@@ -202,12 +208,19 @@ def _phases(found: Findings) -> PerPhase[PhaseKernels]:
                 top_other=_top_kernel(share.top_other, found.steps) if share.top_other else None,
             )
         if one is not None:
-            summary.window_s, summary.busy_s = one.clock.window_s, one.clock.busy_s
-            summary.queued_gap_s, summary.host_wait_s = one.clock.queued_gap_s, one.clock.host_wait_s
+            _set_times(summary, one.clock)
             summary.host_s, summary.launch_count = one.clock.host_s, one.clock.launches
             summary.median_kernel_s, summary.verdict = one.clock.median_kernel_s, one.verdict
+        elif span == "step" and found.clocks.phases:
+            _set_times(summary, found.clocks.step)
         per_phase.set(span, summary)
     return per_phase
+
+
+def _set_times(summary: PhaseKernels, time: DeviceTime) -> None:
+    summary.window_s, summary.busy_s, summary.queued_gap_s = time.window_s, time.busy_s, time.queued_gap_s
+    summary.host_wait_s, summary.other_idle_s = time.host_wait_s, time.other_idle_s
+    summary.comm_s, summary.comm_exposed_s = time.comm_s, time.comm_exposed_s
 
 
 def _top_kernel(row: KernelRow, steps: int) -> TopKernel:

@@ -46,6 +46,7 @@ class PhaseTimeline:
 
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
     trace, 1 where nothing tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps, in order.
+    `span_ns` is from the first beginning of a step or a phase to the last end of one, None where nothing tells either.
     """
 
     start_ns: Integers
@@ -55,6 +56,7 @@ class PhaseTimeline:
     steps: int
     has_step_count: bool
     step_start_ns: Integers
+    span_ns: tuple[int, int] | None
 
     def at(self, moments: Integers) -> Integers:
         """The piece around each moment, NONE outside of all."""
@@ -73,7 +75,7 @@ def find_phases(events: Events, recorded_steps: int | None) -> PhaseTimeline:
     own: list[Range] = []
     foreign: list[Range] = []
     steps: list[int] = []
-    foreign_steps = 0
+    foreign_steps: list[tuple[int, int]] = []
     for index in np.flatnonzero(host.is_range):
         name = host.names[index]
         span = (int(host.start_ns[index]), int(host.end_ns[index]))
@@ -82,7 +84,7 @@ def find_phases(events: Events, recorded_steps: int | None) -> PhaseTimeline:
         elif name.startswith(STEP):
             steps.append(span[0])
         elif _FOREIGN_STEP.match(name):
-            foreign_steps += 1
+            foreign_steps.append(span)
         elif phase := next((phase for phase, pattern in _FOREIGN if pattern.search(name)), None):
             foreign.append((*span, phase))
     if own:
@@ -93,9 +95,9 @@ def find_phases(events: Events, recorded_steps: int | None) -> PhaseTimeline:
             # The last began and did not end: its kernels are outside, and no mean counts it.
             own = [one for one in own if one[0] < steps[recorded]]
             steps = steps[:recorded]
-        return _timeline(own, "lmbench", len(steps) or recorded, steps)
+        return _timeline(own, "lmbench", len(steps) or recorded, steps, [])
     foreign += _inferred(host, {phase for *_, phase in foreign})
-    return _timeline(foreign, "foreign" if foreign else "none", foreign_steps, [])
+    return _timeline(foreign, "foreign" if foreign else "none", len(foreign_steps), [], foreign_steps)
 
 
 def _known(name: str) -> Phase:
@@ -105,13 +107,17 @@ def _known(name: str) -> Phase:
     raise UsageError(f"the trace has a phase {name[:40]!r}, which is none of {', '.join(PHASES)}; record it again")
 
 
-def _timeline(ranges: list[Range], source: str, steps: int, step_starts: list[int]) -> PhaseTimeline:
+def _timeline(
+    ranges: list[Range], source: str, steps: int, step_starts: list[int], step_spans: list[tuple[int, int]]
+) -> PhaseTimeline:
     # Two ranges of the same span would be one piece; a range without a length has no time.
     ranges = sorted({one for one in ranges if one[1] > one[0]})
     start, end, owner = flatten([one[0] for one in ranges], [one[1] for one in ranges])
     phases = [ranges[index][2] for index in owner]
     begun = np.array(step_starts, dtype=np.int64)
-    return PhaseTimeline(start, end, phases, source, max(steps, 1), steps > 0, begun)
+    spans = [*step_spans, *(one[:2] for one in ranges)]
+    whole = (min(one[0] for one in spans), max(one[1] for one in spans)) if spans else None
+    return PhaseTimeline(start, end, phases, source, max(steps, 1), steps > 0, begun, whole)
 
 
 def _inferred(host: HostEvents, known: set[Phase]) -> Iterable[Range]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lmbench.kernels.trace.clocks import Clocks, PhaseClock
 from lmbench.kernels.trace.compiled import TRITON
@@ -22,11 +23,20 @@ _LONG_FRACTION = 0.002
 # Share of a phase in which the device waits for the host.
 HOST_BOUND_FRACTION = 0.10
 QUEUED_FRACTION = 0.02
+# Share of a phase in which the device idles though the host was there and more than a short gap before; and in which it
+# idles for whatever reason. Above them no phase is queued.
+STALLED_FRACTION = 0.10
+IDLE_FRACTION = 0.30
+# A single idle time of this length, and half of a step's, is a pause, and no matter of many kernels.
+_PAUSE_S = 1e-3
 # Below this share of gaps, fewer kernels would change little.
 _MANY_GAPS_FRACTION = 0.05
 _MATMUL_BOUND_FRACTION = 0.6
 # From this share on, a softmax of its own is worth a fused attention.
 _MUCH_SOFTMAX_FRACTION = 0.05
+#: `stalled`: the device idles, and neither for the host nor in single short gaps.
+TraceWord = Literal[LagWord, "stalled"]
+
 _FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -34,13 +44,16 @@ _FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNOREC
 class PhaseVerdict:
     """A phase's clocks with what they mean.
 
-    `verdict` is `host-bound`, `queued` or `mixed`, None for a phase that is not judged; `reason` is the figure that it
-    rests on. `device_span_s` and `host_span_s` are means over the same steps by the run's own clocks, `lag_verdict` and
-    `min_lag_s` from its probe steps, all None without a run. `agreement` says in words how both verdicts go together.
+    `verdict` is None for a phase that is not judged; `reason` has the figures that it rests on: `host-bound` from
+    `HOST_BOUND_FRACTION` of waiting for the host on, if that is more than other idle time; else `stalled` from
+    `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
+    waiting for the host, and `mixed` above it. `device_span_s` and `host_span_s` are means over the same steps by the
+    run's own clocks, `lag_verdict` and `min_lag_s` from its probe steps, all None without a run. `agreement` says in
+    words how both verdicts go together.
     """
 
     clock: PhaseClock
-    verdict: LagWord | None
+    verdict: TraceWord | None
     reason: str
     advice: str
     device_span_s: float | None
@@ -83,13 +96,13 @@ def _judge(
     advice = ""
     if verdict and share:
         # For the run as it is without the profiler, which slows the host and not the device.
-        is_slowed = lag.verdict == "queued" and verdict != "queued"
+        is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
         advice = _advise("queued" if is_slowed else verdict, clock, share, run)
         advice = f"without the profiler it is queued, and {advice}" if is_slowed else advice
     return PhaseVerdict(
         clock=clock,
         verdict=verdict,
-        reason=f"the device waits for the host in {_waiting(clock)} of the phase" if verdict else "",
+        reason=_reason(verdict, clock) if verdict else "",
         advice=advice,
         device_span_s=device_s,
         host_span_s=host_s,
@@ -99,17 +112,34 @@ def _judge(
     )
 
 
-def _verdict(clock: PhaseClock) -> LagWord | None:
-    wait = clock.wait_fraction
-    if not clock.kernels or wait is None:
+def _verdict(clock: PhaseClock) -> TraceWord | None:
+    wait, other, idle = clock.wait_fraction, clock.other_fraction, clock.idle_fraction
+    if not clock.kernels or wait is None or other is None or idle is None:
         return None
-    if wait >= HOST_BOUND_FRACTION:
+    if wait >= HOST_BOUND_FRACTION and wait >= other:
         return "host-bound"
+    if other >= STALLED_FRACTION or idle > IDLE_FRACTION:
+        return "stalled"
     return "queued" if wait <= QUEUED_FRACTION else "mixed"
 
 
+def _reason(verdict: TraceWord, clock: PhaseClock) -> str:
+    if verdict != "stalled":
+        idle = _percent(clock.idle_fraction)
+        return f"the device waits for the host in {_waiting(clock)} of the phase, and idles in {idle}"
+    kinds = (
+        f"{_waiting(clock)} for the host, {_percent(clock.gap_fraction)} between queued kernels, "
+        f"{_percent(clock.other_fraction)} for something else"
+    )
+    return f"the device idles in {_percent(clock.idle_fraction)} of the phase: {kinds}"
+
+
 def _waiting(clock: PhaseClock) -> str:
-    return f"{100 * (clock.wait_fraction or 0.0):.1f} %"
+    return _percent(clock.wait_fraction)
+
+
+def _percent(share: float | None) -> str:
+    return f"{100 * (share or 0.0):.1f} %"
 
 
 def _agreement(verdict: str | None, clock: PhaseClock, lag: LagVerdict) -> str:
@@ -118,6 +148,8 @@ def _agreement(verdict: str | None, clock: PhaseClock, lag: LagVerdict) -> str:
         return ""
     if verdict == lag.verdict:
         return "agree"
+    if (verdict, lag.verdict) == ("stalled", "queued"):
+        return "agree: it is not the host that the device waits for"
     least = f"{lag.min_lag_s * 1e3:.2f} ms"
     if (verdict, lag.verdict) in (("host-bound", "queued"), ("host-bound", "mixed"), ("mixed", "queued")):
         launch_us = (clock.host_s_per_launch or 0.0) * 1e6
@@ -125,7 +157,7 @@ def _agreement(verdict: str | None, clock: PhaseClock, lag: LagVerdict) -> str:
             f"differ: the profiler slows the host ({launch_us:.1f} us a launch with it); without it at least {least} "
             "of work lay in the queue"
         )
-    if verdict == "queued":
+    if verdict in ("queued", "stalled"):
         return (
             f"differ: the queue ran low at a mark (lag {least}), yet the device waited in only {_waiting(clock)} of "
             "the phase: the host catches up within it"
@@ -140,9 +172,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _advise(verdict: str, clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
-    """Advice for a phase that was judged `host-bound`, `mixed` or `queued`; `run` is blank for a foreign trace."""
+    """Advice for a phase that was judged; `run` is blank for a foreign trace."""
     if verdict == "host-bound":
         return _host_bound(clock, share, run)
+    if verdict == "stalled":
+        return _stalled(clock, share, run)
     if verdict == "mixed":
         return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
     return _queued(clock, share, run)
@@ -154,15 +188,45 @@ def _queued(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
         return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock, share, run)}"
     products, attention, traffic = share.matmul_fraction, _fraction(share, "attention"), _fraction(share, "comm")
     memory = 1 - products - attention - traffic
-    if traffic > max(memory, products + attention):
-        return f"communication takes {100 * traffic:.0f} %: more work per step, such as a larger batch, hides it"
+    exposed = clock.comm_exposed_s / clock.busy_s if clock.busy_s else 0.0
+    if exposed > max(memory, products + attention):
+        return f"{_exposed(clock)}: what computes beside it would save as much at most"
     if products + attention > _MATMUL_BOUND_FRACTION:
         fused = f", fused attention {100 * attention:.0f} %" if attention else ""
         return f"matrix products take {100 * products:.0f} %{fused}: {_faster_products(run)}"
     return f"{100 * memory:.0f} % are kernels bound by memory{_fewer_bytes(share, run)}"
 
 
+def _stalled(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    if clock.queued_gap_s >= clock.other_idle_s:
+        return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock, share, run)}"
+    found = "launched kernels wait for something: another stream, a copy, another rank; the trace does not say what"
+    if _is_pause(clock):
+        found = (
+            f"most of it is a pause, the longest of {clock.longest_idle_s * 1e3:,.1f} ms, before a kernel that had "
+            "been launched, or has no launch in the trace: it waited for another stream, a copy, another rank, or the "
+            "profiler; the trace does not say"
+        )
+    return f"{found}; {_exposed(clock)}" if clock.comm_exposed_s else found
+
+
+def _exposed(clock: PhaseClock) -> str:
+    return (
+        f"communication takes {clock.comm_s * 1e3:,.2f} ms, {clock.comm_exposed_s * 1e3:,.2f} of them beside nothing "
+        "that computes"
+    )
+
+
+def _is_pause(clock: PhaseClock) -> bool:
+    return clock.longest_idle_s >= max(_PAUSE_S, clock.idle_s / 2)
+
+
 def _host_bound(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
+    if _is_pause(clock):
+        return (
+            f"most of it is a pause, the longest of {clock.longest_idle_s * 1e3:,.1f} ms: the host does something else "
+            "there than launching, such as loading, compiling, or waiting for a result"
+        )
     if clock.first_wait_s > clock.host_wait_s / 2:
         return (
             f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
