@@ -104,6 +104,15 @@ def test_its_temporary_folder_is_its_own_whatever_the_server_has_used(servers, f
     assert (tmp_path / "log").read_text().strip() == str(tmp_path)
 
 
+def test_it_has_the_sweeps_mark_among_the_variables_that_the_kernel_keeps(fake, tmp_path):
+    servers = Servers(print, cores=1, mark={"LMBENCH_SWEEP": "/here"})
+    servers.await_ready([fake])
+    code = "print('LMBENCH_SWEEP=/here' in Path('/proc/self/environ').read_text().split(chr(0)))"
+    assert run_to_end(servers, launch(tmp_path, fake, code), 30, lambda _: None).code == 0
+    servers.close()
+    assert (tmp_path / "log").read_text().strip() == "True"
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "said"),
     [("1 / 0", 1, "ZeroDivisionError: division by zero"), ("sys.exit('no')", 1, "no"), ("print('fine')", 0, "fine")],

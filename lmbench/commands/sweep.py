@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
     folder = SweepFolder(results_dir / name)
     progress = Progress(plan, Estimate(plan))
     progress.begin()
-    servers = Servers(progress.said)
+    servers = Servers(progress.said, mark=folder.mark)
     try:
         execution = Execution(plan, folder, servers, progress)
         known = folder.known_cells()
@@ -112,7 +113,7 @@ def _find(given: argparse.Namespace) -> tuple[str, Path, SweepFile]:
     if given.sweep is None:
         raise UsageError("sweep needs a SWEEP: a file, a study's name, or the folder of a sweep to go on with")
     path = Path(given.sweep)
-    if (path / SWEEP_FILE).is_file():
+    if os.path.lexists(path / SWEEP_FILE):
         if given.name is not None:
             raise UsageError("--name names a new sweep; a sweep's folder has its name")
         name, file = read_sweep_folder(path)

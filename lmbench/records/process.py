@@ -36,15 +36,15 @@ def process_start_s(pid: int) -> float | None:
 def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
     """Whether the process with this id, of this boot and with this start, still runs on this machine.
 
-    A process id alone proves nothing, since ids are used again.
+    A process id alone proves nothing, since ids are used again; it is taken only where the system tells no more.
     """
-    if boot != boot_id():
+    if pid < 1 or boot != boot_id():
         return False
-    if start_s is not None:
-        return process_start_s(pid) == start_s
+    if start_s is not None or boot is not None:
+        return start_s is not None and process_start_s(pid) == start_s
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

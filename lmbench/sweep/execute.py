@@ -155,7 +155,7 @@ class Execution:
 
     def _words(self, job: Job) -> list[str]:
         command, *options = job.cell.words()
-        config = self._folder.config_path()
+        config = self._folder.config_path() if self._plan.base_config is not None else None
         first = self._first.get(job.cell.id)
         # The cold time is that of repeat 0, whose cache the others take over.
         warm = ["--trainer.compile.cache=shared"] if first is not None and first.has_private_cache else []

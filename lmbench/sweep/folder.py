@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import shutil
-import signal
+import stat
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +17,16 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable, is_file, is_folder, read_file
+from lmbench.records.codec import DamagedRecord, checked, decode
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION
-from lmbench.records.store import CELLS_FILE, RUNS_FOLDER, SWEEP_FILE, write_whole
+from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.sweep.environments import EnvironmentFacts
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import Job, Plan, axes_of
+from lmbench.sweep.process import kill_own
 
 #: The base's configuration: a copy, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
@@ -31,6 +35,8 @@ ATTEMPTS_FILE = "attempts.jsonl"
 #: What compiling left for later repeats; gone when the sweep is done.
 COMPILE_CACHE = "compile_cache"
 CHILD_LOG = "child.log"
+#: The environment variable that every process of a sweep has: which folder it works for.
+MARK = "LMBENCH_SWEEP"
 _LOCK = ".lock"
 
 #: Outcomes that are not tried again.
@@ -77,6 +83,11 @@ class SweepFolder:
         self._lock_fd: int | None = None
         self._attempts: dict[str, int] = {}
 
+    @property
+    def mark(self) -> dict[str, str]:
+        """The variables by which processes that a sweep of this folder started are known again."""
+        return {MARK: str(self.path.resolve())}
+
     def open(self, plan: Plan) -> None:
         """Make the folder or go on with it, for this process alone.
 
@@ -85,9 +96,14 @@ class SweepFolder:
         """
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
+            if not is_folder(self.runs):
+                raise UsageError(f"{self.runs} is a link, and runs are not written through it; give another --name")
             self._lock()
+            # Compiled code would be run: what another process left is none that this one trusts.
+            self.remove_compile_cache()
             self._refuse_strangers(plan)
             self._write_plan(plan)
+            os.close(_open_own(self.path / ATTEMPTS_FILE, os.O_WRONLY))
             self._attempts = self._read_attempts()
         except OSError as error:
             self.close()
@@ -113,7 +129,7 @@ class SweepFolder:
 
     def _lock(self) -> None:
         # The kernel lets go of it when this process ends, however it does.
-        fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        fd = _open_own(self.path / _LOCK, os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,8 +147,8 @@ class SweepFolder:
     def _stored(self) -> StoredSweep | None:
         """What sweep.json says so far, None where there is none that can be read."""
         try:
-            return msgspec.json.decode((self.path / SWEEP_FILE).read_bytes(), type=StoredSweep)
-        except (OSError, msgspec.DecodeError):
+            return _read_stored(self.path)
+        except (Unreadable, DamagedRecord):
             return None
 
     def _write_plan(self, plan: Plan) -> None:
@@ -168,7 +184,7 @@ class SweepFolder:
     def finished(self, job: Job) -> Run | None:
         """The job's run, where it has one that is not to be tried again."""
         path = self.runs / job.name
-        if not is_run_folder(path):
+        if path.is_symlink() or not is_run_folder(path):
             return None
         found = load_run(path, with_steps=False)
         # Without its place in the sweep nobody saw it end; what it measured counts all the same.
@@ -182,17 +198,21 @@ class SweepFolder:
         """
         path = self.runs / job.name
         told = None
-        if is_run_folder(path):
+        if path.is_symlink():
+            told = f"{job.name} was a link, which is removed; it is measured again"
+        elif is_run_folder(path):
             left = load_run(path, with_steps=False)
             if left.outcome == DAMAGED:
                 told = f"{job.name} was damaged ({left.damage}); it is measured again"
-            if left.outcome == RUNNING and (pid := left.record.pid) is not None:
-                # Known by its start as well as its id: it is the one that wrote this record.
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                told = f"{job.name} was still running (process {pid}); it was ended"
+            if left.outcome == RUNNING:
+                is_ended = kill_own(left.record, self.mark)
+                done = "it was ended" if is_ended else "no sweep of this folder started that, and it is left alone"
+                told = f"{job.name} was still running (process {left.record.pid}); {done}"
         with suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            if is_folder(path):
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         return told
 
     def log_path(self, job: Job) -> Path:
@@ -202,7 +222,7 @@ class SweepFolder:
     def begin(self, job: Job) -> int:
         """Note that a process is about to be started; returns which attempt it is, from 1."""
         attempt = self._attempts.get(job.name, 0) + 1
-        with (self.path / ATTEMPTS_FILE).open("ab") as file:
+        with os.fdopen(_open_own(self.path / ATTEMPTS_FILE, os.O_WRONLY | os.O_APPEND), "ab") as file:
             file.write(msgspec.json.encode(Attempt(job.name, attempt, _now())) + b"\n")
         self._attempts[job.name] = attempt
         return attempt
@@ -212,23 +232,24 @@ class SweepFolder:
 
     def _read_attempts(self) -> dict[str, int]:
         attempts: dict[str, int] = {}
-        with suppress(FileNotFoundError):
-            for line in (self.path / ATTEMPTS_FILE).read_bytes().splitlines():
+        with suppress(Unreadable):
+            for line in read_file(self.path / ATTEMPTS_FILE, MAX_SWEEP_BYTES).splitlines():
                 # A line that a kill or a full disk tore.
-                with suppress(msgspec.DecodeError):
-                    name = msgspec.json.decode(line, type=Attempt).run
+                with suppress(DamagedRecord):
+                    name = decode(line, Attempt).run
                     attempts[name] = attempts.get(name, 0) + 1
         return attempts
 
     def config_path(self) -> Path | None:
         path = self.path / CONFIG_FILE
-        return path if path.is_file() else None
+        return path if is_file(path) else None
 
     def write_cells(self, table: str) -> bool:
         """Write the sweep's cells as CSV; returns whether they are others than before. Raises OSError."""
         path = self.path / CELLS_FILE
-        if path.is_file() and path.read_text(encoding="utf-8") == table:
-            return False
+        with suppress(Unreadable):
+            if read_file(path, MAX_SWEEP_BYTES) == table.encode():
+                return False
         write_whole(path, table)
         return True
 
@@ -243,16 +264,41 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
         UsageError: it holds none that this lmbench can read.
     """
     try:
-        stored = msgspec.json.decode((path / SWEEP_FILE).read_bytes(), type=StoredSweep)
-    except (OSError, msgspec.DecodeError) as error:
+        stored = _read_stored(path)
+    except (Unreadable, DamagedRecord) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE} cannot be read ({error})") from error
     if stored.schema_version != SCHEMA_VERSION:
         raise UsageError(
             f"{str(path)!r} has schema version {stored.schema_version}, this lmbench reads {SCHEMA_VERSION}"
         )
-    if CONFIG in stored.file.get("base", {}):
-        stored.file["base"][CONFIG] = str(path / CONFIG_FILE)
-    return path.absolute().name, sweep_from(stored.file)
+    base = stored.file.get("base")
+    if isinstance(base, dict) and CONFIG in base:
+        if not is_file(path / CONFIG_FILE):
+            raise UsageError(f"{str(path)!r} holds no whole sweep: {CONFIG_FILE} is missing, or no file of its own")
+        base[CONFIG] = str(path / CONFIG_FILE)
+    try:
+        return path.absolute().name, sweep_from(stored.file)
+    except UsageError as error:
+        raise UsageError(f"{path / SWEEP_FILE}: {error}") from error
+
+
+def _read_stored(path: Path) -> StoredSweep:
+    return checked(decode(read_file(path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep))
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """Open a file of the folder for writing, made as needed; through a link it would be somebody else's that is
+    written. Raises OSError."""
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, f"{path.name} is a link") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, f"{path.name} is no plain file")
+    return fd
 
 
 def _now() -> str:

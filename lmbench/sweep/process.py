@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lmbench.files import Unreadable, read_file
 from lmbench.interruption import Terminated, held
 from lmbench.measure.milestones import clock_s
+from lmbench.records.process import boot_id, process_start_s
+from lmbench.records.run import RunRecord
 from lmbench.sweep.servers import Launch, Process, Servers
 
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0
 # How often somebody is told that it still runs.
 _TICK_S = 0.5
+# Linux allows a process no more.
+_MOST_VARIABLES_BYTES = 8 * 2**20
 _CGROUPS = Path("/sys/fs/cgroup")
 
 Ended = Literal["itself", "timeout", "interruption"]
@@ -124,6 +129,45 @@ def _kill_group(process: Process) -> None:
         # The group is there as soon as the process has begun; the process may be gone before its group.
         with suppress(ProcessLookupError, PermissionError):
             kill(process.pid, signal.SIGKILL)
+
+
+# what an earlier sweep left
+
+
+def kill_own(record: RunRecord, mark: Mapping[str, str]) -> bool:
+    """Kill the process that a record says wrote it, where a sweep of this folder started it; returns whether it did.
+
+    A record may come from anywhere, and a process id in it proves nothing. So the process has to be of this boot, to
+    have begun when the record says, and to have the sweep's mark among the variables that it was started with. Those
+    the kernel keeps, nobody but their user can read them, and no folder that is copied here can put them there: only a
+    sweep of this user in this very folder did.
+    """
+    pid, start_s = record.pid, record.process_start_s
+    if pid is None or pid <= 1 or start_s is None or record.boot_id is None or record.boot_id != boot_id():
+        return False
+    try:
+        # It stands for one process, also when the id is used again.
+        fd = os.pidfd_open(pid)
+    except (OSError, OverflowError, AttributeError):
+        return False
+    try:
+        if process_start_s(pid) != start_s or not _has_variables(pid, mark):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _has_variables(pid: int, wanted: Mapping[str, str]) -> bool:
+    """Whether a process was started with these environment variables."""
+    try:
+        given = read_file(Path(f"/proc/{pid}/environ"), _MOST_VARIABLES_BYTES).split(b"\0")
+    except Unreadable:
+        return False
+    return bool(wanted) and all(os.fsencode(f"{name}={value}") in given for name, value in wanted.items())
 
 
 # the kernel's out-of-memory killer

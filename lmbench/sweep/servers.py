@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +78,10 @@ class Process:
 
 
 class Server:
-    """One server, started by an environment's Python with its variables; `await_ready` before its first use."""
+    """One server, started by an environment's Python with its variables and the sweep's mark; `await_ready` before its
+    first use."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, mark: Mapping[str, str]) -> None:
         self.environment = environment
         name = environment.name
         self._where = f"{f'environment {name}: ' if name is not None else ''}{environment.python}"
@@ -97,7 +98,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env=environment.process_variables(),
+                env={**environment.process_variables(), **mark},
                 cwd=environment.folder,
                 start_new_session=True,
                 pass_fds=(inner, theirs.fileno()),
@@ -191,10 +192,16 @@ class Server:
 
 
 class Servers:
-    """The servers of the present round by environment, and those that were started ahead for rounds to come."""
+    """The servers of the present round by environment, and those that were started ahead for rounds to come.
 
-    def __init__(self, say: Callable[[str], None], cores: int | None = None) -> None:
+    `mark` are variables that tell the sweep's processes from all others.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], cores: int | None = None, mark: Mapping[str, str] | None = None
+    ) -> None:
         self._say = say
+        self._mark = mark or {}
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
         self._now: dict[str | None, Server] = {}
@@ -230,7 +237,7 @@ class Servers:
             while ahead and not ahead[0].is_ready:
                 ahead.pop(0).close()
             if not ahead:
-                ahead = [Server(environment) for _ in range(1 + most_ahead)]
+                ahead = [Server(environment, self._mark) for _ in range(1 + most_ahead)]
                 started_ahead = most_ahead
             self._now[environment.name], *self._ahead[environment.name] = ahead
         for environment in missing:
