@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": ("lmbench.commands.compare", "is B slower than A? ratio with interval, and a verdict for CI"),
     "noise": ("lmbench.commands.noise", "how far a configuration is from itself: the floor that compare relies on"),
     "kernels": ("lmbench.commands.kernels", "where the time went: kernels by phase, kind and part of the model"),
-    "memory": ("lmbench.commands.memory", "where the memory went: what the peak is made of, from a history"),
+    "memory": ("lmbench.commands.memory", "where the memory goes: a recorded peak explained, or one to come predicted"),
     "nsys": ("lmbench.commands.nsys", "run a fit under Nsight Systems, limited to the profiled steps"),
     "ceiling": ("lmbench.commands.ceiling", "what matrix products and copies attain on this device, for kernels"),
     "overhead": ("lmbench.commands.overhead", "compare a bare loop, a plain Trainer and the harness"),

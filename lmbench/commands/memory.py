@@ -1,4 +1,4 @@
-"""`lmbench memory RUN|SNAPSHOT.pickle`: what the peak of the device's memory consists of."""
+"""`lmbench memory`: what the peak of the device's memory consists of, in a recorded run or of one to come."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ import argparse
 import json
 import sys
 
+from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode
 
-DESCRIPTION = """\
+DESCRIPTION = (
+    """\
 Shows what the device's memory is made of at its peak, from a history of PyTorch's
 allocator: bytes by category and by part of the model, the largest allocations with
 where they come from, what is saved for the backward, and what is reserved in vain. RUN
 is a result recorded with `lmbench fit ... --memory.history true`; SNAPSHOT is any
 snapshot that torch.cuda.memory._dump_snapshot wrote, lmbench's or not: read as a
-pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch."""
+pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch.
+
+"""
+    + memory_prediction.DESCRIPTION
+)
+
+#: Options that only what was recorded has.
+_OF_RECORDED = ("--top", "--device", "--format", "-h", "--help")
 
 
 @command
 def run(args: list[str]) -> int:
     """Print the tables; returns the exit code."""
-    parser = CommandParser("memory", DESCRIPTION)
+    if _is_to_come(args[1:]):
+        return memory_prediction.run(args[1:])
+    usage = f"lmbench memory RUN|SNAPSHOT [OPTIONS]\n       {memory_prediction.USAGE}"
+    parser = CommandParser("memory", DESCRIPTION, usage)
     parser.add_argument("source", metavar="RUN|SNAPSHOT", help="a run's folder or a snapshot")
     parser.add_argument("--top", type=_positive, default=15, metavar="N", help="allocations shown (default 15)")
     parser.add_argument("--device", type=int, metavar="N", help="whose history, where a snapshot has several devices'")
@@ -44,6 +56,12 @@ def run(args: list[str]) -> int:
     else:
         print_findings(found, options.top, make_console())
     return ExitCode.OK
+
+
+def _is_to_come(words: list[str]) -> bool:
+    """Whether the words are a configuration's, which is options and nothing else."""
+    first = next((word for word in words if word != "--json"), "")
+    return first.startswith("-") and first.partition("=")[0] not in _OF_RECORDED
 
 
 def _positive(text: str) -> int:

@@ -30,13 +30,13 @@ from lmbench.text import shown, shown_json
 from lmbench.wandb.publish import publish_run
 
 
-class _Measurement(BenchCLI):
+class Measurement(BenchCLI):
     """Remembers itself from its first moment on, since LightningCLI runs everything in its constructor."""
 
-    latest: _Measurement | None = None
+    latest: BenchCLI | None = None
 
     def __init__(self, args: list[str], announces: bool, only_settings: bool = False) -> None:
-        _Measurement.latest = self
+        Measurement.latest = self
         super().__init__(args, announces, only_settings)
 
     def after_fit(self) -> None:
@@ -53,13 +53,13 @@ def run(args: list[str]) -> int:
     `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
     """
     reach("imported")
-    _quiet()
-    _find_modules_in_current_folder()
-    _Measurement.latest = None
+    quiet()
+    find_modules_in_current_folder()
+    Measurement.latest = None
     try:
         words = read(args)
         is_loud = not (words.as_json or words.is_quiet)
-        _Measurement(words.options, is_loud, words.only_settings)
+        Measurement(words.options, is_loud, words.only_settings)
     except BaseException as error:
         with held():
             code = _ended_by(error)
@@ -79,7 +79,7 @@ def _ended_by(error: BaseException) -> int | None:
     """The exit code where the error leaves no result, said in one line; None where a result tells of it."""
     recorder = _recorder()
     if received() is None:
-        error = _as_usage_error(error)
+        error = as_usage_error(error)
     if recorder is None:
         return _before_anything(error)
     try:
@@ -114,14 +114,14 @@ def _before_anything(error: BaseException) -> int:
     raise error
 
 
-def _as_usage_error(error: BaseException) -> BaseException:
+def as_usage_error(error: BaseException) -> BaseException:
     """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
     if isinstance(error, ValueError) and "Union subtypes" in str(error) and error.__cause__ is not None:
         # jsonargparse's wrapping of whatever the constructor of a user's class raised.
-        return _as_usage_error(error.__cause__)
+        return as_usage_error(error.__cause__)
     if isinstance(error, ArgumentError):
-        assert _Measurement.latest is not None
-        return UsageError(translate(str(error), _Measurement.latest.options()))
+        assert Measurement.latest is not None
+        return UsageError(translate(str(error), Measurement.latest.options()))
     if isinstance(error, UnicodeDecodeError) and _recorder() is None:
         return UsageError(f"a configuration file is no text: {error.reason} at byte {error.start}")
     if is_of_other_checkpoint(error):
@@ -129,14 +129,15 @@ def _as_usage_error(error: BaseException) -> BaseException:
     return error
 
 
-def _find_modules_in_current_folder() -> None:
+def find_modules_in_current_folder() -> None:
+    """Let a user's module be found beside where the command is given."""
     # As `python -m` does; an installed command leaves it out.
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Lightning's tips and notices about its own calls say nothing about the measurement."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -145,7 +146,7 @@ def _quiet() -> None:
 
 
 def _recorder() -> RunRecorder | None:
-    return _Measurement.latest.recorder if _Measurement.latest else None
+    return Measurement.latest.recorder if Measurement.latest else None
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
@@ -179,7 +180,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
 
 def _publish(recorder: RunRecorder, is_loud: bool) -> None:
     """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
-    measurement = _Measurement.latest
+    measurement = Measurement.latest
     assert measurement is not None
     assert recorder.folder is not None
     is_interrupted = recorder.run.outcome == "interrupted"

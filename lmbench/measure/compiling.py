@@ -53,15 +53,19 @@ def compile_in_place(module: LightningModule, options: CompileOptions) -> list[s
     each of its children. With `regional`, the members of the lists of modules inside those.
     """
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    targets = _targets(module)
-    if options.regional:
-        targets = _blocks(targets)
+    targets = compile_targets(module, options)
     for target in targets:
         if target is module:
             target.compile(**options.arguments())
         else:
             _compile_call(target, options)
     return [names.get(id(target), type(target).__name__) for target in targets]
+
+
+def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn.Module]:
+    """The modules that are compiled, each by itself."""
+    targets = _targets(module)
+    return _blocks(targets) if options.regional else targets
 
 
 def empty_cache() -> str | None:

@@ -1,0 +1,290 @@
+"""Predicts the memory of a configuration of `lmbench fit`, as a process of its own; needs no GPU and no weights.
+
+    python -m lmbench.fit.prediction REQUEST [OPTIONS OF lmbench fit]
+
+prints the forecast as JSON after a record separator.
+"""
+
+from __future__ import annotations
+
+import lmbench.fit.startup  # noqa: F401
+
+# isort: split
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lmbench.callbacks import Compiler
+from lmbench.data.batches import TokenBatch
+from lmbench.data.datamodule import TokenData
+from lmbench.errors import ExitCode, UsageError
+from lmbench.fit.cli import BenchCLI
+from lmbench.fit.command_line import read
+from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
+from lmbench.fit.modes import apply_mode
+from lmbench.fit.run import Measurement, as_usage_error, find_modules_in_current_folder, quiet
+from lmbench.fit.trainer import TRAINER_DEFAULTS
+from lmbench.measure.compiling import CompileOptions
+from lmbench.measure.ending import is_usage_error
+from lmbench.memory.asking import Request
+from lmbench.memory.forecast import (
+    WORKSPACES,
+    Forecast,
+    Predictor,
+    Trial,
+    largest_batch,
+    largest_context,
+    peak_bytes,
+)
+from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
+
+# What changes nothing of the memory, or would end two steps too soon.
+_PLAIN: dict[str, Any] = {
+    **TRAINER_DEFAULTS,
+    "accelerator": "cpu",
+    "precision": None,
+    "compile": False,
+    "profiler": None,
+    "plugins": None,
+    "callbacks": None,
+    "max_steps": STEPS,
+    "max_time": None,
+    "limit_train_batches": None,
+    "overfit_batches": 0.0,
+    "fast_dev_run": False,
+    "val_check_interval": None,
+    "check_val_every_n_epoch": None,
+}
+
+
+class Unpredictable(UsageError):
+    """A module that fake tensors cannot run."""
+
+
+class PredictionCLI(BenchCLI):
+    """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
+
+    `has_context` says that the model's context can be chosen: both model and data are lmbench's own.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        # What tells a mistake in the words asks for the options of the latest.
+        Measurement.latest = self
+        super().__init__(args)
+
+    def instantiate_classes(self) -> None:
+        """Nothing is built before fake tensors are on."""
+
+    def after_instantiate_classes(self) -> None:
+        given = self.config[self.subcommand]
+        self.precision = str(given.trainer.precision or "32-true")
+        compiled = given.trainer.compile
+        self.compile_options = (
+            CompileOptions() if compiled is True else CompileOptions(**vars(compiled)) if compiled else None
+        )
+        self.micro_batches = min(given.trainer.accumulate_grad_batches, MOST_MICRO_BATCHES)
+        self._arguments = {key: (given.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+        self._batch: Any = None
+        self._data = None
+        if given.get("data") is not None:
+            self._data = self._built("data")
+        self.is_own_data = isinstance(self._data, TokenData)
+        self.has_context = self.is_own_data and "context_length" in self._arguments["model"]
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """The configuration is tried by `step`, as often as asked."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch that is given."""
+        if isinstance(self._data, TokenData):
+            return self._data.batch_size
+        sizes = _leading_sizes(self._user_batch(None))
+        return sizes[0] if sizes else 1
+
+    @property
+    def context_length(self) -> int | None:
+        return self._data.context_length if isinstance(self._data, TokenData) else None
+
+    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+        resident_count = None
+        if isinstance(self._data, TokenData) and self._data.placement == "device":
+            resident_count = self._data.num_batches
+        peaks, block_count = run_fake_step(
+            lambda: self._module(context_length),
+            self._trainer,
+            lambda module: self._shaped_batch(module, batch_size, context_length),
+            precision=self.precision,
+            micro_batches=self.micro_batches,
+            compile_options=self.compile_options,
+            resident_count=resident_count,
+            keep_blocks=keep_blocks,
+        )
+        return Trial(peaks, block_count)
+
+    def _built(self, key: str, **changes: Any) -> Any:
+        config = self.config.clone()
+        for other in {"model", "data", "trainer"} - {key}:
+            if other in config[self.subcommand]:
+                del config[self.subcommand][other]
+        for name, value in changes.items():
+            config[self.subcommand][key]["init_args"][name] = value
+        return self.parser.instantiate_classes(config)[self.subcommand][key]
+
+    def _module(self, context_length: int | None) -> LightningModule:
+        changes = {"context_length": context_length} if self.has_context else {}
+        built: LightningModule = self._built("model", **changes)
+        apply_mode(built, self.mode, self.settings.zero_grad)
+        return built
+
+    def _trainer(self, callbacks: list[Callback]) -> Trainer:
+        given = vars(self.config[self.subcommand].trainer)
+        trainer = self.trainer_class(
+            **{**given, **_PLAIN, "callbacks": callbacks, "accumulate_grad_batches": self.micro_batches}
+        )
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.remove(next(one for one in callbacks if isinstance(one, Compiler)))
+        return trainer
+
+    def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
+        if self.is_own_data:
+            assert context_length is not None
+            tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")
+            return TokenBatch(tokens, tokens)
+        batch = self._user_batch(module)
+        given = _leading_sizes(batch)
+
+        def scaled(tensor: torch.Tensor) -> torch.Tensor:
+            shape = list(tensor.shape)
+            if shape and given and shape[0] == given[0]:
+                shape[0] = batch_size
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+        return apply_to_collection(batch, torch.Tensor, scaled)
+
+    def _user_batch(self, module: LightningModule | None) -> Any:
+        """The first batch of the user's own loader, with real values; of a module's once that is there."""
+        if self._batch is None:
+            with _disable_current_modes():
+                owner: LightningDataModule | LightningModule = self._data or module or self._built("model")
+                owner.prepare_data()
+                if self._data is not None:
+                    owner.setup("fit")
+                self._batch = next(iter(owner.train_dataloader()), None)
+            if self._batch is None:
+                raise UsageError("nothing to predict with: the training data has no batch")
+        return self._batch
+
+
+def _leading_sizes(batch: Any) -> list[int]:
+    found: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim:
+            found.append(tensor.shape[0])
+        return tensor
+
+    apply_to_collection(batch, torch.Tensor, note)
+    return found
+
+
+def forecast(words: list[str], request: Request) -> Forecast:
+    """The forecast for a configuration.
+
+    Raises:
+        UsageError: the words are wrong, or the module cannot be run on fake tensors.
+    """
+    started = time.perf_counter()
+    act_like_cuda()
+    cli = PredictionCLI(["fit", *read(words).options])
+    workspace_bytes = 0 if request.gpu is None else WORKSPACES * request.gpu.workspace_bytes
+
+    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+        with _told():
+            trial = cli.step(batch_size, context_length, keep_blocks)
+        for one in trial.peaks:
+            one.peak.workspaces = workspace_bytes
+        return trial
+
+    predictor = Predictor(take_step, is_slow=cli.compile_options is not None)
+    batch_size, context_length = cli.batch_size, cli.context_length
+    phases = predictor.first(batch_size, context_length)
+    made = Forecast(
+        batch_size=batch_size,
+        context_length=context_length,
+        precision=cli.precision,
+        mode=cli.mode,
+        zero_grad=cli.settings.zero_grad,
+        is_compiled=cli.compile_options is not None,
+        phases=phases,
+        method=predictor.method,
+        gpu=request.gpu,
+    )
+    if request.gpu is not None:
+        gpu, peak = request.gpu, peak_bytes(phases)
+        made.fits = gpu.fits(peak)
+        if request.finds_largest:
+            made.largest_batch_size = largest_batch(
+                lambda size: peak_bytes(predictor(size, context_length)), gpu, batch_size, peak
+            )
+            if cli.has_context and context_length is not None:
+                made.largest_context_length = largest_context(
+                    lambda length: peak_bytes(predictor(batch_size, length)), gpu, context_length, peak
+                )
+    made.took_s = time.perf_counter() - started
+    return made
+
+
+class _told:
+    """Turns what fake tensors cannot do into one line with the place in the user's code."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception) or is_usage_error(error):
+            return
+        place = _user_line(error)
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            why = f"{place} needs a value ({error.func}), and a prediction has none; leave such a line to logging hooks"
+        else:
+            why = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise Unpredictable(f"cannot be predicted: {why}") from error
+
+
+def _user_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = ("/site-packages/", "/lmbench/", "/lib/python", "<")
+    own = [f for f in frames if not any(part in f.filename for part in libraries)] or list(frames)
+    last = own[-1]
+    return f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
+
+
+def main(args: list[str]) -> int:
+    """Print the forecast, or the user's mistake in one line; returns the exit code."""
+    quiet()
+    find_modules_in_current_folder()
+    try:
+        made = forecast(args[1:], msgspec.json.decode(args[0], type=Request))
+    except Exception as error:
+        told = as_usage_error(error)
+        if not is_usage_error(told):
+            raise
+        print(f"lmbench: {' '.join(str(told).split())}", file=sys.stderr)
+        return ExitCode.USAGE
+    # The user's own code may have printed something.
+    print("\x1e" + msgspec.json.encode(made).decode())
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Lets a CPU choose the operators that CUDA would choose. For the whole process, and for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+# What CUDA's autocast lists have and a CPU's have not, by operator (torch/include/ATen/autocast_mode.h, torch 2.13).
+# All run in float32 but some. These get it as their `dtype`, so that the operator converts as it goes, where another
+# one has its inputs converted first;
+_FLOAT32_OUT = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord sum sum.dim_IntList
+"""
+# these run in the lower precision, and on a CPU what they are made of does;
+_LOWER = """
+_convolution _thnn_fused_gru_cell _thnn_fused_lstm_cell addmv addr chain_matmul convolution cudnn_convolution
+cudnn_convolution_transpose einsum gru_cell linalg_multi_dot lstm_cell mv rnn_relu_cell rnn_tanh_cell
+_scaled_dot_product_flash_attention
+"""
+# and these in the widest precision of their inputs, as they do without autocast.
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+_LEFT = frozenset((_LOWER + _WIDEST).split())
+_SDPA = functional.scaled_dot_product_attention
+
+_libraries: list[torch.library.Library] = []
+
+
+@cache
+def act_like_cuda() -> None:
+    """Give this process's CPU CUDA's autocast lists and optimizers' defaults."""
+    _take_autocast_lists()
+    # An optimizer that is not told how to go over its parameters does it in one call on CUDA, in a loop on a CPU.
+    from torch.optim import optimizer
+
+    name = "_get_foreach_kernels_supported_devices"
+    supported = getattr(optimizer, name)()
+    setattr(optimizer, name, lambda: [*supported, "cpu"])
+    # Random values are nobody's memory; trunc_normal_ even looks at them, which a fake tensor cannot bear.
+    for filler in dir(nn.init):
+        if filler.endswith("_") and not filler.startswith("_"):
+            setattr(nn.init, filler, _leave)
+
+
+def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _take_autocast_lists() -> None:
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key
+    cuda, cpu = set(registered("AutocastCUDA")), set(registered("AutocastCPU"))
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    for full_name in sorted(cuda - cpu):
+        name = full_name.removeprefix("aten::")
+        if name not in _LEFT:
+            library.impl(name, _in_float32(name), "AutocastCPU")
+    for full_name in sorted(cpu - cuda):
+        library.impl(
+            full_name.removeprefix("aten::"), torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True
+        )
+
+
+def _in_float32(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    dtype_at = None
+    if name in _FLOAT32_OUT.split():
+        dtype_at = [argument.name for argument in operator._schema.arguments].index("dtype")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            if dtype_at is None:
+                return operator(*tree_map_only(torch.Tensor, _widened, args), **kwargs)
+            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
+            if given is None and _is_lower(args[0]):
+                return operator(*args[:dtype_at], **{**kwargs, "dtype": torch.float32})
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _is_lower(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if _is_lower(tensor) else tensor
+
+
+class CudaAttention(TorchFunctionMode):
+    """Lets the fused attention operator take a fused kernel where CUDA would.
+
+    A CPU has one fused kernel and refuses dropout in it; its outputs (the values, and one float32 a head and token) are
+    those of each of CUDA's. Where only the unfused one is allowed, it is taken.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        cuda = torch.backends.cuda
+        if func is not _SDPA or not (
+            cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+        ):
+            return func(*args, **kwargs)
+        given = [*args, *([None] * (5 - len(args)))]
+        kwargs = {**kwargs, "dropout_p": 0.0}
+        if len(args) > 4:
+            kwargs.pop("dropout_p")
+            given[4] = 0.0
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            return func(*given[: len(args)], **kwargs)

@@ -1,0 +1,112 @@
+"""Notes every allocation of what runs under it on fake tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lmbench.memory.allocations import Allocation, Stretch, rounded_bytes
+from lmbench.memory.categories import Category
+
+
+class Tracker(TorchDispatchMode):
+    """A log of the allocations, with the phases they fall into.
+
+    `allocations` and `stretches` are complete once `finish` was called. A storage is one allocation, however many
+    tensors look at it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allocations: list[Allocation] = []
+        self.stretches: list[Stretch] = []
+        self.numels: dict[int, int] = {}
+        self._seen: Any = WeakIdKeyDictionary()
+        self._events = 0
+        self._begun = (0, "setup", "")
+
+    # what happens
+
+    def enter(self, phase: str, region: str = "") -> None:
+        """From now on it is this phase."""
+        now = self._tick()
+        start, before, of = self._begun
+        self.stretches.append(Stretch(start, now - 1, before, of))
+        self._begun = (now, phase, region)
+
+    def enter_region(self, region: str) -> None:
+        """From now on it is this part of the phase."""
+        _, phase, before = self._begun
+        if region != before:
+            self.enter(phase, region)
+
+    @property
+    def phase(self) -> str:
+        return self._begun[1]
+
+    @property
+    def now(self) -> int:
+        return self._events
+
+    def finish(self) -> None:
+        self.enter("after")
+
+    def allocate(self, size_bytes: int, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
+        """Note an allocation that no tensor stands for; `free` ends it."""
+        made = Allocation(rounded_bytes(size_bytes), self._tick(), category, made_by)
+        self.numels[id(made)] = numel
+        self.allocations.append(made)
+        return made
+
+    def free(self, allocation: Allocation) -> None:
+        if allocation.died is None:
+            allocation.died = self._tick()
+
+    def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
+        """The allocation behind a tensor, now known to be of a category."""
+        storage = tensor.untyped_storage()
+        found: Allocation | None = self._seen.get(storage)
+        if found is None:
+            found = self.allocate(storage.nbytes(), category, self._operator, tensor.numel())
+            self._seen[storage] = found
+            weakref.finalize(storage, self.free, found)
+        if category is not None:
+            found.category = category
+        return found
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no notes: something is only traced."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._is_paused:
+            return out
+        self._operator = str(func)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.note(leaf)
+        if func is torch.ops.aten._log_softmax.default:
+            self.logits_numel = out.numel()
+        return out
+
+    _operator = ""
+    _is_paused = False
+    #: Elements of the logits, once a softmax over them was seen.
+    logits_numel: int | None = None
+
+    def _tick(self) -> int:
+        self._events += 1
+        return self._events

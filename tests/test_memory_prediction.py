@@ -1,0 +1,252 @@
+"""Predicted memory: exact where it can be counted by hand, and near what an H200 measured."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmbench.errors import UsageError
+from lmbench.memory.allocations import Allocation, Stretch, peaks
+from lmbench.memory.asking import Request, gpu_for
+from lmbench.memory.forecast import CategoryBytes, Forecast, Gpu, largest_batch, largest_context
+
+DATA = Path(__file__).parent / "report_data"
+ROOM = Gpu("test", 100 * 2**30, 0, is_here=True)
+TINY = ("--model.size", "tiny", "--data.batch_size", "2", "--data.context_length", "16")
+
+
+def _forecast(words: list[str], gpu: str | None, finds_largest: bool) -> Forecast:
+    from lmbench.fit.prediction import forecast
+
+    return forecast(words, Request(gpu_for(gpu) if gpu else None, finds_largest))
+
+
+def predict(*words: str, gpu: str | None = None, finds_largest: bool = False) -> Forecast:
+    """A forecast in a fork of this process, which the prediction changes for good."""
+    import lmbench.fit.prediction  # noqa: F401  (the forks shall not import it each)
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(_forecast, (list(words), gpu, finds_largest))
+
+
+def peak_of(made: Forecast, phase: str) -> CategoryBytes:
+    return next(one.peak for one in made.phases if one.phase == phase)
+
+
+# against an H200
+
+#: (words, GiB measured, where from). All with lmbench itself, allocated at the peak of the whole step.
+MEASURED: list[tuple[list[str], float, str]] = [
+    (["--config", "small_bf16"], 3.23, "README, sweep compile"),
+    (["--config", "medium_bf16"], 9.01, "README, sweep compile"),
+    (["--config", "large_bf16"], 19.28, "README, sweep compile"),
+]
+COMPILED: list[tuple[list[str], float, str]] = [
+    (["--config", "small_bf16"], 2.66, "README, sweep compile"),
+    (["--config", "large_bf16", "--data.batch_size", "16", "--data.context_length", "1024"], 45.59, "README, flagship"),
+]
+
+
+def test_every_phase_is_within_a_percent_of_what_an_h200_measured() -> None:
+    measured = json.loads((DATA / "h200_run.json").read_text())["memory"]["phase_peak_allocated_bytes"]
+    made = predict("--config", "small_fp32", "--model.attention", "naive", gpu="H200")
+    for phase in ("forward", "backward", "optimizer"):
+        assert peak_of(made, phase).total_bytes == pytest.approx(measured[phase], rel=0.01)
+
+
+@pytest.mark.parametrize(("words", "measured_gib", "source"), MEASURED)
+def test_eager_peaks_are_within_three_percent_of_an_h200s(words: list[str], measured_gib: float, source: str) -> None:
+    made = predict(*words, gpu="H200")
+    assert made.highest.peak.total_bytes / 2**30 == pytest.approx(measured_gib, rel=0.03), source
+
+
+@pytest.mark.parametrize(("words", "measured_gib", "source"), COMPILED)
+def test_compiled_peaks_are_within_five_percent_of_an_h200s(words: list[str], measured_gib: float, source: str) -> None:
+    made = predict(*words, "--trainer.compile", "true", gpu="H200")
+    assert made.highest.peak.total_bytes / 2**30 == pytest.approx(measured_gib, rel=0.05), source
+
+
+# by hand
+
+HAND_MODULE = '''
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+
+class TwoLayers(LightningModule):
+    """Sizes that are multiples of 512 bytes, so that a count by hand is one of whole blocks."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(1024, 1024, bias=False) for _ in range(2))
+        self.reads = reads
+
+    def training_step(self, batch, batch_idx):
+        loss = self.second(self.first(batch).relu()).sum()
+        if self.reads:
+            self.last = loss.item()
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), fused=True)
+
+    def train_dataloader(self):
+        return [torch.zeros(8, 1024)] * 4
+'''
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "hand_module.py").write_text(HAND_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "hand_module.TwoLayers"
+
+
+def test_a_users_module_is_counted_to_the_byte(own_module: str) -> None:
+    made = predict("--model", own_module, "--measure.zero_grad", "after_step")
+    weights, rows = 2 * 4 * 1024**2, 4 * 8 * 1024
+    forward, optimizer = peak_of(made, "forward"), peak_of(made, "optimizer")
+    # A step count for each parameter, a block of its own.
+    assert forward.parameters == weights
+    assert forward.optimizer_state == 2 * weights + 2 * 512
+    assert forward.inputs == rows
+    assert forward.gradients == 0
+    # At the sum: relu's output, which both layers' gradients need, the loss, and what is summed and not kept.
+    assert forward.activations == rows + 512
+    assert forward.temporaries == rows
+    assert forward.total_bytes == 3 * weights + 2 * 512 + 3 * rows + 512
+    assert optimizer.gradients == weights
+    assert optimizer.activations == 0
+
+
+def test_lightnings_order_keeps_gradients_through_the_forward(own_module: str) -> None:
+    made = predict("--model", own_module, "--measure.zero_grad", "native")
+    assert peak_of(made, "forward").gradients == 2 * 4 * 1024**2
+
+
+def test_reading_a_value_is_refused_with_the_line(own_module: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot be predicted: hand_module.py:\d+ `self.last = loss.item\(\)`"):
+        predict("--model", own_module, "--model.reads", "true")
+
+
+def test_accumulated_gradients_are_there_in_the_forward() -> None:
+    made = predict(*TINY, "--trainer.accumulate_grad_batches", "4")
+    assert peak_of(made, "forward").gradients == peak_of(made, "forward").parameters - _buffers(made)
+
+
+def _buffers(made: Forecast) -> int:
+    """Tables and masks: what is no parameter but counted with them."""
+    forward = peak_of(made, "forward")
+    return forward.parameters - peak_of(made, "optimizer").gradients
+
+
+def test_a_lower_true_precision_halves_everything_of_the_weights() -> None:
+    full, half = (predict(*TINY, "--trainer.precision", name) for name in ("32-true", "bf16-true"))
+    assert peak_of(half, "optimizer").gradients == pytest.approx(peak_of(full, "optimizer").gradients / 2, rel=0.01)
+
+
+def test_the_mode_forward_has_no_optimizer_state() -> None:
+    made = predict(*TINY, "--measure.mode", "forward")
+    assert {one.phase for one in made.phases} >= {"forward"}
+    assert peak_of(made, "forward").optimizer_state == 0
+    assert peak_of(made, "forward").gradients == 0
+
+
+# few blocks for many
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_few_blocks_tell_what_all_of_them_take(compiled: str) -> None:
+    from lmbench.memory.forecast import ALIKE_FRACTION
+
+    words = ["--model.size", "tiny", "--model.num_layers", "8", "--trainer.compile", compiled]
+    whole = predict(*words[:3], "5", *words[4:])
+    many = predict(*words)
+    assert whole.method == "every block"
+    if compiled == "true":
+        assert many.method == "2 and 4 of 8 alike blocks, checked by 3"
+    other = predict(*words[:3], "11", *words[4:])
+    at = [peak_of(one, "forward").total_bytes for one in (whole, many, other)]
+    assert at[2] - at[1] == pytest.approx(at[1] - at[0], rel=ALIKE_FRACTION)
+
+
+# what fits
+
+
+def test_a_batch_found_is_the_largest_that_fits() -> None:
+    asked = []
+
+    def peak(batch: int) -> int:
+        asked.append(batch)
+        return 10 * 2**30 + batch * 777 * 2**20
+
+    found = largest_batch(peak, ROOM, start=4)
+    assert found.value is not None
+    assert ROOM.fits(peak(found.value))
+    assert not ROOM.fits(peak(found.value + 1))
+    assert len(asked) <= 6
+
+
+def test_a_context_found_is_the_largest_multiple_that_fits_on_a_curve() -> None:
+    def peak(context: int) -> int:
+        return 10 * 2**30 + context * 3 * 2**20 + context**2 * 2**13
+
+    found = largest_context(peak, ROOM, start=512)
+    assert found.value is not None
+    assert found.value % 64 == 0
+    assert ROOM.fits(peak(found.value))
+    assert not ROOM.fits(peak(found.value + 64))
+
+
+def test_what_bends_is_followed_to_the_border() -> None:
+    def peak(batch: int) -> int:
+        return max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30)
+
+    found = largest_batch(peak, ROOM, start=1)
+    assert found.value is not None
+    assert ROOM.fits(peak(found.value))
+    assert not ROOM.fits(peak(found.value + 1))
+
+
+def test_nothing_fits_where_the_weights_alone_are_too_much() -> None:
+    assert largest_batch(lambda batch: 200 * 2**30 + batch, ROOM, start=8).value is None
+
+
+def test_an_unknown_gpu_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: B200, .*H100 PCIe"):
+        gpu_for("H9000")
+
+
+# the log
+
+
+def test_what_lives_at_a_phases_begin_counts_in_its_peak() -> None:
+    kept = Allocation(512, born=1, category="parameters", made_by="a")
+    passing = Allocation(1024, born=2, category="temporaries", made_by="b", died=3)
+    late = Allocation(2048, born=5, category="activations", made_by="c", died=9)
+    found = peaks([kept, passing, late], [Stretch(1, 3, "forward", ""), Stretch(4, 8, "backward", "")])
+    assert [one.total_bytes for one in found] == [1536, 2560]
+    assert found[1].bytes_by_category == {"parameters": 512, "activations": 2048}
+    assert found[1].made_by == "c"
+
+
+def test_the_command_prints_a_table_and_a_verdict(capfd: pytest.CaptureFixture[str]) -> None:
+    from lmbench.cli import main
+
+    assert main(["memory", *TINY, "--gpu", "4090"]) == 0
+    out: Any = capfd.readouterr().out
+    assert "optimizer state" in out
+    assert "fits on GeForce RTX 4090" in out
+    assert "largest context" in out
+
+
+def test_a_misspelt_word_is_the_users_mistake(capfd: pytest.CaptureFixture[str]) -> None:
+    from lmbench.cli import main
+
+    assert main(["memory", "--model.siz", "tiny"]) == 2
+    assert "model.siz" in capfd.readouterr().err
