@@ -31,8 +31,7 @@ def phase_of(trace: Trace, name: str) -> set[str]:
 
 
 def at_us(trace: Trace, moment_us: float) -> str:
-    base_us = min(event["ts"] for event in trace.source.events)
-    piece = int(trace.timeline.at(torch.tensor([round((moment_us - base_us) * 1e3)]).numpy())[0])
+    piece = int(trace.timeline.at(torch.tensor([round((moment_us - trace.events.begun_us) * 1e3)]).numpy())[0])
     return trace.timeline.phases[piece] if piece != NONE else OUTSIDE
 
 

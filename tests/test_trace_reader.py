@@ -13,8 +13,9 @@ import pytest
 from trace_events import HandWritten
 
 from lmbench.errors import UsageError
-from lmbench.kernels.trace import events as reader
-from lmbench.kernels.trace.events import read_events, read_source
+from lmbench.kernels.trace import document as reader
+from lmbench.kernels.trace.document import find_trace
+from lmbench.kernels.trace.events import read_events
 from lmbench.kernels.trace.findings import examine
 
 
@@ -57,7 +58,7 @@ def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path: Pa
     trace = small()
     for event in trace.events:
         event["ts"] += base_us
-    events = read_events(read_source(trace.write(tmp_path / "t.json")))
+    events = read_events(find_trace(trace.write(tmp_path / "t.json")))
     assert (events.device.end_ns - events.device.start_ns).tolist() == [10_250]
     # A float has quarters of a microsecond left in 2023 counted from 1970.
     assert events.device.start_ns[0] - events.launches.start_ns[0] == pytest.approx(
@@ -79,10 +80,14 @@ def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path: Pa
         (b'{"traceEvents": {}}', "no list `traceEvents`"),
         (b"3", "no list `traceEvents`"),
         (b'{"traceEvents": []}', "is an empty trace"),
-        (b'{"traceEvents": [3]}', "an event is int"),
+        (b'{"traceEvents": [3]}', "event 0: expected object, got int"),
         (b'{"traceEvents": [{"ph": "M"}]}', "no operators and no kernels"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', "NaN is not JSON"),
-        (b"[" * 200_000 + b"]" * 200_000, "nested too deeply"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', "has ts 'None'"),
+        (b"[" * 200_000 + b"]" * 200_000, "event 0: expected object, got array"),
+        (b'[{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]", "nested too deeply"),
+        (b'{"traceEvents": [], "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+        (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b', "traceEvents": []}', "nested too deeply"),
+        (b"PK\x03\x04" + b"\x00" * 600, "is a zip archive, which is not read; unpack it"),
         (b'{"traceEvents": ' + b"1" * 10_000 + b"}", "is no trace"),
     ],
     ids=lambda value: str(value)[:24],
@@ -96,11 +101,10 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, re
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ts": "1.0"}, "has ts '1.0'"),
+        ({"ts": "noon"}, "has ts 'noon'"),
         ({"ts": None}, "has ts 'None'"),
-        ({"ts": -1.0}, "has ts"),
         ({"ts": 1e300}, "has ts"),
-        ({"dur": -3.0}, "has dur"),
+        ({"dur": "nan"}, "has dur 'nan'"),
         ({"dur": True}, "has dur"),
         ({"dur": 1e17}, "has dur"),
         ({"name": 7}, "has no name"),
@@ -127,7 +131,7 @@ def test_a_truncated_gzip_file_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     whole = gzip.compress(json.dumps(small().document()).encode())
     path.write_bytes(whole[: len(whole) // 2])
-    assert "is truncated" in refusal(path)
+    assert "the gzip file ends early" in refusal(path)
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
     path.write_bytes(bytes(damaged))
@@ -138,7 +142,7 @@ def test_a_gzip_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(reader, "MAX_JSON_BYTES", 1 << 22)
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
-    assert "too much to read" in refusal(path)
+    assert "holds more than 4 MiB, which is the most that is read" in refusal(path)
 
 
 def test_several_devices_and_several_processes_are_refused(tmp_path: Path) -> None:

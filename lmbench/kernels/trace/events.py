@@ -1,164 +1,55 @@
-"""From a path to a trace's events as columns, checked: what ran on the device, what launched it, what the host did.
+"""A trace's events as columns, checked: what ran on the device, what launched it, what the host did.
 
-Whatever is no trace, or a damaged one, is one line to the user.
+Profilers of different ages and devices write the same things under different names; here they get one.
 """
 
 from __future__ import annotations
 
-import gc
-import gzip
-import json
 import re
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from array import array
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lmbench.errors import UsageError
-from lmbench.kernels.recorded import NOTES, TRACE_FILE, TraceNotes
-from lmbench.records.load import Run, is_run_folder, load_run
-from lmbench.records.store import RUN_FILE
+from lmbench.kernels.trace.document import Arguments, Event, TraceDocument
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver")
-HOST_CATEGORIES = ("cpu_op", "user_annotation")
-ANNOTATION = "user_annotation"
+_KERNEL, _COPY, _FILL = "kernel", "gpu_memcpy", "gpu_memset"
+_OPERATOR, _ANNOTATION = "cpu_op", "user_annotation"
+_CALL = "cuda_runtime"
+#: Categories by those that a trace has. Kineto of torch 1.8 to 1.11 writes `Kernel`, `Memcpy`, `Runtime`, `Operator`
+#: (1.10 and 1.11 only some of them); Intel's GPUs and PyTorch's out-of-tree devices have names of their own for calls.
+_CATEGORIES = {
+    _KERNEL: _KERNEL, _COPY: _COPY, _FILL: _FILL, "Kernel": _KERNEL, "Memcpy": _COPY, "Memset": _FILL,
+    _OPERATOR: _OPERATOR, _ANNOTATION: _ANNOTATION, "Operator": _OPERATOR,
+    **dict.fromkeys(
+        ("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime",
+         "privateuse1_driver"), _CALL
+    ),
+}  # fmt: skip
+#: Where the device's work stands whose events are no kernels, copies and fills.
+_UNREAD_DEVICES = {
+    "mtia_ccp_events": "MTIA",
+    "mtia_insight": "MTIA",
+    "hpu_op": "Gaudi (HPU)",
+    "async_npu": "Ascend NPU",
+}
+# Ranges that PyTorch itself makes; torch 1.8 and 1.9 write them among the operators.
+_RANGE_NAME = re.compile(r"^(ProfilerStep|enumerate\(DataLoader\)|Optimizer\.\w+)#")
 #: No correlation id, no sequence number, no thread: nothing that the profiler would write.
 NONE = -1
 # Microseconds since 1970, as older profilers write them, are about 2e15; in ns they still fit into 64 bits.
 _MAX_US = 9e15
-_LAUNCHING = re.compile(r"Launch\w*Kernel|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
-
-# Decoded, JSON takes about ten times its size in memory.
-MAX_JSON_BYTES = 1 << 30
-_CHUNK = 1 << 20
-_RECORD_ONE = "record one with `lmbench fit ... --trainer.profiler kernels`"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A decoded trace, where it came from, and the run it belongs to (None for a bare trace file)."""
-
-    path: Path
-    events: list[Any]
-    notes: TraceNotes
-    run: Run | None
-
-
-def read_source(path: str | Path) -> Source:
-    """Read a trace file (`.json` or `.json.gz`) or the one in a run's folder.
-
-    Raises UsageError, in one line, for what is missing, empty, truncated, too large or no trace.
-    """
-    try:
-        file = _find(Path(path), str(path))
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)[:200]!r} cannot be read: {error.strerror}; give a run's folder or a trace"
-        ) from error
-    document = _decode(_unpack(file), file)
-    run = load_run(file.parent) if file.name == TRACE_FILE and is_run_folder(file.parent) else None
-    if isinstance(document, list):
-        # Chrome's other form: the events alone.
-        document = {"traceEvents": document}
-    events = document.get("traceEvents") if isinstance(document, dict) else None
-    if not isinstance(events, list):
-        _refuse(file, "is no trace: it has no list `traceEvents`; give one that torch.profiler wrote")
-    if not events:
-        _refuse(file, f"is an empty trace: it has no events; {_RECORD_ONE}")
-    try:
-        notes = msgspec.convert(document.get(NOTES, {}), TraceNotes)
-    except msgspec.ValidationError as error:
-        _refuse(file, f"is damaged: its notes of lmbench: {str(error).replace('`', '')}; {_RECORD_ONE}")
-    return Source(file, events, notes, run)
-
-
-def _find(given: Path, path: str) -> Path:
-    """The trace's file. Raises UsageError, and OSError for a place that may not be looked into."""
-    if given.name == RUN_FILE and given.is_file():
-        given = given.parent
-    if given.is_dir():
-        if not is_run_folder(given):
-            raise UsageError(f"{path!r} is no lmbench result; give a run's folder or a trace file")
-        file = given / TRACE_FILE
-        if not file.is_file():
-            raise UsageError(f"{path!r} has no {TRACE_FILE}; {_RECORD_ONE}")
-        return file
-    if given.is_file():
-        return given
-    if given.exists():
-        raise UsageError(f"{path!r} is a pipe or a device; write the trace to a file and give that")
-    raise UsageError(f"{path!r} does not exist; give a run's folder or a trace file")
-
-
-def _unpack(file: Path) -> bytes:
-    """The file's text, unzipped whatever its name, up to the limit."""
-    chunks, size = [], 0
-    try:
-        with file.open("rb") as plain:
-            is_packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            stream = gzip.GzipFile(fileobj=plain) if is_packed else plain
-            while chunk := stream.read(_CHUNK):
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > MAX_JSON_BYTES:
-                    limit = f"{MAX_JSON_BYTES / 2**30:g} GiB"
-                    _refuse(file, f"holds more than {limit} of text, too much to read; record fewer steps")
-    except EOFError:
-        _refuse(file, f"is truncated: the gzip file ends early; {_RECORD_ONE}")
-    except (gzip.BadGzipFile, zlib.error) as error:
-        _refuse(file, f"is damaged: {error}; {_RECORD_ONE}")
-    except OSError as error:
-        _refuse(file, f"cannot be read: {error.strerror}; check the file and its permissions")
-    text = b"".join(chunks)
-    if not text or text.isspace():
-        _refuse(file, f"is empty; {_RECORD_ONE}")
-    return text
-
-
-def _decode(text: bytes, file: Path) -> Any:
-    try:
-        with _no_collection():
-            return json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        # What was cut off fails at its very end, what was never JSON before it.
-        if 0 < error.pos >= len(error.doc.rstrip()) - 1 or "Unterminated" in error.msg:
-            _refuse(file, f"is truncated: its JSON ends early, at character {error.pos}; {_RECORD_ONE}")
-        _refuse(file, f"is no trace: not JSON ({error.msg}, line {error.lineno}); give one that torch.profiler wrote")
-    except RecursionError:
-        _refuse(file, "is no trace: nested too deeply; give one that torch.profiler wrote")
-    except ValueError as error:
-        _refuse(file, f"is no trace: {str(error).partition(';')[0]}; give one that torch.profiler wrote")
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage collection off: while millions of objects are made it would look at all of them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _refuse(file: Path, reason: str) -> NoReturn:
-    raise UsageError(f"{str(file)!r} {reason}")
+_LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
+_BEGIN_CAPTURE, _END_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
+#: The most operators, calls and kernels of a trace.
+MAX_KEPT_EVENTS = 5_000_000
+_AS_WRITTEN = "give a trace as torch.profiler wrote it"
 
 
 @dataclass(frozen=True)
@@ -176,18 +67,24 @@ class HostEvents:
 
 @dataclass(frozen=True)
 class Launches:
-    """Calls into the CUDA runtime and driver that can start work on the device, by start."""
+    """Calls into the device's runtime and driver that can start work on it, by start.
+
+    `external` is the number of the operator around it, NONE where the trace has none; `is_captured` while a stream was
+    captured into a graph: such a call starts nothing.
+    """
 
     names: list[str]
     start_ns: Integers
     end_ns: Integers
     thread: Integers
     correlation: Integers
+    external: Integers
+    is_captured: Flags
 
 
 @dataclass(frozen=True)
 class DeviceEvents:
-    """Kernels, copies and fills on the device, by start."""
+    """Kernels, copies and fills on the device, by start. `device` counts the trace's devices from 0."""
 
     names: list[str]
     category: list[str]
@@ -196,145 +93,249 @@ class DeviceEvents:
     stream: Integers
     device: Integers
     correlation: Integers
+    external: Integers
 
 
 @dataclass(frozen=True)
 class Events:
-    """A whole trace of one process and at most one device. `main_thread` is the one that the ranges are on."""
+    """A whole trace of one process and at most one device.
+
+    Times count from `begun_us`, the file's time of the first event. `main_thread` is the one that the ranges are on.
+    `unread` counts events of devices that are not read, by device; `unfinished` is the number of events without a
+    duration, which are left out.
+    """
 
     host: HostEvents
     launches: Launches
     device: DeviceEvents
     main_thread: int
+    begun_us: float
+    unread: Counter[str]
+    unfinished: int
 
     @property
     def has_kernels(self) -> bool:
         return bool(self.device.names)
 
 
-def read_events(source: Source) -> Events:
-    """Sort a trace's events into columns, in ns.
+def read_events(document: TraceDocument) -> Events:
+    """Sort a trace's events into columns, in ns; the document's notes are there when this returns.
 
-    Raises UsageError for events of wrong types, for a trace without any event of torch.profiler's, and for one of
-    several processes or devices.
+    Raises UsageError for a file that is no trace or a damaged one, for events of wrong types, for a trace without any
+    event of torch.profiler's, and for one of several processes or devices.
     """
-    wanted: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in (*DEVICE_CATEGORIES, *LAUNCH_CATEGORIES, *HOST_CATEGORIES)
-    }
-    for event in source.events:
-        if not isinstance(event, dict):
-            _refuse(
-                source.path,
-                f"is no trace: an event is {type(event).__name__}, not an object; give one that torch.profiler wrote",
-            )
-        if event.get("ph") == "X" and isinstance(category := event.get("cat"), str) and category in wanted:
-            wanted[category].append(event)
-    device = [event for name in DEVICE_CATEGORIES for event in wanted[name]]
-    launches = [event for name in LAUNCH_CATEGORIES for event in wanted[name]]
-    host = [event for name in HOST_CATEGORIES for event in wanted[name]]
-    if not device and not host:
-        _refuse(
-            source.path,
-            f"has no operators and no kernels among its {len(source.events)} events; give a trace that torch.profiler "
-            "wrote",
+    reader = _Reader(document)
+    reader.read()
+    return reader.events()
+
+
+class _Columns:
+    """Columns that grow by the events of one kind: in `ids` are `width` numbers of each."""
+
+    def __init__(self, width: int) -> None:
+        self.names: list[str] = []
+        self.categories: list[str] = []
+        self.start_us = array("d")
+        self.duration_us = array("d")
+        self.places = array("q")
+        self._ids = array("q")
+        self._width = width
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, category: str, start_us: float, duration_us: float, place: int, *ids: int) -> None:
+        self.names.append(name)
+        self.categories.append(category)
+        self.start_us.append(start_us)
+        self.duration_us.append(duration_us)
+        self.places.append(place)
+        self._ids.extend(ids)
+
+    def times(self, begun_us: float) -> tuple[Integers, Integers]:
+        """Starts and ends in ns; a trace has microseconds with three decimals."""
+        # Times count from the first event: a 64-bit float cannot hold nanoseconds since 1970.
+        start = np.rint((np.array(self.start_us) - begun_us) * 1e3).astype(np.int64)
+        return start, start + np.rint(np.array(self.duration_us) * 1e3).astype(np.int64)
+
+    def place(self) -> Integers:
+        return np.array(self.places, dtype=np.int64)
+
+    def ids(self) -> Integers:
+        """A row for each of the `width` numbers."""
+        return np.array(self._ids, dtype=np.int64).reshape(-1, self._width).T
+
+
+class _Reader:
+    """Sorts events into columns, one after the other."""
+
+    def __init__(self, document: TraceDocument) -> None:
+        self._document = document
+        # Of a kernel its stream, correlation id and operator; of a call the last two; of the host's events whether it
+        # is a range, its sequence number and its forward thread.
+        self._device, self._calls, self._host = _Columns(3), _Columns(2), _Columns(3)
+        self._unread: Counter[str] = Counter()
+        self._events = self._unfinished = self._pairs = 0
+        # What stands for a thread, a process, a device in the file, in order; a name is in memory once.
+        self._threads: dict[str, int] = {}
+        self._processes: dict[str, int] = {}
+        self._devices: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+
+    def read(self) -> None:
+        for piece in self._document.events():
+            for event in piece:
+                category = _CATEGORIES.get(event.cat) if type(event.cat) is str else None
+                if category is None:
+                    self._pass_over(event)
+                elif event.ph == "X":
+                    self._keep(event, category)
+                elif event.ph == "B":
+                    self._pairs += 1
+            self._events += len(piece)
+            if len(self._device) + len(self._calls) + len(self._host) > MAX_KEPT_EVENTS:
+                limit = f"{MAX_KEPT_EVENTS:,} operators, calls and kernels"
+                self._document.refuse(f"has more than {limit}, too much to read; record fewer steps")
+
+    def _pass_over(self, event: Event) -> None:
+        if event.ph == "X" and type(event.cat) is str and (device := _UNREAD_DEVICES.get(event.cat)):
+            self._unread[device] += 1
+        elif event.ph == "X" and event.cat is None and event.args.task_type is not None:
+            self._unread["Ascend NPU"] += 1
+
+    def _keep(self, event: Event, category: str) -> None:
+        name, args = event.name, event.args
+        if type(name) is not str:
+            self._document.refuse(f"is damaged: an event of category {event.cat} has no name; {_AS_WRITTEN}")
+        duration_us = self._time_us(event, "dur") if event.dur is not None else -1.0
+        if duration_us < 0:
+            # The profiler stopped while it ran.
+            self._unfinished += 1
+            return
+        name, start_us = self._names.setdefault(name, name), self._time_us(event, "ts")
+        if category in (_KERNEL, _COPY, _FILL):
+            device = str(event.pid if args.device is None else args.device)
+            place = self._devices.setdefault(device, len(self._devices))
+            ids = (_whole(args.stream), _whole(args.correlation), _external(args))
+            self._device.add(name, category, start_us, duration_us, place, *ids)
+            return
+        self._processes.setdefault(str(event.pid), len(self._processes))
+        thread = self._threads.setdefault(str(event.tid), len(self._threads))
+        if category == _CALL:
+            self._calls.add(name, category, start_us, duration_us, thread, _whole(args.correlation), _external(args))
+            return
+        is_range = category == _ANNOTATION or _RANGE_NAME.match(name) is not None
+        numbers = (int(is_range), _whole(args.sequence), _whole(args.forward_thread))
+        self._host.add(name, category, start_us, duration_us, thread, *numbers)
+
+    def _time_us(self, event: Event, key: str) -> float:
+        """A time of an event; some profilers write numbers as text."""
+        value = number = getattr(event, key)
+        if type(value) is str:
+            try:
+                number = float(value)
+            except ValueError:
+                number = None
+        if type(number) not in (int, float) or not -_MAX_US <= number <= _MAX_US:
+            told = f"event {event.name[:60]!r} has {key} {str(value)[:40]!r}, not a time in us"
+            self._document.refuse(f"is damaged: {told}; {_AS_WRITTEN}")
+        return float(number)
+
+    def events(self) -> Events:
+        self._check()
+        begun_us = min(min(one.start_us) for one in (self._device, self._calls, self._host) if len(one))
+        device, host = self._device_events(begun_us), self._host_events(begun_us)
+        return Events(
+            host, self._launches(begun_us, device), device, _main_thread(host), begun_us, self._unread, self._unfinished
         )
-    _check(source.path, device, launches, host)
-    # Times count from the first event: a 64-bit float cannot hold nanoseconds since 1970.
-    base_us = min(event["ts"] for event in (*device, *launches, *host))
-    threads: dict[Any, int] = {}
-    host_events = _host(host, threads, base_us)
-    return Events(
-        host_events, _launches(launches, threads, base_us), _device(device, base_us), _main_thread(host_events)
+
+    def _check(self) -> None:
+        """Refuse a trace with nothing to read, and one of several processes or devices."""
+        if not len(self._device) and not len(self._host):
+            has_none = f"has no operators and no kernels among its {self._events} events"
+            if self._pairs:
+                has_none += f", and {self._pairs} that are written as beginning and end (B, E), which are not read"
+            self._document.refuse(f"{has_none}; give a trace that torch.profiler wrote")
+        for found, what in ((self._processes, "processes"), (self._devices, "devices")):
+            if len(found) > 1:
+                holds = f"holds {'kernels of ' if what == 'devices' else ''}{len(found)} {what}"
+                self._document.refuse(f"{holds} ({', '.join(sorted(found)[:4])}); give the trace of one rank")
+
+    def _device_events(self, begun_us: float) -> DeviceEvents:
+        start, end = self._device.times(begun_us)
+        order = np.argsort(start, kind="stable")
+        stream, correlation, external = self._device.ids()[:, order]
+        names, categories = self._device.names, self._device.categories
+        return DeviceEvents(
+            [names[index] for index in order], [categories[index] for index in order], start[order], end[order],
+            stream, self._device.place()[order], correlation, external,
+        )  # fmt: skip
+
+    def _host_events(self, begun_us: float) -> HostEvents:
+        start, end = self._host.times(begun_us)
+        thread = self._host.place()
+        order = np.lexsort((-end, start, thread))
+        is_range, sequence, forward_thread = self._host.ids()[:, order]
+        names = [self._host.names[index] for index in order]
+        return HostEvents(
+            names, is_range.astype(np.bool_), start[order], end[order], thread[order], sequence, forward_thread
+        )
+
+    def _launches(self, begun_us: float, device: DeviceEvents) -> Launches:
+        """Of the calls those that can start something, or did: most of a trace ask or wait for something."""
+        names = self._calls.names
+        start, end = self._calls.times(begun_us)
+        thread = self._calls.place()
+        correlation, external = self._calls.ids()
+        of_name = {name: _LAUNCHING.search(name) is not None for name in set(names)}
+        is_launching = np.array([of_name[name] for name in names], dtype=np.bool_)
+        # A call under a name that is not known here has launched what carries its id, if no other call has that id.
+        is_linked = np.isin(correlation, device.correlation[device.correlation != NONE])
+        is_linked &= ~np.isin(correlation, correlation[is_launching])
+        kept = np.flatnonzero(is_launching | is_linked)
+        kept = kept[np.argsort(start[kept], kind="stable")]
+        captures = _captures(names, start, end, thread)
+        return Launches(
+            [names[index] for index in kept], start[kept], end[kept], thread[kept], correlation[kept], external[kept],
+            _within(captures, start[kept]),
+        )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    """A whole number, some of them written as text; NONE for all else."""
+    if type(value) is int:
+        return value if 0 <= value < 2**63 else NONE
+    return int(value) if type(value) is str and len(value) < 19 and value.isdecimal() else NONE
+
+
+def _external(args: Arguments) -> int:
+    return _whole(args.external_id if args.external_id is not None else args.old_external_id)
+
+
+def _captures(names: list[str], start: Integers, end: Integers, thread: Integers) -> list[tuple[int, int]]:
+    """When a stream was captured: from a call that begins it to the next on its thread that ends it."""
+    calls = sorted(
+        (int(start[index]), int(end[index]), int(thread[index]), _BEGIN_CAPTURE in name)
+        for index, name in enumerate(names)
+        if _BEGIN_CAPTURE in name or _END_CAPTURE in name
     )
+    found: list[tuple[int, int]] = []
+    begun: dict[int, int] = {}
+    for at, done, own, is_begin in calls:
+        if is_begin:
+            begun.setdefault(own, at)
+        elif own in begun:
+            found.append((begun.pop(own), done))
+    # The profiler stopped in a capture.
+    last = int(end.max(initial=0))
+    return found + [(at, last) for at in begun.values()]
 
 
-def _check(
-    file: Path, device: list[dict[str, Any]], launches: list[dict[str, Any]], host: list[dict[str, Any]]
-) -> None:
-    """Refuse values of wrong types, and events of several processes or devices."""
-    as_written = "give a trace as torch.profiler wrote it"
-    for event in (*device, *launches, *host):
-        name = event.get("name")
-        if not isinstance(name, str):
-            _refuse(file, f"is damaged: an event of category {event['cat']} has no name; {as_written}")
-        if not isinstance(event.get("args", {}), dict):
-            _refuse(file, f"is damaged: the args of event {name[:60]!r} are no object; {as_written}")
-        for key in ("ts", "dur"):
-            value: Any = event.get(key)
-            if type(value) not in (int, float) or not 0 <= value <= _MAX_US:
-                told = f"event {name[:60]!r} has {key} {str(value)[:40]!r}, not a time in us"
-                _refuse(file, f"is damaged: {told}; {as_written}")
-    processes = {str(event.get("pid")) for event in host or launches}
-    devices = {str(event.get("args", {}).get("device", event.get("pid"))) for event in device}
-    for found, what in ((processes, "processes"), (devices, "devices")):
-        if len(found) > 1:
-            holds = f"holds {'kernels of ' if what == 'devices' else ''}{len(found)} {what}"
-            _refuse(file, f"{holds} ({', '.join(sorted(found)[:4])}); give the trace of one rank")
-
-
-def _host(events: list[dict[str, Any]], threads: dict[Any, int], base_us: float) -> HostEvents:
-    start, end = _times(events, base_us)
-    thread = _threads(events, threads)
-    order = np.lexsort((-end, start, thread))
-    args = [event.get("args", {}) for event in events]
-    return HostEvents(
-        [events[index]["name"] for index in order],
-        np.array([event["cat"] == ANNOTATION for event in events], dtype=np.bool_)[order],
-        start[order],
-        end[order],
-        thread[order],
-        _numbers(args, "Sequence number")[order],
-        _numbers(args, "Fwd thread id")[order],
-    )
-
-
-def _launches(events: list[dict[str, Any]], threads: dict[Any, int], base_us: float) -> Launches:
-    # Most runtime calls of a trace ask or wait for something, and start nothing.
-    found: dict[str, bool] = {}
-    kept = [event for event in events if found.setdefault(event["name"], bool(_LAUNCHING.search(event["name"])))]
-    start, end = _times(kept, base_us)
-    order = np.argsort(start, kind="stable")
-    return Launches(
-        [kept[index]["name"] for index in order],
-        start[order],
-        end[order],
-        _threads(kept, threads)[order],
-        _numbers([event.get("args", {}) for event in kept], "correlation")[order],
-    )
-
-
-def _device(events: list[dict[str, Any]], base_us: float) -> DeviceEvents:
-    start, end = _times(events, base_us)
-    order = np.argsort(start, kind="stable")
-    args = [event.get("args", {}) for event in events]
-    return DeviceEvents(
-        [events[index]["name"] for index in order],
-        [events[index]["cat"] for index in order],
-        start[order],
-        end[order],
-        _numbers(args, "stream")[order],
-        _numbers(args, "device")[order],
-        _numbers(args, "correlation")[order],
-    )
-
-
-def _times(events: Sequence[dict[str, Any]], base_us: float) -> tuple[Integers, Integers]:
-    """Starts and ends in ns from the base; a trace has microseconds with three decimals."""
-    start_us = np.array([event["ts"] for event in events], dtype=np.float64) - base_us
-    duration_us = np.array([event["dur"] for event in events], dtype=np.float64)
-    start = np.rint(start_us * 1e3).astype(np.int64)
-    return start, start + np.rint(duration_us * 1e3).astype(np.int64)
-
-
-def _threads(events: Sequence[dict[str, Any]], known: dict[Any, int]) -> Integers:
-    found = [known.setdefault(str(event.get("tid")), len(known)) for event in events]
-    return np.array(found, dtype=np.int64)
-
-
-def _numbers(args: Sequence[dict[str, Any]], key: str) -> Integers:
-    """A column of whole numbers, NONE where an event has none."""
-    values = [value if type(value := item.get(key)) is int and 0 <= value < 2**63 else NONE for item in args]
-    return np.array(values, dtype=np.int64)
+def _within(spans: list[tuple[int, int]], moments: Integers) -> Flags:
+    found = np.zeros(len(moments), dtype=np.bool_)
+    for start, end in spans:
+        found[np.searchsorted(moments, start) : np.searchsorted(moments, end, side="right")] = True
+    return found
 
 
 def _main_thread(host: HostEvents) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lmbench.kernels.trace.compiled import CompiledGraph, parts_in_graphs, read_graphs
-from lmbench.kernels.trace.events import NONE, Events, Flags, HostEvents, Integers, Source, read_events, read_source
+from lmbench.kernels.trace.document import TraceDocument, find_trace
+from lmbench.kernels.trace.events import NONE, Events, Flags, HostEvents, Integers, read_events
 from lmbench.kernels.trace.kinds import UNCLASSIFIED, kind_of
 from lmbench.kernels.trace.parts import PartFinder
 from lmbench.kernels.trace.phases import OUTSIDE, UNLINKED, PhaseTimeline, TracePhase, find_phases
@@ -52,24 +53,49 @@ class KernelTable:
 
 
 def match_launches(events: Events) -> Integers:
-    """For each device event its launch by the correlation id: the last call with that id before it, NONE if none has.
+    """For each device event its launch, NONE where it has none: the last call with its correlation id before it.
 
-    A call that launches a CUDA graph has many kernels.
+    A call that launches a CUDA graph has many kernels. Where the correlation ids of a trace link nothing, as with some
+    versions of ROCm, the number of the operator around the call does (`External id`): its calls and its kernels go
+    together in their order.
     """
     device, launches = events.device, events.launches
-    by_id: dict[int, list[int]] = defaultdict(list)
-    for index, number in enumerate(launches.correlation.tolist()):
-        if number != NONE:
-            by_id[number].append(index)
-    found = np.full(len(device.names), NONE, dtype=np.int64)
-    for index, number in enumerate(device.correlation.tolist()):
-        calls = by_id.get(number, [])
-        if len(calls) == 1:
-            found[index] = calls[0]
-        elif calls:
-            before = [call for call in calls if launches.start_ns[call] <= device.start_ns[index]]
-            found[index] = before[-1] if before else calls[0]
+    found = _last_before(launches.correlation, launches.start_ns, device.correlation, device.start_ns)
+    if (found != NONE).any():
+        return found
+    calls = _places(launches.external)
+    for number, indices in _places(device.external).items():
+        of_number = calls.get(number, [])
+        # Of more kernels than calls the last are those of the last call.
+        for index, call in zip(indices, of_number + of_number[-1:] * len(indices), strict=False):
+            found[index] = call
     return found
+
+
+def _last_before(call_id: Integers, call_ns: Integers, kernel_id: Integers, kernel_ns: Integers) -> Integers:
+    """For each kernel the last call with its id that began before it, or else the first with that id."""
+    known = np.flatnonzero(call_id != NONE)
+    # Calls stand by their starts, and so do those of one id.
+    order = known[np.argsort(call_id[known], kind="stable")]
+    ids = call_id[order]
+    first, past = np.searchsorted(ids, kernel_id), np.searchsorted(ids, kernel_id, side="right")
+    found = np.full(len(kernel_id), NONE, dtype=np.int64)
+    single = past - first == 1
+    found[single] = order[first[single]]
+    for index in np.flatnonzero(past - first > 1):
+        calls = order[first[index] : past[index]]
+        before = np.searchsorted(call_ns[calls], kernel_ns[index], side="right")
+        found[index] = calls[max(before - 1, 0)]
+    return found
+
+
+def _places(numbers: Integers) -> dict[int, list[int]]:
+    """Where each number stands, but for NONE."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(numbers.tolist()):
+        if number != NONE:
+            places[number].append(index)
+    return places
 
 
 def attribute(
@@ -138,7 +164,7 @@ def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
 class Trace:
     """All that is known of a trace. `host` are the events that nest (operators, modules); `scopes` belongs to them."""
 
-    source: Source
+    source: TraceDocument
     events: Events
     host: HostEvents
     scopes: Scopes
@@ -157,7 +183,7 @@ def load_trace(path: str | Path) -> Trace:
 
     Raises UsageError, in one line, for whatever is no such trace.
     """
-    source = read_source(path)
+    source = find_trace(path)
     events = read_events(source)
     timeline = find_phases(events, source.notes.steps)
     host = nested_only(events.host)
