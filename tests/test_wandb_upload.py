@@ -54,7 +54,7 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     (results / "damaged").mkdir()
     (results / "damaged" / "run.json").write_text("{")
     environment = dict(os.environ)
-    assert main(["upload", str(results)]) == 1
+    assert main(["upload", str(results), "--as-filed"]) == 2
     output = capsys.readouterr()
     assert len([line for line in output.out.splitlines() if line.startswith("uploaded  ")]) == 3
     assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out

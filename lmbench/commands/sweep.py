@@ -12,6 +12,7 @@ from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.load import find_runs
+from lmbench.records.run import WandbFiling
 from lmbench.records.store import SWEEP_FILE
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
 from lmbench.sweep.file import CONFIG, Options, SweepFile, read_sweep_file
@@ -20,7 +21,7 @@ from lmbench.sweep.plan import Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Estimate, Progress, cost, extent
 from lmbench.sweep.servers import Servers
 from lmbench.text import shown
-from lmbench.wandb.publish import WandbProblem, write_new
+from lmbench.wandb.publish import WandbProblem, upload_options, write_new
 
 DESCRIPTION = """\
 Measures every cell of a grid, each repeat in a fresh process of `lmbench fit` (or
@@ -101,7 +102,7 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
             progress.close()
             _conclude(folder.path, progress)
         servers.close()
-        _publish(folder, progress)
+        _publish(folder, progress, execution.filings)
     finally:
         servers.close()
         folder.close()
@@ -144,10 +145,15 @@ def _conclude(path: Path, progress: Progress) -> None:
         print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
 
 
-def _publish(folder: SweepFolder, progress: Progress) -> None:
-    """Leave a row for each cell in cells.csv, and every run for W&B. What hinders that is no failure of the sweep."""
+def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]) -> None:
+    """Leave a row for each cell in cells.csv, and every run for W&B. What hinders that is no failure of the sweep.
+
+    `filings` are those of the runs that were measured now. What was in the folder before decides neither whether
+    something is uploaded nor where to.
+    """
     path = folder.path
-    later = shlex.join(["lmbench", "upload", str(path)])
+    words = ["upload", str(path), *upload_options(filings)]
+    later = shlex.join(["lmbench", *words])
     try:
         folder.write_cells(_table(path))
         mode = write_new(find_runs([folder.runs]), progress.noted)
@@ -156,8 +162,10 @@ def _publish(folder: SweepFolder, progress: Progress) -> None:
         return
     finally:
         progress.close()
-    if mode == "online":
-        upload.run(["upload", str(path)])
+    if any(filing.mode == "online" for filing in filings):
+        upload.run(words)
+    elif mode == "online":
+        print(shown(f"W&B: what was measured before is not uploaded unasked: {later}"))
     elif mode == "offline":
         print(shown(f"W&B: offline, beside the results; upload: {later}"))
 

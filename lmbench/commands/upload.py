@@ -10,13 +10,14 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.text import shown
-from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, is_uploaded, sync, write
+from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, Destination, WandbProblem, elsewhere, is_uploaded, sync, write
 
 DESCRIPTION = """\
 Uploads every result at or below the given folders to W&B, unless it is there: steps,
 summary, configuration, environment and guards, by wandb's own `wandb sync`. Needs
 wandb, and a key from WANDB_API_KEY or `wandb login`; WANDB_BASE_URL names a server of
-your own."""
+your own. A result goes to another project or entity than your settings name only where
+an option says so."""
 
 #: So many are written by one process, which imports wandb once; then each is uploaded.
 _TOGETHER = 20
@@ -24,13 +25,16 @@ _TOGETHER = 20
 
 @command
 def run(args: list[str]) -> int:
-    """Upload, a line a result; the first that fails ends it. Returns the exit code."""
+    """Upload, a line a result; the first that fails ends it. Returns the exit code: 2 if some are damaged, or are filed
+    where nobody asked for."""
     options = _parse(args[1:])
     overrides = [f"--{name}={value}" for name in ("project", "entity") if (value := getattr(options, name))]
     found = find_runs(options.results)
     sound = [folder for folder in found if _is_sound(folder)]
     due = [folder for folder in sound if _is_due(folder)]
-    code = ExitCode.OK if len(sound) == len(found) else ExitCode.INTERNAL
+    left = [] if options.as_filed else _without_leave(due, options)
+    due = [folder for folder in due if folder not in left]
+    code = ExitCode.USAGE if left or len(sound) < len(found) else ExitCode.OK
     while due:
         together = due[:_TOGETHER]
         try:
@@ -52,6 +56,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("results", nargs="*", metavar="RESULTS", help="result folders, or folders of them")
     parser.add_argument("--project", metavar="NAME", help="another project than the results' own")
     parser.add_argument("--entity", metavar="NAME", help="another user or team than the results' own")
+    parser.add_argument(
+        "--as-filed", action="store_true", help="send each to the project and entity that its own record names"
+    )
     parser.add_argument(
         "--timeout-s",
         type=float,
@@ -77,6 +84,24 @@ def _is_sound(folder: Path) -> bool:
     if loaded.outcome == DAMAGED:
         tell(f"not uploaded: {folder}: {loaded.damage}")
     return loaded.outcome != DAMAGED
+
+
+def _without_leave(folders: list[Path], options: argparse.Namespace) -> list[Path]:
+    """Results that their own records would send where neither the user's settings nor the options do; says so, in a
+    line for each such place."""
+    places: dict[Destination, list[Path]] = {}
+    for folder in folders:
+        named = elsewhere(load_run(folder, with_steps=False).record.wandb)
+        place = Destination(None if options.project else named.project, None if options.entity else named.entity)
+        if place != Destination():
+            places.setdefault(place, []).append(folder)
+    for place, results in places.items():
+        which = f"{results[0]}{f' and {len(results) - 1} more' if len(results) > 1 else ''}"
+        tell(
+            f"not uploaded: {which}: it names {place}, and your settings do not; give --as-filed to send it there, "
+            "or --project and --entity"
+        )
+    return [folder for results in places.values() for folder in results]
 
 
 def _is_due(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held
 from lmbench.records.codec import encode_run
 from lmbench.records.load import Run, is_run_folder, load_run
-from lmbench.records.run import RunRecord, SweepPlace
+from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder, write_whole
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.sweep.environments import ServerLost
@@ -68,6 +68,8 @@ class Execution:
         self._first: dict[str, _FirstRepeat] = {}
         servers.begin_round(self._rounds_to_come(0))
         self.exit_code = ExitCode.OK
+        #: How the runs that were measured now are filed with W&B.
+        self.filings: list[WandbFiling] = []
 
     def run(self) -> None:
         """Bring every job to its end.
@@ -92,6 +94,8 @@ class Execution:
                 raise self._disk_full() from error
             raise SweepHalted(f"{job.name} cannot be run: {error}") from error
         (self._progress.ended if kept is None else self._progress.kept)(job, record)
+        if kept is None and record.wandb is not None:
+            self.filings.append(record.wandb)
         if job.repeat == 0:
             self._first[job.cell.id] = _FirstRepeat(ending_of(record), record.compile.cache == "private")
         if record.exit_code == ExitCode.GUARD_FAILED:

@@ -54,7 +54,9 @@ def write_run(result: Path) -> None:
     loaded = load_run(result)
     record, folder = loaded.record, result / "wandb"
     filed = record.wandb or WandbFiling()
-    shutil.rmtree(folder, ignore_errors=True)
+    # Never through a link: what is removed, and then sent, is the result's. (rmtree raises for a link.)
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
     # By itself wandb would leave what it keeps of tables and artifacts in the user's home.
     os.environ["WANDB_DATA_DIR"] = str(folder.resolve() / "staging")
     run: Any = wandb.init(
@@ -83,12 +85,17 @@ def write_run(result: Path) -> None:
     _log(run, loaded)
     if filed.artifact:
         artifact = wandb.Artifact(f"result-{run.id}", type="lmbench-result")
-        for path in sorted(result.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
-                # By name: a copy would lie beside it until it is uploaded.
-                artifact.add_file(str(path), policy="immutable")
+        for path in own_files(result):
+            # By name: a copy would lie beside it until it is uploaded.
+            artifact.add_file(str(path), policy="immutable")
         run.log_artifact(artifact)
     run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
+
+
+def own_files(result: Path) -> list[Path]:
+    """The files of a result that go along as its artifact: no links, which may lead to somebody else's."""
+    found = [path for path in sorted(result.iterdir()) if not path.name.startswith(".")]
+    return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def _log(run: Any, loaded: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shlex
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable, is_folder, read_file
 from lmbench.records.load import load_run
 from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.wandb.process import run_module
 
 DEFAULT_TIMEOUT_S = 60.0
+_MOST_SETTINGS_BYTES = 2**16
 
 _URL = re.compile(r"https?://\S+/runs/\S+")
 # What wandb's line about a fault begins with; one of them only names a file with more about it.
@@ -61,6 +64,50 @@ class WandbSettings:
         return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where W&B files runs; None is W&B's own default for the user."""
+
+    project: str | None = None
+    entity: str | None = None
+
+    def __str__(self) -> str:
+        told = {"project": self.project, "entity": self.entity}
+        return " of ".join(f"{name} {value!r}" for name, value in told.items() if value is not None)
+
+
+def elsewhere(filing: WandbFiling | None) -> Destination:
+    """What of the destination that a record names is none of the user's own settings: these are lmbench's project,
+    WANDB_PROJECT and WANDB_ENTITY, and what `wandb init` stored for the user."""
+    if filing is None:
+        return Destination()
+    stored = _stored_settings()
+    own = {name: os.environ.get(f"WANDB_{name.upper()}") or stored.get(name) for name in ("project", "entity")}
+    return Destination(
+        filing.project if filing.project not in (None, WandbSettings.project, own["project"]) else None,
+        filing.entity if filing.entity not in (None, own["entity"]) else None,
+    )
+
+
+def _stored_settings() -> dict[str, str]:
+    folder = os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb"
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(read_file(Path(folder) / "settings", _MOST_SETTINGS_BYTES, follows_links=True).decode())
+        return dict(parser["default"])
+    except (Unreadable, UnicodeError, configparser.Error, KeyError):
+        return {}
+
+
+def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
+    """The options with which `lmbench upload` sends these runs where they are filed."""
+    found = list(dict.fromkeys(map(elsewhere, filings)))
+    if len(found) > 1:
+        return ["--as-filed"]
+    named = {"project": found[0].project, "entity": found[0].entity} if found else {}
+    return [f"--{name}={value}" for name, value in named.items() if value is not None]
+
+
 class WandbProblem(Exception):
     """W&B did not get a result; the message is one line that says why."""
 
@@ -83,7 +130,7 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
     in_sweep = result.parent.name == RUNS_FOLDER and (result.parent.parent / SWEEP_FILE).is_file()
     if filing.mode == "disabled" or in_sweep:
         return None
-    command = shlex.join(["lmbench", "upload", str(result)])
+    command = shlex.join(["lmbench", "upload", str(result), *upload_options([filing])])
     what = "W&B got nothing of this run"
     try:
         write([result], timeout_s)
@@ -114,7 +161,7 @@ def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> WandbMode
     if "online" in modes.values():
         return "online"
     asked = [result for result, mode in modes.items() if mode == "offline"]
-    if new := [result for result in asked if not any(result.glob("wandb/*/*.wandb"))]:
+    if new := [result for result in asked if not _files(result, ".wandb")]:
         tell(f"writing {len(new)} run{'s' * (len(new) > 1)} for W&B")
         write(new, DEFAULT_TIMEOUT_S)
     return "offline" if asked else "disabled"
@@ -127,6 +174,8 @@ def write(results: Sequence[Path], timeout_s: float) -> None:
         WandbProblem: not all could be written. (wandb itself says nothing of steps that a full disk has no room for;
             they are in the result, and the upload writes again.)
     """
+    for result in results:
+        _check_folder(result)
     ended = run_module("lmbench.wandb.child", [str(result) for result in results], timeout_s * len(results))
     if ended.exit_code is None:
         raise WandbProblem(f"wandb did not finish within {timeout_s * len(results):g} s")
@@ -136,7 +185,27 @@ def write(results: Sequence[Path], timeout_s: float) -> None:
 
 def is_uploaded(result: Path) -> bool:
     """Whether the result's offline run has wandb's own mark of an upload, whoever did it."""
-    return any(result.glob("wandb/*/*.wandb.synced"))
+    return bool(_files(result, ".wandb.synced"))
+
+
+def _files(result: Path, suffix: str) -> list[Path]:
+    """Files of the result's offline runs by the ends of their names; none that only a link leads to."""
+    runs = [run for run in _entries(result / "wandb") if is_folder(run)]
+    return [file for run in runs for file in _entries(run) if file.name.endswith(suffix) and not file.is_symlink()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir()) if is_folder(folder) else []
+    except OSError:
+        return []
+
+
+def _check_folder(result: Path) -> None:
+    """Raises WandbProblem where what would be written, sent or removed lies behind a link, and is not the result's."""
+    folder = result / "wandb"
+    if os.path.lexists(folder) and not is_folder(folder):
+        raise WandbProblem(f"{folder} is no folder of its own but a link or a file; remove it")
 
 
 def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | None:
@@ -145,12 +214,13 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     Raises:
         WandbProblem: it is not at the server, or not all of it.
     """
+    _check_folder(result)
     ended = run_module("wandb", ["sync", *options, str(result / "wandb")], timeout_s)
     faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
     if ended.exit_code == 0 and is_uploaded(result) and not faults:
         return next((found.group() for line in ended.lines if (found := _URL.search(line))), None)
     # wandb also marks what a server took only in part.
-    for mark in result.glob("wandb/*/*.wandb.synced"):
+    for mark in _files(result, ".wandb.synced"):
         mark.unlink()
     if ended.exit_code is None:
         raise WandbProblem(f"not done within {timeout_s:g} s; is the server there?")
