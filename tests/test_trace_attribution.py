@@ -204,14 +204,15 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     trace.op("aten::_fused_adamw_", 410, 20)
     trace.launch(4, 411)
     # On the device all of it comes late: backward's product runs while the host is in the optimizer.
-    # Another thread's launch with nothing around it: not the loss's, as the main thread's would be.
+    # Launches with nothing around them, on either thread, are nobody's: not the loss's.
     trace.launch(5, 250, tid=AUTOGRAD)
-    kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800)]
+    trace.launch(6, 260)
+    kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
     for number, (name, at) in enumerate(kernels, start=1):
         trace.kernel(number, name, at, 10)
     table = load_trace(trace.write(tmp_path / "t.json")).kernels
-    assert table.phases == ["forward", "backward", "backward", "optimizer", "backward"]
-    assert table.parts == ["qkv", "loss", "qkv", "optimizer", "unclassified"]
+    assert table.phases == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
+    assert table.parts == ["qkv", "loss", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
 def test_a_launched_graph_gives_its_phase_to_all_its_kernels(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader
-from trace_events import HandWritten
+from trace_events import AUTOGRAD, HandWritten
 
+from lmbench.kernels.tables import to_markdown
 from lmbench.kernels.trace.events import NONE
+from lmbench.kernels.trace.findings import as_record, examine, summarize
 from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.phases import OUTSIDE
 
@@ -120,3 +122,52 @@ def test_lmbenchs_ranges_win_over_all_others(tmp_path: Path) -> None:
     found = load_trace(trace.write(tmp_path / "t.json"))
     assert [at_us(found, moment) for moment in (0, 20, 50, 99.9, 100)] == ["forward"] * 2 + ["backward"] * 2 + [OUTSIDE]
     assert found.timeline.source == "lmbench"
+
+
+def a_pipeline(path: Path) -> Trace:
+    """Two forward operators, their backward passes on autograd's thread, and between those another micro-batch."""
+    trace = HandWritten()
+    for number, at in ((1, 0), (2, 20)):
+        trace.op("aten::mm", at, 10, **{"Sequence number": number, "Fwd thread id": 0})
+    for number, at in ((2, 100), (1, 300)):
+        numbers = {"Sequence number": number, "Fwd thread id": 1}
+        trace.op("autograd::engine::evaluate_function: FlashBackward", at, 50, AUTOGRAD, **numbers)
+        trace.op("FlashBackward", at + 1, 45, AUTOGRAD, **numbers)
+        # What a checkpoint runs again, and nodes that are made and gone through inside.
+        trace.op("aten::mm", at + 2, 8, AUTOGRAD, **{"Sequence number": 7 + number, "Fwd thread id": 0})
+        inner = {"Sequence number": 7 + number, "Fwd thread id": 2}
+        trace.op("autograd::engine::evaluate_function: MmBackward0", at + 20, 5, AUTOGRAD, **inner)
+        trace.launch(number, at + 40, 2, AUTOGRAD)
+        trace.kernel(number, "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", at + 60, 40)
+    trace.op("aten::mm", 200, 10, **{"Sequence number": 20, "Fwd thread id": 0})
+    trace.launch(3, 201, 2)
+    trace.kernel(3, "sgemm", 230, 10)
+    return load_trace(trace.write(path))
+
+
+def test_what_a_checkpoint_runs_again_is_backward(tmp_path: Path) -> None:
+    found = a_pipeline(tmp_path / "t.json")
+    assert [at_us(found, moment) for moment in (5, 15, 25, 105, 121, 148, 340)] == ["forward"] * 3 + ["backward"] * 4
+
+
+def test_forward_between_two_backward_passes_is_not_backward(tmp_path: Path) -> None:
+    found = a_pipeline(tmp_path / "t.json")
+    assert at_us(found, 205) == OUTSIDE
+    assert found.kernels.phases == ["backward", OUTSIDE, "backward"]
+
+
+def test_phases_that_no_range_tells_are_named_as_inferred(tmp_path: Path) -> None:
+    a_pipeline(tmp_path / "t.json")
+    found = examine(tmp_path / "t.json")
+    assert found.inferred_phases == ("forward", "backward")
+    assert as_record(found)["inferred_phases"] == summarize(found).inferred_phases == ["forward", "backward"]
+    told = to_markdown(found, 5, None)
+    assert "forward and backward inferred from what autograd runs" in told
+    assert "| backward (inferred) |" in told
+    trace = HandWritten()
+    trace.phase("forward", 0, 50)
+    trace.launch(1, 5)
+    trace.kernel(1, "sgemm", 20, 10)
+    own = examine(trace.write(tmp_path / "own.json"))
+    assert own.inferred_phases == ()
+    assert "inferred" not in to_markdown(own, 5, None)

@@ -198,9 +198,10 @@ def _matmul(found: Findings) -> str:
 
 def _source(found: Findings) -> list[Line]:
     if found.phase_source == "foreign":
-        return [
-            ("phases", "not recorded by lmbench: by the ranges of Lightning and PyTorch, and by what autograd runs")
-        ]
+        told = "not recorded by lmbench: by the ranges of Lightning and PyTorch"
+        if inferred := " and ".join(found.inferred_phases):
+            told = f"{inferred} inferred from what autograd runs, the others by the ranges of Lightning and PyTorch"
+        return [("phases", told)]
     if found.phase_source == "none":
         return [("phases", "the trace has no ranges of phases and no backward pass: everything is outside")]
     return []
@@ -257,7 +258,8 @@ def _phase_row(found: Findings, share: PhaseShares) -> list[Entry]:
         percent(share.matmul_fraction),
     )
     top = (fact(other.short_name), Entry(percent(other.share_fraction))) if other else (fact(""), Entry(""))
-    return [fact(share.phase), *map(Entry, figures), *top]
+    phase = f"{share.phase} (inferred)" if share.phase in found.inferred_phases else share.phase
+    return [fact(phase), *map(Entry, figures), *top]
 
 
 def share_table(

@@ -64,6 +64,7 @@ class KernelSummary(Struct):
     steps: Annotated[int | None, About("count", "steps", "Steps in the trace; times and counts of phases are means over them.")] = None
     clock_steps: Annotated[int | None, About("count", "clocked steps", "Steps that the clocks are over: the first of several begins on an idle device and is left out.")] = None
     phase_source: Annotated[str | None, About("text", "phases by", "Whose ranges tell the phases: `lmbench`, `foreign` or `none`.")] = None
+    inferred_phases: Annotated[list[str], About("tree", "inferred phases", "Phases that no range tells, only what autograd runs: where they begin and end is inferred.")] = field(default_factory=list)
     kernel_s: Annotated[float | None, About("s", "kernel time", "Kernel time of a step, what lies outside of all phases included.", "down")] = None
     outside_s: Annotated[float | None, About("s", "outside", "Kernel time launched outside of every phase.", "down")] = None
     unclassified_kind_fraction: Annotated[float | None, About("fraction", "no kind", "Share of kernel time whose kind is unknown.", "down")] = None

@@ -33,7 +33,7 @@ from lmbench.records.guard import Guard
 from lmbench.records.kernels import AttentionTimes as InsideAttention
 from lmbench.records.kernels import KernelSummary, PhaseKernels, TopKernel
 from lmbench.records.run import RunRecord
-from lmbench.records.vocabulary import DAMAGED, SPANS
+from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
 
 #: Kernels of each phase that are kept in run.json, the longest first.
 TOP = 5
@@ -51,6 +51,7 @@ class Findings:
     run: RunRecord | None
     why_no_kernels: str
     phase_source: str
+    inferred_phases: tuple[Phase, ...]
     steps: int
     has_step_count: bool
     captured_s: float
@@ -87,6 +88,7 @@ def findings_of(trace: Trace) -> Findings:
         run=None if run.outcome == DAMAGED else run,
         why_no_kernels=why_no_kernels(trace),
         phase_source=trace.timeline.source,
+        inferred_phases=trace.timeline.inferred,
         steps=trace.timeline.steps,
         has_step_count=trace.timeline.has_step_count,
         captured_s=captured_s(trace.kernels),
@@ -111,6 +113,7 @@ def as_record(found: Findings) -> dict[str, Any]:
         "has_kernels": found.has_kernels,
         "why_no_kernels": found.why_no_kernels,
         "phase_source": found.phase_source,
+        "inferred_phases": list(found.inferred_phases),
         "steps": found.steps,
         "captured_s": found.captured_s,
         "completeness": asdict(found.completeness),
@@ -173,6 +176,7 @@ def summarize(found: Findings) -> KernelSummary:
         steps=steps,
         clock_steps=found.clocks.steps,
         phase_source=found.phase_source,
+        inferred_phases=list(found.inferred_phases),
         kernel_s=total / steps,
         outside_s=sum(share.kernel_s for share in found.phases if share.phase == OUTSIDE) / steps,
         unclassified_kind_fraction=no_kind / total if total else 0.0,

@@ -126,10 +126,11 @@ def attribute(
         phase: TracePhase = OUTSIDE if is_launched[index] else UNLINKED
         if piece[index] != NONE:
             phase = timeline.phases[piece[index]]
-        is_main = is_launched[index] and launches.thread[launch[index]] == events.main_thread
         part = in_graph.get(index) or finder.part(event)
+        if part is None and phase == "backward" and finder.is_first_gradient(event):
+            part = "loss"
         phases.append(phase)
-        parts.append(_in_phase(part, phase, kind, is_main))
+        parts.append(_in_phase(part, phase, kind))
     return KernelTable(
         device.names, device.start_ns, device.end_ns, device.stream, device.device, launch,
         phases=phases, kinds=kinds, parts=parts,
@@ -146,7 +147,7 @@ def _kinds(events: Events, host: HostEvents, of_kernel: Integers) -> list[str]:
     return kinds
 
 
-def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
+def _in_phase(part: str | None, phase: str, kind: str) -> str:
     """What is done for the update, for the input or between ranks is so whatever the operator; the rest by its part."""
     if kind == "comm":
         return "comm"
@@ -154,9 +155,6 @@ def _in_phase(part: str | None, phase: str, kind: str, is_main: bool) -> str:
         return "optimizer"
     if phase in _INPUT_PHASES:
         return "data"
-    if part is None and phase == "backward" and is_main:
-        # `loss.backward()` itself makes the first gradient, on the thread that called it.
-        return "loss"
     return part or UNCLASSIFIED
 
 

@@ -98,7 +98,7 @@ _LIGHTNING_MODULE = re.compile(r"^\[pl\]\[module\][^:]*: (.+)$")
 # What an operator by itself says: backward nodes and `_backward` operators carry the forward operator's name.
 _OPERATORS = (
     ("embedding", re.compile(r"^(aten::embedding|EmbeddingBackward)")),
-    ("loss", re.compile(r"cross_entropy|nll_loss|log_softmax|NllLoss|LogSoftmax|CrossEntropy", re.IGNORECASE)),
+    ("loss", re.compile(r"cross_entropy|nll_loss|NllLoss|CrossEntropy", re.IGNORECASE)),
     ("attention", re.compile(r"scaled_dot_product|ScaledDotProduct|flash_attention|efficient_attention|FlashAttn")),
     ("softmax", re.compile(r"^(aten::_?softmax|aten::_softmax_backward|SoftmaxBackward)")),
     ("norm", re.compile(r"layer_norm|rms_norm|LayerNorm|RmsNorm|RMSNorm|batch_norm|group_norm", re.IGNORECASE)),
@@ -144,6 +144,15 @@ class PartFinder:
             self._of_event[event] = None
             self._of_event[event] = self._find(event)
         return self._of_event[event]
+
+    def is_first_gradient(self, event: int) -> bool:
+        """Whether an event of the backward phase makes the gradient that it starts from: `loss.backward()` itself calls
+        `ones_like`, outside of the engine and of every module."""
+        if event == NONE or int(self._scopes.scope[event]) != NONE:
+            return False
+        while (above := int(self._scopes.parent[event])) != NONE:
+            event = above
+        return self._host.names[event] == "aten::ones_like"
 
     def _find(self, event: int) -> str | None:
         scope = int(self._scopes.scope[event])

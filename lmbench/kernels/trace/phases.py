@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -47,6 +46,7 @@ class PhaseTimeline:
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
     trace, 1 where nothing tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps, in order.
     `span_ns` is from the first beginning of a step or a phase to the last end of one, None where nothing tells either.
+    `inferred` are phases that no range tells, only what autograd runs.
     """
 
     start_ns: Integers
@@ -57,6 +57,7 @@ class PhaseTimeline:
     has_step_count: bool
     step_start_ns: Integers
     span_ns: tuple[int, int] | None
+    inferred: tuple[Phase, ...] = ()
 
     def at(self, moments: Integers) -> Integers:
         """The piece around each moment, NONE outside of all."""
@@ -96,8 +97,10 @@ def find_phases(events: Events, recorded_steps: int | None) -> PhaseTimeline:
             own = [one for one in own if one[0] < steps[recorded]]
             steps = steps[:recorded]
         return _timeline(own, "lmbench", len(steps) or recorded, steps, [])
-    foreign += _inferred(host, {phase for *_, phase in foreign})
-    return _timeline(foreign, "foreign" if foreign else "none", len(foreign_steps), [], foreign_steps)
+    inferred = _inferred(host, {phase for *_, phase in foreign})
+    source = "foreign" if foreign or inferred else "none"
+    timeline = _timeline([*foreign, *inferred], source, len(foreign_steps), [], foreign_steps)
+    return replace(timeline, inferred=tuple(sorted({phase for *_, phase in inferred}, key=PHASES.index)))
 
 
 def _known(name: str) -> Phase:
@@ -120,34 +123,55 @@ def _timeline(
     return PhaseTimeline(start, end, phases, source, max(steps, 1), steps > 0, begun, whole)
 
 
-def _inferred(host: HostEvents, known: set[Phase]) -> Iterable[Range]:
+def _inferred(host: HostEvents, known: set[Phase]) -> list[Range]:
     """Forward and backward where no range tells: the times of operators that the autograd engine runs, and of the
-    forward operators that it goes back to."""
-    backward = [index for index, name in enumerate(host.names) if name.startswith(ENGINE)]
+    forward operators that it goes back to.
+
+    What the engine runs forward again, of a checkpoint, is its own. A backward pass ends where the thread that runs
+    models does something else: schedules of pipelines go forward between two of them.
+    """
+    top = _outermost(host)
+    is_engine = np.array([name.startswith(ENGINE) for name in host.names], dtype=np.bool_)
+    backward = np.flatnonzero(is_engine)
+    made = forward_of_nodes(host)
+    forward = np.unique(top[made[made != NONE]])
+    forward = forward[~is_engine[forward]]
+    found: list[Range] = []
+    if "forward" not in known:
+        found += _hulls(host, forward, backward, "forward")
+    if "backward" not in known:
+        # Where operators are noted for a backward pass, outside of one, models run.
+        noted = np.flatnonzero((host.sequence != NONE) & ~host.is_range & ~is_engine[top])
+        is_models = host.thread == (np.bincount(host.thread[noted]).argmax() if len(noted) else NONE)
+        others = np.unique(top[is_models & ~host.is_range & ~is_engine[top]])
+        found += _hulls(host, backward, others, "backward")
+    return found
+
+
+def _outermost(host: HostEvents) -> Integers:
+    """For each event the operator around it that no other is around."""
     parent = parents(host.thread, host.start_ns, host.end_ns)
-    forward = {_outermost(host, parent, index) for index in forward_of_nodes(host).tolist() if index != NONE}
-    marked: dict[Phase, Iterable[int]] = {"backward": backward, "forward": forward}
-    marks = [
-        (int(host.start_ns[index]), int(host.end_ns[index]), phase)
-        for phase, indices in marked.items()
+    itself = np.arange(len(parent))
+    is_inside = (parent != NONE) & ~host.is_range[parent] if len(parent) else parent != NONE
+    top: Integers = np.where(is_inside, parent, itself)
+    while (top != top[top]).any():
+        top = top[top]
+    return top
+
+
+def _hulls(host: HostEvents, members: Integers, others: Integers, phase: Phase) -> list[Range]:
+    """From the first to the last of every row of members that none of the others interrupts."""
+    marks = sorted(
+        (int(host.start_ns[index]), int(host.end_ns[index]), is_member)
+        for indices, is_member in ((members, True), (others, False))
         for index in indices
-    ]
-    return [one for one in _hulls(sorted(marks)) if one[2] not in known]
-
-
-def _outermost(host: HostEvents, parent: Integers, event: int) -> int:
-    """The operator around an operator that no other is around."""
-    while (above := int(parent[event])) != NONE and not host.is_range[above]:
-        event = above
-    return event
-
-
-def _hulls(marks: list[Range]) -> list[Range]:
-    """From the first to the last of every unbroken row of marks of one phase."""
+    )
     hulls: list[Range] = []
-    for start, end, phase in marks:
-        if hulls and hulls[-1][2] == phase:
+    is_row = False
+    for start, end, is_member in marks:
+        if is_member and is_row:
             hulls[-1] = (hulls[-1][0], max(hulls[-1][1], end), phase)
-        else:
+        elif is_member:
             hulls.append((start, end, phase))
+        is_row = is_member
     return hulls
