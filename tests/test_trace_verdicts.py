@@ -311,3 +311,65 @@ def test_flop_ratios_need_the_models_shape() -> None:
 def test_matmul_shares_are_named_by_mode() -> None:
     assert examine(DATA / "small_fp32_inference").matmul_fractions.keys() == {"inference", "step"}
     assert examine(DATA / "small_bf16_compiled").matmul_fractions.keys() == {"forward", "backward", "step"}
+
+
+def paused(launch_us: float) -> HandWritten:
+    """Forty short kernels, one gap of 463 ms, and forty again; the launch behind the gap comes then."""
+    trace = HandWritten()
+    trace.phase("forward", 0, max(launch_us, 600.0) + 200)
+    for number in range(80):
+        late = 463_000.0 if number >= 40 else 0.0
+        trace.launch(number, 0.1 * number + (launch_us if number >= 40 else 0.0), 0.05)
+        trace.kernel(number, "ampere_sgemm_128x64_tn", 10 + 11.0 * number + late, 10)
+    return trace
+
+
+def test_one_long_gap_is_a_pause_and_no_matter_of_short_kernels(tmp_path: Path) -> None:
+    one = forward(examine(paused(0.0).write(tmp_path / "t.json")))
+    assert one.verdict == "stalled"
+    assert "99." in one.reason
+    assert "pause, the longest of 463.0 ms" in one.advice
+    assert "short kernels" not in one.advice
+
+
+def test_a_host_that_pauses_is_not_told_of_its_launches(tmp_path: Path) -> None:
+    one = forward(examine(paused(463_000.0).write(tmp_path / "t.json")))
+    assert one.verdict == "host-bound"
+    assert "pause" in one.advice
+    assert "launches of" not in one.advice
+
+
+def test_kernels_shorter_than_their_gaps_are_not_called_queued(tmp_path: Path) -> None:
+    short = clocked(tmp_path, gap_us=9.0, kernel_us=10.0)
+    assert short.verdict == "stalled"
+    assert short.clock.gap_fraction == pytest.approx(0.47, abs=0.03)
+    assert "short kernels with gaps between them" in short.advice
+
+
+def clocked(path: Path, gap_us: float, kernel_us: float) -> PhaseVerdict:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    for number in range(100):
+        trace.launch(number, 0.5 * number, 0.4)
+        trace.kernel(number, "k", 10 + number * (gap_us + kernel_us), kernel_us)
+    return forward(examine(trace.write(path / "c.json")))
+
+
+@pytest.mark.parametrize(("beside_us", "says"), [(0.0, "1.00 of them beside nothing"), (900.0, None)])
+def test_communication_is_told_by_what_was_measured_of_it(tmp_path: Path, beside_us: float, says: str | None) -> None:
+    trace = HandWritten()
+    trace.phase("backward", 0, 100)
+    trace.launch(1, 0)
+    trace.kernel(1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 1000, stream=9)
+    trace.launch(2, 5)
+    trace.kernel(2, "elementwise_kernel", 1011 - (1000 - 50 if beside_us else 0), max(beside_us, 30.0))
+    one = verdict_of(examine(trace.write(tmp_path / "t.json")), "backward")
+    assert one.verdict == "queued"
+    assert (says in one.advice) if says else ("communication" not in one.advice)
+    assert "larger batch" not in one.advice or not says
+
+
+def test_the_lag_and_a_stall_agree_that_it_is_not_the_host(tmp_path: Path) -> None:
+    found = examine(run_folder(tmp_path, paused(0.0), probe=lag("queued", 5e-3)))
+    assert forward(found).agreement.startswith("agree")
+    assert "without the profiler" not in forward(found).advice

@@ -27,6 +27,8 @@ _LATENCY_NS = 100_000
 #: ones; a longer gap has another reason. Holistic Trace Analysis draws the line at the same 30 us
 #: (`consecutive_kernel_delay=30`; its documentation says ns, its times are us).
 KERNEL_GAP_NS = 30_000
+# Of the window: less without a kernel, as lies between two ranges of the host, is no row of its own.
+_SLIVER_FRACTION = 0.005
 #: Kinds of kernels that do not compute: what they are beside does.
 _NO_COMPUTE = ("comm", "memcpy")
 
@@ -193,7 +195,9 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
     host_ns = np.append(np.diff(pieces.border_ns), 0)
     for index, phase in pieces.clocked:
         sums[phase]["host"] += float(host_ns[index])
-    present = [phase for phase in PHASE_ORDER if phase in sums and (phase not in NO_PHASE or sums[phase]["busy"])]
+    sliver_ns = _SLIVER_FRACTION * sum(of_phase["window"] for of_phase in sums.values())
+    present = [phase for phase in PHASE_ORDER if phase in sums]
+    present = [p for p in present if p not in NO_PHASE or sums[p]["busy"] or sums[p]["window"] > sliver_ns]
     members = np.flatnonzero(is_clocked[place])
     clocks = [_clock(phase, sums[phase], kernels, members, steps) for phase in present]
     return Clocks(clocks, devices, steps, skipped, is_whole)
