@@ -3,6 +3,7 @@
 from lmbench.callbacks.compiler import Compiler
 from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.kernel_profiler import KernelProfiler
+from lmbench.callbacks.memory_history import MemoryHistory
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.milestones import Milestones
 from lmbench.callbacks.observer import Observer
@@ -20,6 +21,7 @@ __all__ = [
     "KernelCapture",
     "KernelProfiler",
     "MeasurementSession",
+    "MemoryHistory",
     "MemoryRecorder",
     "Milestones",
     "Observer",

@@ -25,6 +25,7 @@ from lmbench.measure.subject import describe_data, describe_flops, describe_mode
 from lmbench.measure.training import loss_facts
 from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
+from lmbench.records.memory import MemoryHistoryRecord
 from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -232,14 +233,21 @@ class RunRecorder(Observer):
 
     # the end
 
-    def complete(self, kernels: KernelSummary, guards: list[Guard]) -> None:
-        """Add what the closed run's trace says; a guard that fails counts under `strict` as any other.
+    def complete(
+        self,
+        guards: list[Guard],
+        *,
+        kernels: KernelSummary | None = None,
+        memory_history: MemoryHistoryRecord | None = None,
+    ) -> None:
+        """Add what the closed run's trace or history says; a guard that fails counts under `strict` as any other.
 
         Raises OSError if it cannot be written.
         """
         assert self.folder is not None
         with held():
-            self.run.kernels = kernels
+            self.run.kernels = kernels or self.run.kernels
+            self.run.memory_history = memory_history or self.run.memory_history
             self.run.guards += guards
             if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))

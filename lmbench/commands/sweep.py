@@ -31,7 +31,7 @@ is a row with its outcome, and the others go on. Further options (--data.batch_s
 are for every cell.
 
 A file has base (options of every cell; config names a configuration), matrix, include,
-exclude, modes, passes (timing, sync, kernels: other instruments, once a cell),
+exclude, modes, passes (timing, sync, kernels, memory: other instruments, once a cell),
 environments (python, revision and tree, variables), repeats, timeout_s, view."""
 
 

@@ -107,6 +107,8 @@ def _not_its_own_speed(run: Run) -> str | None:
         return f"damaged: {run.damage}"
     if run.record.is_profiled:
         return "profiled: its step times are in no comparison"
+    if run.record.memory_history is not None:
+        return "the allocator's history was on: its step times are in no comparison"
     if run.record.clock == "sync":
         return "clock sync: synchronizes at phase borders are in its step times"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pickle import UnpicklingError
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks import (
     MeasurementSession,
+    MemoryHistory,
     MemoryRecorder,
     Milestones,
     PhaseTimer,
@@ -23,11 +26,12 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
+from lmbench.errors import UsageError
 from lmbench.fit.announcement import Announcement
 from lmbench.fit.choice import LOADERS, ChoiceParser, model_class, settle, without_own_classes
 from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.settings import MeasureSettings, refuse
+from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.measure.clock import synchronize
 from lmbench.measure.milestones import reach
@@ -76,6 +80,7 @@ class BenchCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: ChoiceParser) -> None:  # type: ignore[override]
         parser.add_class_arguments(MeasureSettings, "measure")
+        parser.add_class_arguments(MemorySettings, "memory")
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_lightning_class_args(PhaseTimer, "timer")
 
@@ -119,6 +124,7 @@ class BenchCLI(LightningCLI):
             settings.zero_grad = "after_step" if is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
         torch.set_float32_matmul_precision(settings.matmul_precision)
+        self.memory = MemorySettings(**config.memory.as_dict())
         self.wandb = WandbSettings(**config.wandb.as_dict())
         self.filing = self.wandb.filing()
         if settings.run_id is not None:
@@ -131,7 +137,14 @@ class BenchCLI(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
         assert self.recorder is not None
+        schedule = settings.schedule()
+        history = []
+        if self.memory.history:
+            history = [MemoryHistory(self.memory.steps, self.memory.max_entries)]
+            schedule = replace(schedule, steps=self.memory.steps, min_window_s=0.0)
         callbacks = [
+            # In front, so that switching it on and off lies outside of what the timer sees.
+            *history,
             *callbacks,
             QuietHost(),
             MemoryRecorder(),
@@ -142,7 +155,7 @@ class BenchCLI(LightningCLI):
             self.recorder,
             *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
             Milestones(),
-            MeasurementSession(settings.schedule()),
+            MeasurementSession(schedule),
         ]
         return super()._instantiate_trainer(config, callbacks)
 
@@ -165,7 +178,20 @@ class BenchCLI(LightningCLI):
         # Makes the device's context now, so that its time is not taken for the model's.
         synchronize(self.trainer.strategy.root_device)
         reach("device_ready")
+        self._check_history()
         apply_mode(self.model, self.mode, self.settings.zero_grad)
+
+    def _check_history(self) -> None:
+        if not self.memory.history:
+            return
+        if self.trainer.strategy.root_device.type != "cuda":
+            raise UsageError(
+                "memory.history is true, and this run is on a CPU: the history is of a GPU's allocator; on a CPU "
+                "`lmbench memory --config ...` predicts"
+            )
+        profiler = self.trainer.profiler  # type: ignore[attr-defined]
+        if type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler:
+            raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
 
     def before_validate(self) -> None:
         self.trainer.limit_val_batches = self.trainer.limit_val_batches or 1.0

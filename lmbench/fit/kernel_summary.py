@@ -28,7 +28,7 @@ def add_kernels(recorder: RunRecorder) -> None:
         _say(folder.path, reason)
         kernels, guards = KernelSummary(reason=f"the trace could not be examined: {reason[:200]}"), []
     try:
-        recorder.complete(kernels, guards)
+        recorder.complete(guards, kernels=kernels)
     except OSError as error:
         _say(folder.path, f"run.json cannot be written: {error.strerror}")
 

@@ -19,6 +19,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.kernel_summary import add_kernels
+from lmbench.fit.memory_summary import add_memory
 from lmbench.fit.messages import translate
 from lmbench.interruption import exit_code, held, received
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
@@ -68,6 +69,7 @@ def run(args: list[str]) -> int:
     recorder = _recorder()
     assert recorder is not None
     add_kernels(recorder)
+    add_memory(recorder)
     code = _finish(recorder, words.as_json, words.is_quiet)
     _publish(recorder, is_loud)
     signum = received()

@@ -64,6 +64,21 @@ class MeasureSettings:
         return self.mode
 
 
+@dataclass
+class MemorySettings:
+    """Whether the device's allocator is watched, for `lmbench memory`: that makes the run no timing.
+
+    Args:
+        history: record the allocator's history over a few steps after the warm-up.
+        steps: steps to record; they are the run's window, whatever measure.steps and measure.min_window_s say.
+        max_entries: entries that the history may hold; older ones are lost, and that is said.
+    """
+
+    history: bool = False
+    steps: int = 3
+    max_entries: int = 1_000_000
+
+
 def refuse(config: Any) -> None:
     """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
 
@@ -71,7 +86,7 @@ def refuse(config: Any) -> None:
         UsageError: a group that is null, a seed that NumPy cannot take, a checkpoint that is not there, a limit that
             would keep training from ending, or no name for the results folder.
     """
-    for group in ("trainer", "model", "measure", "timer", "wandb"):
+    for group in ("trainer", "model", "measure", "memory", "timer", "wandb"):
         if group in config and config[group] is None:
             raise UsageError(f"{group} is null; leave it out, or give its settings")
     for name in ("min_steps", "min_epochs"):

@@ -23,6 +23,7 @@ from lmbench.records.measured import (
     Warmup,
     Window,
 )
+from lmbench.records.memory import MemoryHistoryRecord
 from lmbench.records.vocabulary import Mode
 
 #: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
@@ -212,3 +213,4 @@ class RunRecord(Struct):
     device_state: DeviceState = field(default_factory=DeviceState)
     probe: Probe = field(default_factory=Probe)
     kernels: KernelSummary | None = None
+    memory_history: MemoryHistoryRecord | None = None

@@ -201,7 +201,12 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
         facts=facts,
         settings=other_settings(config) if plan is None else {},
         seeds=(told.get("seed_everything"), told.get("data.seed")),
-        is_timing=not (run.is_profiled or run.clock == "sync" or axes.get("pass") not in (None, "timing")),
+        is_timing=not (
+            run.is_profiled
+            or run.memory_history is not None
+            or run.clock == "sync"
+            or axes.get("pass") not in (None, "timing")
+        ),
         is_profiled=is_profiled,
         cell=cell if plan is not None else None,
         repeat=repeat,

@@ -281,12 +281,15 @@ def _pass_lines(cells: Sequence[Cell], has_kernels: bool) -> list[str]:
         has_kernels: whether the view shows the profiled runs' kernels; else the line says which one does.
     """
     profiled = [s for cell in cells for s in cell.passes if s.record.is_profiled]
-    synchronized = [s for cell in cells for s in cell.passes if not s.record.is_profiled]
+    with_history = [s for cell in cells for s in cell.passes if s.record.memory_history is not None]
+    synchronized = [s for cell in cells for s in cell.passes if s.record.clock == "sync"]
     lines = []
     if synchronized:
         lines.append(
             f"{_count(len(synchronized), 'run')} with clock sync (synchronized at every phase): in no timing table"
         )
+    if with_history:
+        lines.append(f"{_count(len(with_history), 'run')} with the allocator's history: in no timing table")
     if profiled:
         where = "" if has_kernels else f"; `--view {_PROFILED_STUDY}` shows their kernels"
         lines.append(f"{_count(len(profiled), 'run')} under a profiler: in no timing table{_slower(cells)}{where}")

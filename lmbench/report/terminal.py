@@ -65,6 +65,8 @@ def banner(run: RunRecord) -> list[Line]:
     steps = window.requested_steps or window.steps or "all"
     seconds = f" and {window.requested_s:g} s" if window.requested_s else ""
     least = ", profiled: in no timing table" if run.is_profiled else f"{seconds} at least"
+    if run.memory_history is not None:
+        least = ", with the allocator's history: in no timing table"
     micro = window.micro_batches or 1
     accumulation = f", {micro} micro-batches a step" if micro > 1 else ""
     return [
@@ -156,6 +158,7 @@ def figures(run: RunRecord) -> list[Line]:
         lines.append(("peak memory", f"{gib(memory.run_peak_allocated_bytes)} allocated, {reserved}{steady}"))
     elif memory.host_peak_rss_bytes:
         lines.append(("peak memory", f"{gib(memory.host_peak_rss_bytes)} resident (host)"))
+    lines += _memory_lines(run)
     lines += _kernel_lines(run)
     if power_w:
         joules = rate.joules_per_token
@@ -163,6 +166,18 @@ def figures(run: RunRecord) -> list[Line]:
     if loss.first is not None and loss.last is not None:
         lines.append(("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
     return lines
+
+
+def _memory_lines(run: RunRecord) -> list[Line]:
+    """What the allocator's history says of the peak in one line, or why it says nothing."""
+    history = run.memory_history
+    if history is None:
+        return []
+    if history.reason:
+        return [("peak is", f"not known: {history.reason}")]
+    largest = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
+    names = ", ".join(f"{name.removesuffix('_bytes').replace('_', ' ')} {gib(size)}" for name, size in largest)
+    return [("peak is", f"in {history.peak_phase}: {names}")]
 
 
 def _kernel_lines(run: RunRecord) -> list[Line]:
@@ -213,5 +228,7 @@ def where(run: RunRecord, path: Path) -> list[Line]:
     """The folder, and the commands that look into its trace and that repeat the run, each with its label."""
     has_trace = run.profile is not None and run.profile.trace_file
     kernels = f"lmbench kernels {shlex.quote(str(path))}" if has_trace else None
-    commands = [("next", kernels), ("repeat", run.replay_command)]
+    has_history = run.memory_history is not None and run.memory_history.snapshot_file
+    memory = f"lmbench memory {shlex.quote(str(path))}" if has_history else None
+    commands = [("next", kernels), ("next", memory), ("repeat", run.replay_command)]
     return [("result", str(path)), *((label, command) for label, command in commands if command)]

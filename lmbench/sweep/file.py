@@ -19,13 +19,14 @@ from lmbench.records.vocabulary import MODES, Mode
 #: Options by their dotted names, each with its value as YAML has it: `{"model.size": "small"}`.
 Options = dict[str, Any]
 
-Pass = Literal["timing", "sync", "kernels"]
+Pass = Literal["timing", "sync", "kernels", "memory"]
 #: What a pass sets. `timing` is the measurement itself; the others look at the same cell with another instrument, in a
 #: process of their own, once.
 PASSES: dict[Pass, Options] = {
     "timing": {},
     "sync": {"timer.clock": "sync"},
     "kernels": {"trainer.profiler": "kernels"},
+    "memory": {"memory.history": True},
 }
 #: Axes that stand beside the options, under keys of their own in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"

@@ -288,7 +288,7 @@ def _saved(played: Replay, told: Attribution, peak: int) -> list[SavedBlocks]:
     is_saved = np.isin(told.category, [CATEGORIES.index(name) for name in _SAVED]) & (told.operator != NONE)
     chosen = np.flatnonzero((told.step == step) & is_saved)
     sums: dict[str, dict[str, int]] = {}
-    for block in chosen.tolist():
+    for block in chosen[np.argsort(played.blocks.start[chosen])].tolist():
         owner = told.owners[told.owner[block]] if told.owner[block] != NONE else ""
         of_block = sums.setdefault(block_of(owner) or "outside of blocks", {})
         operator = told.operators[told.operator[block]]

@@ -1,0 +1,146 @@
+"""Records the history of the device's allocator over the window's first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lmbench.callbacks.observer import Observer
+from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.errors import UsageError
+from lmbench.measure.ranges import ModuleRanges, StepRanges
+from lmbench.measure.schedule import ProbeKind
+from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
+from lmbench.memory.recording.history import CudaHistory, History
+from lmbench.memory.recording.ledger import Ledger
+from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.vocabulary import Stage
+
+
+class MemoryHistory(Observer):
+    """The allocator's history of the window's first steps, with Python's stacks, for `lmbench memory`.
+
+    Beside the snapshot it leaves notes, which say what addresses are: parameters, gradients, optimizer state, inputs,
+    what autograd saved and by which operator, what modules returned. Steps, phases and modules are ranges in the
+    history. All of that takes time: the run is no timing.
+
+    Args:
+        steps: steps to record.
+        max_entries: of the history; older ones are lost, which its reader says. A step of the 2.7B model has 15 000.
+        make_history: makes the allocator's history from a device; by default PyTorch's, on a GPU.
+
+    Writes `memory_snapshot.pickle` and `memory_notes.json` into the result folder (without a RunRecorder: into the
+    trainer's `default_root_dir`), of several ranks those of the first. Leaves `memory_history.*`: `steps`,
+    `max_entries`, `snapshot_file`, `snapshot_bytes`; `reason` where there is none.
+    """
+
+    def __init__(
+        self,
+        steps: int = 3,
+        max_entries: int = 1_000_000,
+        make_history: Callable[[torch.device], History] | None = None,
+    ) -> None:
+        for name, value in (("steps", steps), ("max_entries", max_entries)):
+            if value < 1:
+                raise UsageError(f"memory.{name} is {value}; allowed: 1 and more")
+        self.steps, self.max_entries, self._make_history = steps, max_entries, make_history
+        self._history: History | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._trainer, self._module = trainer, pl_module
+        self._history = None
+        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
+
+    def window_opened(self) -> None:
+        device = self.session.device
+        if self._make_history is None and device.type != "cuda":
+            self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
+            return
+        if not self._trainer.is_global_zero:
+            self._record.reason = "only the first rank records its history"
+            return
+        self._notes = MemoryNotes(
+            device=device.index or 0, first_step=self.session.steps_done, max_entries=self.max_entries
+        )
+        self._history = (self._make_history or CudaHistory)(device)
+        self._history.start(self.max_entries)
+        vocab_size = getattr(self._module, "vocab_size", None)
+        self._ledger = Ledger(self._module, device, vocab_size if isinstance(vocab_size, int) else None)
+        self._ledger.note_state(self._trainer.optimizers)
+        self._ledger.watch()
+        self._ranges, self._modules = StepRanges(uses_nvtx=False), ModuleRanges(self._module, uses_nvtx=False)
+        self._ranges.begin(self.session.steps_done, self.session.track.current)
+        self.session.track.listeners.append(self._ranges.border)
+
+    # Lightning's hooks
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._history is not None:
+            self._ledger.note_inputs(batch)
+            self._ledger.watch_saving()
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: int) -> None:
+        if self._history is not None and trainer.state.fn != "fit":
+            self._ledger.note_inputs(batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        if self._history is not None:
+            self._ledger.note_saved(loss)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._history is not None:
+            self._ledger.note_gradients()
+
+    # the session's
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        if self._history is None:
+            return
+        self._ledger.note_state(self._trainer.optimizers)
+        self._ranges.end()
+        self._record.steps = self._notes.steps = (self._record.steps or 0) + 1
+        if self._notes.steps < self.steps:
+            self._ranges.begin(self.session.steps_done, self.session.track.current)
+        elif self.session.only_watches:
+            self._stop()
+
+    def window_closed(self) -> None:
+        self._stop()
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        """Also after an exception: the history would go on in this process."""
+        self._stop()
+
+    def _stop(self) -> None:
+        history, self._history = self._history, None
+        if history is None:
+            return
+        with suppress(ValueError):
+            self.session.track.listeners.remove(self._ranges.border)
+        self._ranges.end()
+        self._modules.remove()
+        self._ledger.close()
+        try:
+            self._notes.peaks = history.peaks()
+            self._ledger.drop_workspaces(history.drop_workspaces)
+            self._notes.moments = self._ledger.moments
+            folder = self._folder()
+            self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
+            write_notes(self._notes, folder)
+            self._record.snapshot_file = SNAPSHOT_FILE
+        except OSError as error:
+            self._record.reason = f"the snapshot could not be written: {error.strerror or error}"
+        finally:
+            history.stop()
+
+    def _folder(self) -> Path:
+        for observer in self.session.observers:
+            if isinstance(observer, RunRecorder) and observer.folder is not None:
+                return observer.folder.path
+        return Path(self._trainer.default_root_dir)

@@ -1,0 +1,108 @@
+"""The allocator's history on a GPU: 512 MiB are planted in each category, and found.
+
+python -m pytest -q -m gpu tests/gpu/test_memory_history.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
+from lmbench.measure.schedule import Schedule
+from lmbench.memory.history.findings import Findings, examine
+
+from conftest import quiet_trainer
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+PLANTED = 512 * MIB
+ROWS, COLUMNS = 1 << 17, 1 << 10
+
+
+class Planted(LightningModule):
+    """A weight, its gradient, its momentum, a batch, what `exp` saves, what it is computed from, and a tensor that
+    nobody knows of: each of 512 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        self.hidden: list[torch.Tensor] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.hidden = self.hidden or [torch.empty(ROWS, COLUMNS, device=self.device)]
+        # The product is gone when `exp` is over, which saves its own result.
+        return (self.weight * batch).exp().sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-9, momentum=0.9, foreach=False)
+
+
+class OneBatch:
+    def __init__(self) -> None:
+        self.batch = torch.zeros(ROWS, COLUMNS, device="cuda")
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield self.batch
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    folder = tmp_path_factory.mktemp("results")
+    session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
+    flags: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+    quiet_trainer(MemoryHistory(steps=2), RunRecorder(str(folder), run_id="run"), session, **flags).fit(
+        Planted(), OneBatch()
+    )
+    return examine(folder / "run")
+
+
+def test_each_category_has_what_was_planted(found: Findings) -> None:
+    forward = next(phase for phase in found.phases if phase.phase == "forward").by_category
+    for category in ("parameters", "optimizer_state", "inputs", "activations", "temporaries", "gradients"):
+        assert forward[category] == pytest.approx(PLANTED, abs=4 * MIB), category
+    assert forward["unknown"] == pytest.approx(PLANTED, abs=4 * MIB)
+
+
+def test_the_replayed_peak_is_the_allocators(found: Findings) -> None:
+    assert found.is_complete, found.cuts
+    assert found.notes is not None
+    assert found.notes.peaks is not None
+    assert found.peak_bytes == pytest.approx(found.notes.peaks.allocated_bytes, abs=8 * MIB)
+    assert found.peak_requested_bytes == pytest.approx(found.notes.peaks.requested_bytes, abs=MIB)
+    assert int(found.played.reserved_bytes.max()) == found.notes.peaks.reserved_bytes
+    assert found.attribution.unmatched == 0
+
+
+def test_the_phases_are_in_the_history(found: Findings) -> None:
+    assert {"forward", "backward", "optimizer"} <= {phase.phase for phase in found.phases}
+    saved = [each for each in found.largest if each.operator == "ExpBackward0"]
+    assert [(each.size_bytes, each.phase) for each in saved] == [(PLANTED, "forward")]
+    assert "training_step" in saved[0].user_frame
+
+
+def test_a_run_of_the_command_explains_its_peak(tmp_path: Path) -> None:
+    words = ["fit", "--config", "small_fp32", "--model.attention", "naive", "--memory.history", "true"]
+    command = [sys.executable, "-m", "lmbench", *words, "--measure.results_dir", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    run = json.loads(done.stdout)
+    history = run["memory_history"]
+    assert history["is_complete"]
+    assert history["unknown_fraction"] < 0.05
+    assert history["residual_seen_bytes"] == history["residual_computed_bytes"]
+    assert history["categories"]["parameters_bytes"] == pytest.approx(4 * run["model"]["parameter_count"], rel=0.01)
+    assert history["categories"]["optimizer_state_bytes"] == pytest.approx(
+        8 * run["model"]["parameter_count"], rel=0.01
+    )
+    assert history["peak_allocated_bytes"] == pytest.approx(run["memory"]["steady_peak_allocated_bytes"], rel=0.02)

@@ -1,0 +1,199 @@
+"""A recording of the allocator's history, tried whole on a CPU with an imitated history of true addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpu_allocator import Annotating, CpuHistory
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
+from lmbench.measure import ranges
+from lmbench.measure.schedule import Schedule
+from lmbench.memory.categories import CATEGORIES
+from lmbench.memory.history.findings import Findings, examine
+from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
+from lmbench.memory.recording import ledger
+
+from conftest import quiet_trainer
+
+LOGITS = CATEGORIES.index("logits")
+BATCH, WIDTH, VOCAB = 64, 128, 1000
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        passing = torch.zeros(BATCH, 8 * WIDTH).sum()
+        return x + self.down(self.up(x).relu()) + passing
+
+
+class Model(LightningModule):
+    """Two blocks and a head; a tensor that nobody knows of lives across its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vocab_size = VOCAB
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.hidden: list[torch.Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, targets = batch
+        self.hidden = [torch.zeros(1 << 18)]
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x), targets)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), foreach=False)
+
+
+class Batches:
+    def __iter__(self) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield torch.randn(BATCH, WIDTH, generator=generator), torch.randint(VOCAB, (BATCH,), generator=generator)
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
+    return record(tmp_path, monkeypatch)
+
+
+def record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: LightningModule | None = None, **flags: Any
+) -> Findings:
+    for place in (ranges, ledger):
+        monkeypatch.setattr(place, "record_function", Annotating)
+    monkeypatch.setattr(CpuHistory, "latest", None)
+    session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
+    history = MemoryHistory(steps=2, make_history=CpuHistory)
+    recorder = RunRecorder(str(folder), run_id="run")
+    trainer = quiet_trainer(history, recorder, session, **flags)
+    trainer.fit(module or Model(), Batches())
+    assert recorder.run.memory_history is not None
+    assert recorder.run.memory_history.steps == 2
+    assert recorder.run.memory_history.snapshot_file == SNAPSHOT_FILE
+    return examine(folder / "run")
+
+
+def rounded(*numels: int) -> int:
+    return sum(-(-4 * numel // 512) * 512 for numel in numels)
+
+
+WEIGHTS = (4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH) * 2 + (WIDTH * VOCAB,)
+
+
+def test_every_category_has_the_bytes_that_it_must_have(found: Findings) -> None:
+    assert found.is_complete, found.cuts
+    sizes = found.by_category
+    assert sizes["parameters"] == rounded(*WEIGHTS)
+    # Two moments and a step count of each weight.
+    assert sizes["optimizer_state"] == rounded(*WEIGHTS, *WEIGHTS, *(1 for _ in WEIGHTS))
+    # Lightning fetches one batch ahead.
+    assert sizes["inputs"] == 2 * (rounded(BATCH * WIDTH) + 8 * BATCH)
+    # The warm-up's gradients are gone without that the imitated history had met them.
+    assert found.attribution.unmatched == len(WEIGHTS)
+
+
+def test_what_nobody_knows_is_unknown(found: Findings) -> None:
+    assert found.by_category["unknown"] >= rounded(1 << 18)
+    # The batch that was fetched last was never used; and a few scalars.
+    assert found.by_category["unknown"] <= rounded(1 << 18) + rounded(BATCH * WIDTH) + 8 * BATCH + 4096
+
+
+def test_saved_tensors_are_found_by_block_and_operator(found: Findings) -> None:
+    blocks = [each for each in found.saved if each.first.startswith("blocks")]
+    assert [(each.first, each.last, each.count) for each in blocks] == [("blocks.0", "blocks.1", 2)]
+    first = blocks[0]
+    # Its relu's output, and its own, which the next product saves; its input is the batch, or made by another block.
+    assert first.each_bytes == rounded(4 * BATCH * WIDTH, BATCH * WIDTH)
+    assert set(first.by_operator) <= {"MmBackward0", "ReluBackward0"}
+
+
+def test_logits_are_what_has_their_size_for_the_loss(found: Findings) -> None:
+    made = [each for each in range(len(found.played.blocks)) if found.attribution.category[each] == LOGITS]
+    sizes = found.played.blocks.size_bytes[made].tolist()
+    # The head's output, its logarithm of softmax, which is saved, and its gradient: in each of two steps.
+    assert sizes.count(rounded(BATCH * VOCAB)) == 2 * 3
+
+
+def test_gradients_are_complete_when_the_optimizer_runs(found: Findings) -> None:
+    optimizer = next(each for each in found.phases if each.phase == "optimizer")
+    assert optimizer.by_category["gradients"] == rounded(*WEIGHTS)
+    assert found.by_part["blocks.*.up"]["parameters"] == 2 * rounded(4 * WIDTH * WIDTH)
+
+
+def test_the_stream_between_blocks_is_seen(found: Findings) -> None:
+    assert found.residual is not None
+    assert found.residual.seen_bytes == {rounded(BATCH * WIDTH): 4}
+
+
+def test_what_was_put_into_the_run_is_gone_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Model()
+    record(tmp_path, monkeypatch, module)
+    assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
+    packed: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        module.head(torch.randn(2, WIDTH)).exp()
+    assert packed
+
+
+class Checkpointed(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, targets = batch
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(self._counted, block, x, use_reentrant=False)
+        return nn.functional.cross_entropy(self.head(x), targets)
+
+    def _counted(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+        self.computed += 1
+        return block(x)
+
+
+def test_a_checkpoint_is_not_computed_once_more_to_look_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Checkpointed()
+    found = record(tmp_path, monkeypatch, module)
+    # Two blocks, forward and once again in the backward, in each of four steps.
+    assert module.computed == 2 * 2 * 4
+    saved = sum(each.each_bytes * each.count for each in found.saved)
+    assert saved < rounded(4 * BATCH * WIDTH) + 3 * rounded(BATCH * VOCAB)
+
+
+def test_accumulation_and_an_exception_leave_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record(tmp_path, monkeypatch, accumulate_grad_batches=2)
+    assert found.is_complete
+    assert len(found.attribution.bands.steps) == 2
+
+    class Fails(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.global_step == 3:
+                raise RuntimeError("planted")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="planted"):
+        record(tmp_path / "failed", monkeypatch, Fails())
+    assert CpuHistory.latest is not None
+    assert not CpuHistory.latest.is_on
+
+
+def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
+    recorder = RunRecorder(str(tmp_path), run_id="run")
+    session = MeasurementSession(Schedule(warmup_steps=1, steps=1))
+    quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), Batches())
+    assert recorder.run.memory_history is not None
+    assert "on a CPU" in str(recorder.run.memory_history.reason)
+    assert not (tmp_path / "run" / NOTES_FILE).exists()
