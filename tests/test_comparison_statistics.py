@@ -96,8 +96,27 @@ def test_detectable_changes_shrink_with_repeats():
         quantiles = stats.t.ppf(0.975, freedom) + stats.t.ppf(0.95, freedom)
         expected = math.expm1(quantiles * 0.003 * math.sqrt(2 / repeats))
         assert detectable_fraction(0.003, repeats) == pytest.approx(expected)
-    assert repeats_for(0.003, 0.01) == 3
-    assert repeats_for(0.5, 0.01) is None
+
+
+@pytest.mark.parametrize(("spread", "freedom"), [(0.005, 1e6), (0.01, 1e6)])
+def test_the_repeats_that_a_hint_names_give_the_verdict_in_90_of_100_cases(spread, freedom):
+    # The spread is known: no fewer repeats would do.
+    needed = repeats_for(spread, freedom, 0.01)
+    trials, generator, shares = 2000, random.Random(3), []
+    for repeats in (needed - 2, needed):
+        same = changed = 0
+        for _ in range(trials):
+            a, b = ([generator.lognormvariate(0, spread) for _ in range(repeats)] for _ in "AB")
+            same += ratio_of(a, b).lies_within(0.01)
+            changed += ratio_of(a, [value * 1.01 for value in b]).excludes_one
+        shares.append(min(same, changed) / trials)
+    assert shares[0] < 0.90 < shares[1] + 0.02
+
+
+def test_a_spread_that_few_repeats_showed_takes_more_of_them_and_a_hopeless_one_none():
+    assert repeats_for(0.005, 4, 0.01) > repeats_for(0.005, 8, 0.01) > repeats_for(0.005, 1e6, 0.01)
+    assert repeats_for(0.5, 8, 0.01) is None
+    assert repeats_for(0.0, 8, 0.01) == 2
 
 
 def test_noise_of_independent_repeats_is_their_own_spread():

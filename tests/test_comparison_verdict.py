@@ -12,7 +12,7 @@ from lmbench.report.units import change_percent, percent_short
 
 
 def found(low, ratio, high, p=0.001, n_a=5, n_b=5):
-    return Ratio(ratio, low, high, p, n_a, n_b, 0.003, 0.003)
+    return Ratio(ratio, low, high, p, n_a, n_b, 0.003, 0.003, low, high)
 
 
 def word(ratio, tolerance=0.01, floor=None, adjusted_p=None, family=1, **more):
@@ -30,8 +30,16 @@ def test_fewer_than_three_repeats_are_undecided_and_show_the_ratio():
 def test_an_interval_inside_the_tolerance_is_same_even_if_it_excludes_no_change():
     decision = word(found(1.002, 1.004, 1.006))
     assert decision.word == "same"
-    assert decision.reason == "the interval +0.20 .. +0.60 % lies within ±1 %"
+    assert decision.reason == "the 90 % interval +0.20 .. +0.60 % lies within ±1 %"
     assert word(found(1.002, 1.004, 1.006), tolerance=0.005).word == "slower"
+
+
+def test_same_takes_two_one_sided_tests_the_90_percent_interval_and_shows_the_95_percent_one():
+    inside = Ratio(1.0, 0.989, 1.011, 1.0, 5, 5, 0.003, 0.003, 0.991, 1.009)
+    decision = word(inside)
+    assert decision == word(inside, floor=0.001)
+    assert (decision.word, decision.reason) == ("same", "the 90 % interval -0.90 .. +0.90 % lies within ±1 %")
+    assert interval(inside) == "-1.10 .. +1.10 %"
 
 
 def test_the_tolerance_is_symmetric_for_the_ratio_and_its_inverse():
@@ -66,9 +74,9 @@ def test_what_holms_correction_takes_away_is_undecided():
 
 
 def test_a_wide_interval_says_how_many_repeats_would_do():
-    decision = word(Ratio(1.005, 0.985, 1.025, 0.5, 3, 3, 0.01, 0.01))
+    decision = word(Ratio(1.005, 0.985, 1.025, 0.5, 5, 5, 0.01, 0.01, 0.99, 1.02))
     assert decision.word == "undecided"
-    assert decision.reason.endswith("at this spread an interval of ±1 % takes 10 repeats a side")
+    assert decision.reason.endswith("at this spread 34 repeats a side in all give a verdict with 90 % probability")
 
 
 def test_bytes_are_larger_or_smaller():

@@ -122,7 +122,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     again = SimulatedServers(lambda name: "ok")
     sweep(tmp_path, again, ONE)
     assert again.started == []
-    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None}
+    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
 
 
 @pytest.mark.parametrize("left", ["{", "", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])

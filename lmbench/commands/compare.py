@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.compare.comparison import compare
@@ -12,6 +13,7 @@ from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError
 from lmbench.report.screen import make_console
+from lmbench.sweep.execute import SweepHalted
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder
@@ -19,10 +21,14 @@ of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or some cells of a swee
 (SWEEP@AXIS=VALUE,AXIS=VALUE). Cells of both sides meet by their axes; what is constant
 on each side and differs between them is what is compared.
 
-One process is one sample, so a verdict takes 3 repeats a side: `same` if the 95 %
-interval of the ratio lies within the gate, `faster` or `slower` if it excludes 1 and
-the change is above the A/A noise floor of `lmbench noise`, else `undecided`. `invalid`
-if something else differs (GPU, flags, host where it counts) or a guard failed.
+One process is one sample, so a verdict takes 3 repeats a side: `same` if the 90 %
+interval of the ratio lies within the gate, `faster` or `slower` if the 95 % interval
+excludes 1 and the change is above the A/A noise floor of `lmbench noise`, else
+`undecided`. `invalid` if something else differs (GPU, flags, host where it counts) or a
+guard failed.
+
+With --run both sides are measured now, in turn, until the verdict stands or the budget
+ends: `lmbench compare --run -h`.
 
 With --kernels both sides are profiled runs or traces, and what is compared is kernel
 time per step, by kind, part of the model and kernel: what appeared, vanished, grew
@@ -32,19 +38,31 @@ exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
 
 USAGE = """\
 lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]
+       lmbench compare --run A [B] [--gate 2%%] [--budget 10m] [--revision A B] [OPTIONS]
        lmbench compare --kernels A B [--top N] [--phase NAME] [--json | --markdown]"""
 
 _DEFAULT_TOP = 15
+_DEFAULT_GATE = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
 
 @command
 def run(args: list[str]) -> int:
     """Compare and print; the exit code is the verdict's."""
-    options = _parse(args[1:])
-    if options.kernels:
-        return _compare_kernels(options)
-    found = compare(options.a, options.b, options.tolerance, options.about)
+    if "--run" in args[1:]:
+        # Here: what measures takes its time to import.
+        from lmbench.commands.compare_run import measure
+
+        try:
+            options, found = measure(args[1:])
+        except SweepHalted as error:
+            print(f"lmbench: compare: {error}", file=sys.stderr)
+            return ExitCode.INTERNAL
+    else:
+        options = _parse(args[1:])
+        if options.kernels:
+            return _compare_kernels(options)
+        found = compare(options.a, options.b, options.tolerance, options.about)
     if options.json:
         print(json.dumps(as_record(found), indent=1))
     elif options.markdown:
@@ -73,29 +91,16 @@ def _compare_kernels(options: argparse.Namespace) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = CommandParser("compare", DESCRIPTION, USAGE)
-    default = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
-    # argparse takes `%` in a help text for a format.
     parser.add_argument("results", nargs="*", metavar="A B", help="before and after; ratios are B / A")
-    parser.add_argument("--gate", default=default, help="changes up to this count as none (default 1%%)")
-    parser.add_argument(
-        "--about",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and "
-        "nothing else may; may be given again",
-    )
+    add_output_options(parser)
     parser.add_argument("--kernels", action="store_true", help="compare the kernels of two profiled runs or traces")
     parser.add_argument("--top", type=int, metavar="N", help="kernels shown per table, with --kernels (default 15)")
     parser.add_argument("--phase", metavar="NAME", help="tables of this phase only, with --kernels")
-    parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
-    parser.add_argument("--markdown", action="store_true", help="tables to paste")
     options = parser.parse_args(words)
     if len(options.results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(options.results)} given")
-    if options.json and options.markdown:
-        raise UsageError("--json and --markdown are two forms of one output; give one")
-    if options.kernels and (options.about or options.gate != default):
+    check_output_options(options)
+    if options.kernels and (options.about or options.gate != _DEFAULT_GATE):
         raise UsageError("--gate and --about are for verdicts on times; with --kernels there is none")
     if not options.kernels and (options.top is not None or options.phase is not None):
         raise UsageError("--top and --phase belong to --kernels")
@@ -105,6 +110,28 @@ def _parse(words: list[str]) -> argparse.Namespace:
     options.a, options.b = options.results
     options.tolerance = parse_gate(options.gate)
     return options
+
+
+def add_output_options(parser: CommandParser) -> None:
+    """What `compare` takes with and without `--run`."""
+    # argparse takes `%` in a help text for a format.
+    parser.add_argument("--gate", default=_DEFAULT_GATE, help="changes up to this count as none (default 1%%)")
+    parser.add_argument(
+        "--about",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and "
+        "nothing else may; may be given again",
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
+    parser.add_argument("--markdown", action="store_true", help="tables to paste")
+
+
+def check_output_options(options: argparse.Namespace) -> None:
+    """Raises UsageError for two forms of output at once."""
+    if options.json and options.markdown:
+        raise UsageError("--json and --markdown are two forms of one output; give one")
 
 
 def parse_gate(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from lmbench.commands import upload
@@ -15,7 +16,7 @@ from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import SWEEP_FILE
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
-from lmbench.sweep.file import CONFIG, Options, SweepFile, read_sweep_file
+from lmbench.sweep.file import Options, SweepFile, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.plan import Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Estimate, Progress, cost, extent
@@ -40,7 +41,7 @@ def run(args: list[str]) -> int:
     """Run or list a sweep; returns the exit code."""
     try:
         options, given = _parser().parse_known_args(args[1:])
-        return _sweep(options, _options(given))
+        return _sweep(options, read_options(given))
     except SweepHalted as error:
         tell(f"sweep: {error}")
         return ExitCode.INTERNAL
@@ -60,7 +61,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _options(words: list[str]) -> Options:
+def read_options(words: list[str]) -> Options:
     """Options for every cell: `--name value` or `--name=value`."""
     options: Options = {}
     rest = list(words)
@@ -86,8 +87,23 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
     if given.dry_run:
         _list(plan, Estimate(plan))
         return ExitCode.OK
-    folder = SweepFolder(results_dir / name)
-    progress = Progress(plan, Estimate(plan))
+    return carry_out(plan, results_dir / name, Progress(plan, Estimate(plan)), _conclude)
+
+
+def carry_out(
+    plan: Plan,
+    path: Path,
+    progress: Progress,
+    conclude: Callable[[Path, Progress], None],
+    is_enough: Callable[[int], bool] = lambda rounds: False,
+) -> ExitCode:
+    """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
+
+    Raises:
+        UsageError: the folder is another's, or a cell's options are not understood.
+        SweepHalted: the disk is full, or a process cannot be started.
+    """
+    folder = SweepFolder(path)
     progress.begin()
     servers = Servers(progress.said, mark=folder.mark)
     try:
@@ -97,10 +113,10 @@ def _sweep(given: argparse.Namespace, options: Options) -> int:
             check_cells(plan, new, servers, progress.said)
         folder.open(plan)
         try:
-            execution.run()
+            execution.run(is_enough)
         finally:
             progress.close()
-            _conclude(folder.path, progress)
+            conclude(folder.path, progress)
         servers.close()
         _publish(folder, progress, execution.filings)
     finally:
@@ -127,10 +143,9 @@ def _find(given: argparse.Namespace) -> tuple[str, Path, SweepFile]:
 
 
 def _list(plan: Plan, estimate: Estimate) -> None:
-    config = plan.file.base.get(CONFIG)
     for cell in plan.cells:
         command, *options = cell.words()
-        words = ["lmbench", command, *([f"--config={config}"] if config is not None else []), *options]
+        words = ["lmbench", command, *([f"--config={cell.config}"] if cell.config is not None else []), *options]
         where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
         print(f"{shown(cell.id)}\n    {shown(shlex.join(words) + where)}")
     print(f"{extent(plan)}\n{cost(plan, estimate)}")

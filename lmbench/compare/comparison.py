@@ -13,8 +13,19 @@ from lmbench.compare.comparability import check_about, invalid_reasons
 from lmbench.compare.metrics import METRICS, STEP, Metric
 from lmbench.compare.noise import NoiseFloors
 from lmbench.compare.notes import notes
-from lmbench.compare.sides import Cell, LeftOut, Side, join_cells, read_side, refuse_overlap, split_usable
-from lmbench.compare.verdict import EXIT_CODES, INVALID, UNDECIDED, Decision, decide, holm, overall
+from lmbench.compare.rounds import ratio_by_rounds
+from lmbench.compare.sides import (
+    Cell,
+    LeftOut,
+    Side,
+    join_cells,
+    pair_rounds,
+    read_side,
+    refuse_overlap,
+    split_usable,
+)
+from lmbench.compare.slow import SlowProcess, one_sided, slow_processes
+from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, Decision, decide, holm, overall
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.settings import Difference, differences
@@ -52,6 +63,9 @@ class CellResult:
     used_b: tuple[str, ...]
     left_out_a: tuple[LeftOut, ...]
     left_out_b: tuple[LeftOut, ...]
+    #: Whether runs are paired by the round that they were measured in, and which of those were slow.
+    by_rounds: bool
+    slow: tuple[SlowProcess, ...]
 
 
 @dataclass(frozen=True)
@@ -88,13 +102,24 @@ class _Pair:
         self.a, self.left_out_a = split_usable(cell.a)
         self.b, self.left_out_b = split_usable(cell.b)
         self.invalid: list[str] = []
+        self.rounds = pair_rounds(self.a, self.b)
+        if self.rounds is not None:
+            self._keep_whole_rounds(self.rounds)
         #: Of each figure that every run of both sides has: a value of each run.
         self.values: dict[Metric, tuple[list[float], list[float]]] = {}
         if self.a and self.b:
             self.invalid = invalid_reasons(self.a, self.b, about)
             self.values = {metric: found for metric in METRICS if (found := _values(metric, self.a, self.b))}
-        self.ratios = {metric: ratio_of(*values) for metric, values in self.values.items()}
+        ratio = ratio_of if self.rounds is None else ratio_by_rounds
+        self.ratios: dict[Metric, Ratio] = {metric: ratio(*values) for metric, values in self.values.items()}
         self.adjusted_p: dict[Metric, float] = {}
+
+    def _keep_whole_rounds(self, rounds: Sequence[tuple[Run, Run]]) -> None:
+        whole = {run.path for pair in rounds for run in pair}
+        reason = "the other side has no run of this round that counts"
+        self.left_out_a += [LeftOut.of(run, reason) for run in self.a if run.path not in whole]
+        self.left_out_b += [LeftOut.of(run, reason) for run in self.b if run.path not in whole]
+        self.a, self.b = [mine for mine, _ in rounds], [theirs for _, theirs in rounds]
 
     @property
     def without_runs(self) -> list[str]:
@@ -117,7 +142,11 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     Raises:
         UsageError: a side names no result, both hold the same run, or nothing is on both sides.
     """
-    mine, theirs = read_side(a), read_side(b)
+    return compare_sides(read_side(a), read_side(b), tolerance, about)
+
+
+def compare_sides(mine: Side, theirs: Side, tolerance: float, about: Sequence[str] = ()) -> Comparison:
+    """Compare two sides that were read. Raises UsageError as `compare` does."""
     refuse_overlap(mine, theirs)
     check_about(about, (*mine.runs, *theirs.runs))
     cells = join_cells(mine.runs, theirs.runs)
@@ -164,14 +193,25 @@ def _correct(pairs: Sequence[_Pair], is_step: bool) -> int:
 def _result(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[bool, int]) -> CellResult:
     found = differences(pair.a[0].record, pair.b[0].record) if pair.a and pair.b else []
     metrics: list[MetricResult] = []
+    slow = [] if pair.rounds is None else slow_processes(pair.rounds)
     for metric, ratio in pair.ratios.items():
-        floor = floors.floor((pair.a[0], pair.b[0]), metric.name)
+        # It guards against drift from one side to the other, which rounds take out.
+        floor = None if pair.rounds is not None else floors.floor((pair.a[0], pair.b[0]), metric.name)
         adjusted_p, family = pair.adjusted_p.get(metric), families[metric is STEP]
         decision = Decision(INVALID, "")
         if not pair.invalid:
             decision = decide(
-                ratio, tolerance=tolerance, floor=floor, adjusted_p=adjusted_p, family=family, words=metric.words
+                ratio,
+                tolerance=tolerance,
+                floor=floor,
+                adjusted_p=adjusted_p,
+                family=family,
+                words=metric.words,
+                has_hint=metric is STEP,
             )
+            if metric is STEP and decision.word == SAME and (side := one_sided(slow)) is not None:
+                told = f"{decision.reason} for most processes, but all {len(slow)} slow ones are {side}'s"
+                decision = Decision(UNDECIDED, told)
         a, b = map(geometric_mean, pair.values[metric])
         share = (b - a) / metrics[0].a if metric.unit == "s" and metrics else None
         metrics.append(MetricResult(metric, a, b, ratio, floor, adjusted_p, decision, share))
@@ -186,6 +226,8 @@ def _result(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[b
         tuple(run.run_id for run in pair.b),
         tuple(pair.left_out_a),
         tuple(pair.left_out_b),
+        pair.rounds is not None,
+        tuple(slow),
     )
 
 

@@ -25,6 +25,16 @@ _LEFT_OUT_SHOWN = 8
 COMPARISON_SCHEMA_VERSION = 1
 Line = tuple[str, str]
 
+#: Which test was used, and why.
+BY_WELCH = (
+    "Welch's t on logarithms of process means, since the sides were measured apart; same by two one-sided tests at 5 % "
+    "(the 90 % interval lies within the gate)"
+)
+BY_ROUNDS = (
+    "paired by round, since both sides were measured in turn: drift is out; evidence of 20 : 1 for a change, 10 : 1 "
+    "against either end of the gate for same, which holds over all looks together"
+)
+
 
 def print_comparison(found: Comparison, console: Console) -> None:
     """Print the verdict, the tables and what a reader should know."""
@@ -82,14 +92,16 @@ def remarks(found: Comparison) -> list[Line]:
     left_out_a = [*found.a.left_out, *(run for cell in found.cells for run in cell.left_out_a)]
     left_out_b = [*found.b.left_out, *(run for cell in found.cells for run in cell.left_out_b)]
     lines += [*_left_out("A", left_out_a), *_left_out("B", left_out_b)]
-    return [*lines, ("sample", SAMPLE)]
+    by_rounds = [cell for cell in found.cells if cell.by_rounds]
+    lines += [("slow", f"{each}; measured again in the next round") for cell in by_rounds for each in cell.slow]
+    tests = [BY_ROUNDS] * bool(by_rounds) + [BY_WELCH] * (len(by_rounds) < len(found.cells))
+    return [*lines, *(("test", test) for test in tests), ("sample", SAMPLE)]
 
 
 def _metric_table(cell: CellResult) -> Table:
     step = cell.metrics[0].ratio
-    caption = (
-        f"geometric means of {step.n_a} and {step.n_b} processes; findings of phases and memory after Holm's correction"
-    )
+    counted = f"{step.n_a} rounds" if cell.by_rounds else f"{step.n_a} and {step.n_b} processes"
+    caption = f"geometric means of {counted}; findings of phases and memory after Holm's correction"
     return Table("Compared", caption, _headings("figure"), [[fact(m.metric.title), *_figures(m)] for m in cell.metrics])
 
 
@@ -172,7 +184,7 @@ def _by_text(texts: Mapping[str, Sequence[str]], of: int) -> list[str]:
 
 
 def _without_floor(cells: Sequence[CellResult]) -> list[Line]:
-    compared = [cell for cell in cells if cell.metrics and cell.verdict != INVALID]
+    compared = [cell for cell in cells if cell.metrics and cell.verdict != INVALID and not cell.by_rounds]
     missing = [cell.name for cell in compared if cell.metrics[0].floor is None]
     if not missing:
         return []
@@ -230,6 +242,8 @@ def _cell_record(cell: CellResult) -> dict[str, Any]:
         "verdict": cell.verdict,
         "reasons": list(cell.reasons),
         "notes": list(cell.notes),
+        "test": "rounds" if cell.by_rounds else "welch",
+        "slow": [asdict(process) for process in cell.slow],
         "differences": [asdict(difference) for difference in cell.differences],
         "a": {"used": list(cell.used_a), "left_out": [asdict(run) for run in cell.left_out_a]},
         "b": {"used": list(cell.used_b), "left_out": [asdict(run) for run in cell.left_out_b]},
@@ -247,6 +261,8 @@ def _metric_record(found: MetricResult) -> dict[str, Any]:
         "ratio": ratio.ratio,
         "ratio_low": ratio.low,
         "ratio_high": ratio.high,
+        "equivalence_low": ratio.equal_low,
+        "equivalence_high": ratio.equal_high,
         "p": ratio.p,
         "p_holm": found.adjusted_p,
         "noise_floor_fraction": found.floor,

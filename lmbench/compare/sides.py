@@ -14,7 +14,7 @@ from lmbench.records.load import Run, find_runs, load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
-from lmbench.records.vocabulary import DAMAGED, RUNNING
+from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,20 @@ def _unusable(run: Run) -> str | None:
 
 _Identity = Mapping[str, str]
 _ABSENT = "(none)"
+
+
+def pair_rounds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None:
+    """The runs of both sides that were measured in one round of one sweep of two sides (`compare --run`), in order;
+    None where they are not of one.
+
+    Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
+    """
+    homes = {(run.path.parent, run.record.sweep.name if run.record.sweep else None) for run in (*a, *b)}
+    sides = [{(_axes(run.record) or {}).get(SIDE) for run in runs} for runs in (a, b)]
+    if len(homes) != 1 or any(len(names) != 1 or None in names for names in sides) or sides[0] == sides[1]:
+        return None
+    mine, theirs = ({run.record.sweep.repeat: run for run in runs if run.record.sweep} for runs in (a, b))
+    return [(mine[repeat], theirs[repeat]) for repeat in sorted({*mine} & {*theirs}, key=lambda at: at or 0)]
 
 
 def join_cells(a: Sequence[Run], b: Sequence[Run]) -> list[Cell]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmbench.compare.metrics import TIME_WORDS
+from lmbench.compare.rounds import FIRST_LOOK, RoundsRatio, rounds_needed
 from lmbench.errors import ExitCode
-from lmbench.records.welch import CONFIDENCE, Ratio, repeats_for
+from lmbench.records.welch import CONFIDENCE, POWER, Ratio, repeats_for
 from lmbench.report.units import change_percent, change_range, percent_short
 
 #: Fewer processes than this on a side decide nothing.
@@ -61,6 +62,7 @@ def decide(
     adjusted_p: float | None,
     family: int,
     words: tuple[str, str] = TIME_WORDS,
+    has_hint: bool = True,
 ) -> Decision:
     """The verdict of a comparison that is valid.
 
@@ -69,22 +71,28 @@ def decide(
         floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
         adjusted_p: p after Holm's correction over a family of so many tests.
         words: what a ratio above 1 and one below are called.
+        has_hint: say of one that is undecided how many repeats would do.
     """
-    if min(found.n_a, found.n_b) < MIN_REPEATS or found.low is None or adjusted_p is None:
-        repeats = f"{found.n_a} repeat{'' if found.n_a == 1 else 's'}"
-        why = f"A has {repeats}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
+    by_rounds = isinstance(found, RoundsRatio)
+    if by_rounds and found.n_a < FIRST_LOOK:
+        why = f"{_count(found.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
+        return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
+    if min(found.n_a, found.n_b) < MIN_REPEATS or adjusted_p is None or (found.low is None and not by_rounds):
+        why = f"A has {_count(found.n_a, 'repeat')}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
         return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
     if found.lies_within(tolerance):
-        why = f"the interval {interval(found)} lies within ±{percent_short(tolerance)}"
+        why = f"the 90 % interval {_range(found.equal_low, found.equal_high)} lies within ±{percent_short(tolerance)}"
         if floor is not None and floor > tolerance:
             why += f"; but the A/A noise floor of {percent_short(floor)} is wider than that"
         return Decision(SAME, why)
     if adjusted_p >= 1.0 - CONFIDENCE:
-        return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family))
+        return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family, has_hint))
     if floor is not None and abs(math.log(found.ratio)) <= math.log1p(floor):
         why = f"the interval {interval(found)} excludes 0, but {change_percent(found.change)}"
         return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent_short(floor)}")
     above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent_short(floor)}"
+    if by_rounds:
+        above = f"after {found.n_a} rounds"
     corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
     word = words[0] if found.ratio > 1 else words[1]
     return Decision(word, f"{change_percent(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
@@ -95,22 +103,35 @@ def overall(words: list[str]) -> str:
     return next((word for word in GRAVEST_FIRST if word in words), UNDECIDED)
 
 
-def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int) -> str:
+def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int, has_hint: bool) -> str:
     if found.excludes_one:
         return (
             f"the interval {interval(found)} excludes 0 by itself, but not after Holm's correction over "
             f"{family} (p {found.p:.2g} becomes {adjusted_p:.2g})"
         )
+    if found.low is None:
+        return f"{found.n_a} rounds bound nothing yet ({change_percent(found.change)} so far)"
     text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent_short(tolerance)}"
-    spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
-    needed = repeats_for(spread, tolerance)
+    if not has_hint:
+        return text
+    if isinstance(found, RoundsRatio):
+        needed, what = rounds_needed(found.differences, tolerance), "rounds"
+    else:
+        spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
+        needed, what = repeats_for(spread, found.n_a + found.n_b - 2, tolerance), "repeats a side"
     if needed is None or needed <= min(found.n_a, found.n_b):
         return text
-    return f"{text}; at this spread an interval of ±{percent_short(tolerance)} takes {needed} repeats a side"
+    return f"{text}; at this spread {needed} {what} in all give a verdict with {percent_short(POWER)} probability"
 
 
 def interval(found: Ratio) -> str:
-    """The interval of the change: `-0.31 .. +0.42 %`."""
-    assert found.low is not None
-    assert found.high is not None
-    return change_range(found.low - 1, found.high - 1)
+    """The 95 % interval of the change: `-0.31 .. +0.42 %`, or `none yet`."""
+    return _range(found.low, found.high)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "none yet" if low is None or high is None else change_range(low - 1, high - 1)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

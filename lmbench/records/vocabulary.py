@@ -37,6 +37,9 @@ class Stage(StrEnum):
 
 STAGES = (Stage.WARMUP, Stage.WINDOW)
 
+#: The axis of a sweep of two sides, which are measured in turn to be compared.
+SIDE = "side"
+
 #: How a run can end.
 OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")
 

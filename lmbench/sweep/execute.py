@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -71,8 +72,8 @@ class Execution:
         #: How the runs that were measured now are filed with W&B.
         self.filings: list[WandbFiling] = []
 
-    def run(self) -> None:
-        """Bring every job to its end.
+    def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
+        """Bring every job to its end, or as many rounds of them as are enough; that is asked after each round.
 
         Raises:
             SweepHalted: the disk is full, or a process cannot be started.
@@ -83,6 +84,8 @@ class Execution:
                 self._servers.begin_round(self._rounds_to_come(repeat))
             for job in jobs:
                 self._bring_to_end(job)
+            if is_enough(repeat + 1):
+                break
         self._folder.remove_compile_cache()
 
     def _bring_to_end(self, job: Job) -> None:
@@ -159,7 +162,7 @@ class Execution:
 
     def _words(self, job: Job) -> list[str]:
         command, *options = job.cell.words()
-        config = self._folder.config_path() if self._plan.base_config is not None else None
+        config = self._folder.config_path(job.cell) if job.cell.config is not None else None
         first = self._first.get(job.cell.id)
         # The cold time is that of repeat 0, whose cache the others take over.
         warm = ["--trainer.compile.cache=shared"] if first is not None and first.has_private_cache else []
@@ -211,6 +214,7 @@ class Execution:
         place = self._put_in_place(record, job)
         if end is not None:
             place.cost = cost_of(record, end)
+            place.load_per_core = _load_per_core()
             self._keep_log(job)
         write_whole(path / RUN_FILE, encode_run(record).decode())
         return record
@@ -251,12 +255,12 @@ def check_cells(plan: Plan, cells: Iterable[GridCell], servers: Servers, say: Ca
         raise UsageError(str(lost)) from None
     say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
     with tempfile.TemporaryDirectory(prefix="lmbench-check-") as folder:
-        config = Path(folder) / "base.yaml"
-        if plan.base_config is not None:
-            config.write_text(plan.base_config, encoding="utf-8")
+        config = Path(folder) / "config.yaml"
         for cell in asked:
             command, *options = cell.words()
-            given = [f"--config={config}"] if plan.base_config is not None else []
+            if cell.config is not None:
+                config.write_text(plan.configs[cell.config], encoding="utf-8")
+            given = [f"--config={config}"] if cell.config is not None else []
             log = Path(folder) / f"{cell.id}.log"
             words = [command, *given, *options, "--print_config"]
             launch = Launch(words, log, plan.environment_of(cell), {})
@@ -273,11 +277,18 @@ def _covering(cells: Iterable[GridCell]) -> Iterator[GridCell]:
     """Cells, as few as come along, in which every command, environment and option with each value occurs."""
     seen: set[tuple[str, str | None]] = set()
     for cell in cells:
-        parts = {("command", cell.command), ("environment", cell.environment)}
+        parts = {("command", cell.command), ("environment", cell.environment), ("config", cell.config)}
         parts |= {(option, json.dumps(value, sort_keys=True, default=str)) for option, value in cell.options.items()}
         if not parts <= seen:
             seen |= parts
             yield cell
+
+
+def _load_per_core() -> float | None:
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
 
 
 def _now() -> str:

@@ -36,6 +36,7 @@ CONFIG = "config"
 
 # Letters, digits and dots: `trainer.precision`, `trainer.callbacks+`.
 _OPTION = re.compile(r"[A-Za-z_][\w.]*\+?")
+_SIDE = re.compile(r"[A-Za-z0-9]{1,40}")
 # What the sweep itself sets, and what to write instead.
 _OWN = {
     "measure.mode": "list modes under `modes`",
@@ -62,12 +63,15 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     `base` are options of every cell (with `config`, a configuration by name or path); `matrix` are the axes: by an
     option's name a list of its values, by a name of their own a list of mappings of options. `view` is the report's.
+    `sides` are two cells that are measured in turn, to be compared: by name the options of each, with a `config` and an
+    `environment` of its own where it has one.
     """
 
     base: Options = field(default_factory=dict)
     matrix: dict[str, Annotated[list[Any], Meta(min_length=1)]] = field(default_factory=dict)
     include: list[Options] = field(default_factory=list)
     exclude: list[Options] = field(default_factory=list)
+    sides: dict[str, Options] = field(default_factory=dict)
     modes: list[Mode] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
@@ -86,8 +90,8 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         """Every option that differs from cell to cell."""
         values = [value for axis in self.axes() for value in axis]
         passes = [PASSES[name] for name in self.passes]
-        found = {option for options in (*values, *passes, *self.include) for option in options}
-        return found - {MODE, PASS, ENVIRONMENT}
+        found = {option for options in (*values, *passes, *self.include, *self.sides.values()) for option in options}
+        return found - {MODE, PASS, ENVIRONMENT, CONFIG}
 
     def changed(self, options: Options, repeats: int | None = None, timeout_s: float | None = None) -> SweepFile:
         """The file with what the command line gives for every cell.
@@ -121,6 +125,7 @@ _FORMS = {
     "matrix": "a mapping of axes, each with a list of at least one value, such as {model.size: [small, medium]}",
     "include": f"a list, each entry {_OPTIONS_FORM}",
     "exclude": f"a list, each entry {_OPTIONS_FORM}",
+    "sides": f"a mapping of two names, each to {_OPTIONS_FORM}",
     "modes": f"a list of some of {', '.join(MODES)}",
     "passes": f"a list of some of {', '.join(PASSES)}",
     "environments": "a mapping of names, each to a mapping of python, revision, tree, variables",
@@ -172,9 +177,10 @@ def sweep_from(content: Any) -> SweepFile:
         _check_choice(entry, MODE, MODES)
         _check_choice(entry, PASS, PASSES)
         _check_choice(entry, ENVIRONMENT, sweep.environments)
+    _check_sides(sweep)
     for name, spec in sweep.environments.items():
         _check_environment(name, spec)
-    if not (sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
+    if not (sweep.sides or sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
         raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
     return sweep
 
@@ -230,7 +236,23 @@ def _check_options(where: str, options: Iterable[object]) -> None:
 def _check_choice(entry: Options, axis: str, allowed: Collection[str]) -> None:
     if axis in entry and entry[axis] not in list(allowed):
         known = f"choose among {', '.join(allowed)}" if allowed else f"there are no {axis}s"
-        raise UsageError(f"include: {axis} {entry[axis]!r} is unknown; {known}")
+        raise UsageError(f"{axis} {entry[axis]!r} is unknown; {known}")
+
+
+def _check_sides(sweep: SweepFile) -> None:
+    others = {"matrix": sweep.matrix, "include": sweep.include, "modes": sweep.modes, "passes": sweep.passes}
+    if not sweep.sides:
+        return
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(f"sides stand alone, and this sweep has {given[0]} too; leave that out")
+    if len(sweep.sides) != 2:
+        raise UsageError(f"sides are {', '.join(sweep.sides)}; there must be two of them")
+    for name, options in sweep.sides.items():
+        if not _SIDE.fullmatch(name):
+            raise UsageError(f"sides: {name!r} is no name; take letters and digits, such as A and B")
+        _check_options(f"sides: {name}", set(options) - {ENVIRONMENT, MODE})
+        _check_choice(options, MODE, MODES)
+        _check_choice(options, ENVIRONMENT, sweep.environments)
 
 
 def _check_environment(name: str, spec: EnvironmentSpec) -> None:

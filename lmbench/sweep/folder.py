@@ -22,14 +22,15 @@ from lmbench.records.codec import DamagedRecord, checked, decode
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
-from lmbench.records.vocabulary import DAMAGED, RUNNING
+from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.environments import EnvironmentFacts
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
-from lmbench.sweep.plan import Job, Plan, axes_of
+from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 from lmbench.sweep.process import kill_own
 
-#: The base's configuration: a copy, so that a change of the original meets no half of a sweep.
+#: Configurations, the base's and those of sides: copies, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
+SIDE_CONFIG_FILE = "side-{}.yaml"
 #: A line for every process that was started.
 ATTEMPTS_FILE = "attempts.jsonl"
 #: What compiling left for later repeats; gone when the sweep is done.
@@ -154,9 +155,9 @@ class SweepFolder:
     def _write_plan(self, plan: Plan) -> None:
         before = self._stored()
         file = plan.file.as_mapping()
-        if plan.base_config is not None:
-            write_whole(self.path / CONFIG_FILE, plan.base_config)
-            file["base"] = {**file["base"], CONFIG: CONFIG_FILE}
+        for options, name in _configured(file):
+            write_whole(self.path / name, plan.configs[str(options[CONFIG])])
+            options[CONFIG] = name
         stored = StoredSweep(
             schema_version=SCHEMA_VERSION,
             name=plan.name,
@@ -240,8 +241,10 @@ class SweepFolder:
                     attempts[name] = attempts.get(name, 0) + 1
         return attempts
 
-    def config_path(self) -> Path | None:
-        path = self.path / CONFIG_FILE
+    def config_path(self, cell: GridCell) -> Path | None:
+        """The folder's copy of the cell's configuration."""
+        own = self.path / SIDE_CONFIG_FILE.format(cell.axes.get(SIDE))
+        path = own if SIDE in cell.axes and is_file(own) else self.path / CONFIG_FILE
         return path if is_file(path) else None
 
     def write_cells(self, table: str) -> bool:
@@ -271,13 +274,13 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
         raise UsageError(
             f"{str(path)!r} has schema version {stored.schema_version}, this lmbench reads {SCHEMA_VERSION}"
         )
-    base = stored.file.get("base")
-    if isinstance(base, dict) and CONFIG in base:
-        if not is_file(path / CONFIG_FILE):
-            raise UsageError(f"{str(path)!r} holds no whole sweep: {CONFIG_FILE} is missing, or no file of its own")
-        base[CONFIG] = str(path / CONFIG_FILE)
     try:
-        return path.absolute().name, sweep_from(stored.file)
+        file = sweep_from(stored.file).as_mapping()
+        for options, name in _configured(file):
+            if not is_file(path / name):
+                raise UsageError(f"{name} is missing, or no file of its own")
+            options[CONFIG] = str(path / name)
+        return path.absolute().name, sweep_from(file)
     except UsageError as error:
         raise UsageError(f"{path / SWEEP_FILE}: {error}") from error
 
@@ -299,6 +302,13 @@ def _open_own(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, f"{path.name} is no plain file")
     return fd
+
+
+def _configured(file: dict[str, Any]) -> list[tuple[Options, str]]:
+    """The parts of a sweep's file that name a configuration, with the name of the folder's copy of it."""
+    parts = [(file.get("base", {}), CONFIG_FILE)]
+    parts += [(options, SIDE_CONFIG_FILE.format(side)) for side, options in file.get("sides", {}).items()]
+    return [(options, name) for options, name in parts if options.get(CONFIG) is not None]
 
 
 def _now() -> str:

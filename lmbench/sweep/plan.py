@@ -17,6 +17,7 @@ import msgspec
 
 from lmbench.configs import read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
+from lmbench.records.vocabulary import SIDE
 from lmbench.sweep.environments import HERE, Environment, EnvironmentFacts, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
 
@@ -34,9 +35,9 @@ _MOST_EXCLUSIONS = 10_000_000
 class GridCell:
     """One point of the grid.
 
-    `axes` are its values by axis: options by their names, `mode`, `pass`, `environment`. `options` is what the command
-    line gets beside the command (`fit` or `validate`), without `config`. `id` names its run folders: the values that
-    tell it from other cells, and a digest of everything that makes it up.
+    `axes` are its values by axis: options by their names, `side`, `mode`, `pass`, `environment`. `options` is what the
+    command line gets beside the command (`fit` or `validate`), without `config`, which is as it was given. `id` names
+    its run folders: the values that tell it from other cells, and a digest of everything that makes it up.
     """
 
     id: str
@@ -44,6 +45,7 @@ class GridCell:
     command: str
     options: Options
     environment: str | None = None
+    config: str | None = None
 
     @property
     def is_timing(self) -> bool:
@@ -71,18 +73,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a sweep that is known before it runs. `base_config` is the text of base's `config`."""
+    """Everything about a sweep that is known before it runs. `configs` are the texts of configurations, by the names
+    that they were given by."""
 
     name: str
     file: SweepFile
     cells: list[GridCell]
     environments: Mapping[str, Environment]
-    base_config: str | None
+    configs: Mapping[str, str]
 
     def jobs(self) -> Iterator[Job]:
-        """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike."""
+        """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike. Of two sides
+        the other one is the first in every other round."""
         for repeat in range(self.file.repeats):
-            for cell in self.cells:
+            turned = self.file.sides and repeat % 2
+            for cell in reversed(self.cells) if turned else self.cells:
                 if repeat < self.repeats_of(cell):
                     yield Job(cell, repeat)
 
@@ -104,11 +109,12 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
         UsageError: something that it names is not there, or the grid is none.
     """
     _refuse_too_many(file)
-    text, content = (None, None) if file.base.get(CONFIG) is None else _read_config(str(file.base[CONFIG]))
+    given = [options[CONFIG] for options in (file.base, *file.sides.values()) if options.get(CONFIG) is not None]
+    read = {name: _read_config(name) for name in map(str, given)}
     environments = resolve(file.environments, makes_checkouts)
     facts = {name: environment.facts for name, environment in environments.items()}
-    cells = expand(file, content, facts)
-    return Plan(name, file, cells, environments, text)
+    cells = expand(file, {name: content for name, (_, content) in read.items()}, facts)
+    return Plan(name, file, cells, environments, {name: text for name, (text, _) in read.items()})
 
 
 def find_sweep(given: str) -> Path:
@@ -149,11 +155,11 @@ def _find(given: str, shipped: Mapping[str, Path], folder: str) -> Path | None:
 # the grid
 
 
-def expand(sweep: SweepFile, base_config: Any, facts: Mapping[str, EnvironmentFacts]) -> list[GridCell]:
+def expand(sweep: SweepFile, configs: Mapping[str, Any], facts: Mapping[str, EnvironmentFacts]) -> list[GridCell]:
     """The cells in order: the matrix (its last axis varies fastest), then the included ones.
 
-    `base_config` is the content of base's `config`, `facts` what makes up each environment: both are part of a cell's
-    identity.
+    `configs` are the contents of configurations by their names, `facts` what makes up each environment: both are part
+    of a cell's identity.
 
     Raises:
         UsageError: an exclude that fits no cell, nothing left, or two cells that are the same.
@@ -161,8 +167,10 @@ def expand(sweep: SweepFile, base_config: Any, facts: Mapping[str, EnvironmentFa
     points = [*_without_excluded(sweep, list(_matrix(sweep))), *map(dict, sweep.include)]
     if not points:
         raise UsageError("exclude leaves no cell")
-    varying = [axis for axis in axes_of(points) if len({_text(point.get(axis)) for point in points}) > 1]
-    cells = [_cell(sweep, point, varying, base_config, facts) for point in points]
+    varying = [
+        axis for axis in axes_of(points) if axis != CONFIG and len({_text(point.get(axis)) for point in points}) > 1
+    ]
+    cells = [_cell(sweep, point, varying, configs, facts) for point in points]
     _refuse_twins(cells)
     return cells
 
@@ -199,6 +207,8 @@ def _matrix(sweep: SweepFile) -> Iterator[Options]:
         axes.append([{PASS: name} for name in sweep.passes])
     if sweep.environments:
         axes.append([{ENVIRONMENT: name} for name in sweep.environments])
+    if sweep.sides:
+        axes = [[{SIDE: name, **options} for name, options in sweep.sides.items()]]
     if not axes:
         return
     for values in itertools.product(*axes):
@@ -228,23 +238,28 @@ def _fits(point: Options, rule: Options) -> bool:
 
 
 def _cell(
-    sweep: SweepFile, point: Options, varying: list[str], base_config: Any, facts: Mapping[str, EnvironmentFacts]
+    sweep: SweepFile,
+    point: Options,
+    varying: list[str],
+    configs: Mapping[str, Any],
+    facts: Mapping[str, EnvironmentFacts],
 ) -> GridCell:
     mode, environment = point.get(MODE), point.get(ENVIRONMENT)
-    own = {option: value for option, value in point.items() if option not in (MODE, PASS, ENVIRONMENT)}
+    own = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
     of_pass = PASSES[point.get(PASS, "timing")]
     if both := set(own) & set(of_pass):
         raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
     options = {**sweep.base, **own, **of_pass}
-    options.pop(CONFIG, None)
+    config = None if (given := options.pop(CONFIG, None)) is None else str(given)
     if mode not in (None, "inference"):
         options["measure.mode"] = mode
     command = "validate" if mode == "inference" else "fit"
     place = None if environment is None else msgspec.to_builtins(facts[environment])
-    identity = [command, base_config, sorted(options.items()), place]
+    identity = [command, None if config is None else configs[config], sorted(options.items()), place]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:_DIGEST_DIGITS]
     name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying)))[:_MAX_NAME].strip("-.")
-    return GridCell(f"{name or command}-{digest}", point, command, options, environment)
+    axes = {axis: value for axis, value in point.items() if axis != CONFIG}
+    return GridCell(f"{name or command}-{digest}", axes, command, options, environment, config)
 
 
 def _part(axis: str, value: Any) -> str:
@@ -262,7 +277,9 @@ def _text(value: Any) -> str:
 def _refuse_twins(cells: list[GridCell]) -> None:
     seen: dict[str, GridCell] = {}
     for cell in cells:
-        identity = json.dumps([cell.command, sorted(cell.options.items()), cell.environment], default=str)
+        identity = json.dumps(
+            [cell.command, sorted(cell.options.items()), cell.environment, cell.axes.get(SIDE)], default=str
+        )
         if identity in seen:
             raise UsageError(f"two cells are the same: {seen[identity].axes} and {cell.axes}; remove one of them")
         seen[identity] = cell

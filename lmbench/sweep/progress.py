@@ -29,10 +29,10 @@ class Estimate:
 
     def __init__(self, plan: Plan) -> None:
         most_s = plan.file.timeout_s
-        content: Any = {} if plan.base_config is None else parse_yaml(plan.base_config, "base: config")
-        measure = content.get("measure")
-        configured = measure.get("min_window_s") if isinstance(measure, dict) else None
-        self._least_s = {cell.id: min(_window_s(cell, configured) + START_S, most_s) for cell in plan.cells}
+        configured = {name: _configured_s(text) for name, text in plan.configs.items()}
+        self._least_s = {
+            cell.id: min(_window_s(cell, configured.get(cell.config or "")) + START_S, most_s) for cell in plan.cells
+        }
         self._left = {cell.id: plan.repeats_of(cell) for cell in plan.cells}
         self._took_s: dict[str, float] = {}
         # Sums, since they are asked for after every run: of cells that ran, and of those that did not.
@@ -70,6 +70,9 @@ class Progress:
 
     def __init__(self, plan: Plan, estimate: Estimate, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
+        # Nobody knows how many rounds two sides will take.
+        self._is_open = bool(plan.file.sides)
+        self._command = "compare" if self._is_open else "sweep"
         self._is_live = self._stream.isatty()
         self._estimate = estimate
         self._plan = plan
@@ -81,6 +84,9 @@ class Progress:
 
     def begin(self) -> None:
         """What the sweep will take, as far as that is known before anything has run."""
+        if self._is_open:
+            self.said("two sides in turn, in rounds until the verdict stands")
+            return
         self.said(f"{extent(self._plan)}: {cost(self._plan, self._estimate)}")
 
     def kept(self, job: Job, run: RunRecord) -> None:
@@ -90,7 +96,7 @@ class Progress:
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
-        self._write(f"lmbench: sweep: {one_line(text)}\n")
+        self._write(f"lmbench: {self._command}: {one_line(text)}\n")
 
     def running(self, job: Job, elapsed_s: float) -> None:
         line = f"{self._place(self._done + 1, elapsed_s)}  running for {duration(elapsed_s)}  {shown(job.name)}"
@@ -111,7 +117,7 @@ class Progress:
 
     def noted(self, text: str) -> None:
         """Something that goes on; the next line takes its place where that can be."""
-        self._write(one_line(text) if self._is_live else f"lmbench: sweep: {one_line(text)}\n")
+        self._write(one_line(text) if self._is_live else f"lmbench: {self._command}: {one_line(text)}\n")
 
     def close(self) -> None:
         """Leave the terminal's line as it was found."""
@@ -124,6 +130,8 @@ class Progress:
         self._estimate.done(job, run)
 
     def _place(self, index: int, elapsed_s: float = 0.0) -> str:
+        if self._is_open:
+            return f"[{index}]"
         left = f"{duration(self._estimate.left_s(elapsed_s))} left"
         return f"[{index:>{len(str(self.total))}}/{self.total}] {left:>12}"
 
@@ -178,6 +186,11 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"
+
+
+def _configured_s(config: str) -> Any:
+    measure = parse_yaml(config, "config").get("measure")
+    return measure.get("min_window_s") if isinstance(measure, dict) else None
 
 
 def _window_s(cell: GridCell, configured: Any) -> float:

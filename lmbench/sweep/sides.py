@@ -1,0 +1,76 @@
+"""A sweep of two sides, as `compare --run` words it: configurations, options, revisions, Pythons, variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmbench.errors import UsageError
+from lmbench.sweep.environments import resolve_revision
+from lmbench.sweep.file import CONFIG, ENVIRONMENT, Options, SweepFile, sweep_from
+
+#: More rounds than this are never made, whatever the budget.
+MOST_ROUNDS = 200
+#: The revision that is no revision: the working tree as it is.
+AS_IT_IS = "."
+
+_OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
+_SIDES = ("A", "B")
+
+
+def two_sides(
+    given: Sequence[str],
+    options: Options,
+    revisions: Sequence[str] | None,
+    pythons: Sequence[str] | None,
+    variables: Mapping[str, Sequence[str]],
+) -> SweepFile:
+    """The sweep that compares two sides.
+
+    Args:
+        given: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; one stands for both.
+        options: of both sides.
+        revisions: of A and of B; a commit that they name is kept, whatever becomes of the names. "." is what lies here.
+        pythons: interpreters of A and of B.
+        variables: environment variables by name, with the values of A and of B.
+
+    Raises:
+        UsageError: something of it is not there or not understood.
+    """
+    if len(given) not in (1, 2):
+        raise UsageError(f"compare --run takes one or two configurations, A and B; {len(given)} given")
+    environments: dict[str, Any] = {}
+    sides: dict[str, Options] = {}
+    for at, (name, words) in enumerate(zip(_SIDES, (given[0], given[-1]), strict=True)):
+        sides[name] = _side(words)
+        told = [each[at] for each in (revisions, pythons) if each is not None]
+        told += [f"{variable}={values[at]}" for variable, values in variables.items()]
+        if told:
+            environment = " ".join("here" if each == AS_IT_IS else each for each in told)
+            environments[environment] = {
+                "revision": None if revisions is None else _commit(revisions[at]),
+                "python": None if pythons is None else pythons[at],
+                "variables": {variable: values[at] for variable, values in variables.items()},
+            }
+            sides[name][ENVIRONMENT] = environment
+    for option in options:
+        if any(option in side for side in sides.values()):
+            raise UsageError(f"--{option} is for both sides, and one has its own; give it once")
+    content = {"base": options, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
+    return sweep_from(content)
+
+
+def _side(given: str) -> Options:
+    config, mark, rest = given.partition("@")
+    if Path(given).is_file():
+        config, mark, rest = given, "", ""
+    pairs = [pair.partition("=") for pair in _OPTION.split(rest)] if mark else []
+    if not config or not all(name and equals for name, equals, _ in pairs):
+        raise UsageError(f"{given!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
+    return {CONFIG: config, **{name: value for name, _, value in pairs}}
+
+
+def _commit(revision: str) -> str | None:
+    return None if revision == AS_IT_IS else resolve_revision(Path.cwd(), revision)[1]

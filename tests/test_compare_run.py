@@ -1,0 +1,240 @@
+"""`lmbench compare --run`: rounds in turn, when it stops, what it says, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from simulated_cells import Ended
+from warm_servers import warm_servers
+
+from lmbench.cli import main
+from lmbench.commands.compare_run import parse_budget
+from lmbench.errors import UsageError
+from lmbench.records.codec import decode_run
+from lmbench.sweep.sides import two_sides
+
+from comparison_runs import make_run  # isort: skip
+
+CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
+
+
+class Measured:
+    """Servers whose processes leave a record at once: a step time of `step_s(side, round)`, or an outcome."""
+
+    def __init__(self, step_s):
+        self.step_s = step_s
+        self.started = []
+        self.words = {}
+        self.variables = {}
+        self.rounds = 0
+
+    def begin_round(self, rounds_to_come):
+        self.rounds += 1
+
+    def await_ready(self, environments):
+        """They are."""
+
+    def close(self):
+        """They are."""
+
+    def start(self, launch):
+        if "--print_config" in launch.words:
+            return Ended(0)
+        options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
+        run_id = options["measure.run_id"]
+        side, at = run_id[0], int(run_id.rpartition("-r")[2])
+        self.started.append(f"{side}{at}")
+        self.words[side] = launch.words
+        self.variables[side] = launch.variables
+        found = self.step_s(side, at)
+        more = {"outcome": found, "exit_code": 1} if isinstance(found, str) else {}
+        make_run(Path(options["measure.results_dir"]), 1.0 if more else found, run_id=run_id, **more)
+        return Ended(more.get("exit_code", 0))
+
+
+@pytest.fixture
+def compare_run(tmp_path, monkeypatch):
+    """Runs the command with processes that are made up; returns its exit code and its servers."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(CONFIG)
+    Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
+
+    def run(step_s, *words):
+        servers = Measured(step_s)
+        monkeypatch.setattr("lmbench.commands.sweep.Servers", lambda say: servers)
+        return main(["compare", "--run", *map(str, words)]), servers
+
+    return run
+
+
+def noisy(spread=0.003, effect=0.0, seed=0):
+    generator = random.Random(seed)
+    return lambda side, at: 0.05 * generator.lognormvariate(0, spread) * (1 + effect * (side == "B"))
+
+
+def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdict_stands(compare_run, capsys):
+    code, servers = compare_run(noisy(), "a.yaml", "b.yaml", "--name", "c")
+    out = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert "verdict SAME: the 90 % interval" in out
+    assert "test paired by round, since both sides were measured in turn" in out
+    rounds = len(servers.started) // 2
+    assert 4 <= rounds <= 12
+    assert servers.rounds == rounds
+    assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
+
+
+def test_each_side_gets_its_configuration_and_options_and_both_the_common_ones(compare_run, tmp_path):
+    words = ["a.yaml@model.attention=naive,data.x=[1,2]", "b.yaml", "--name", "c", "--data.batch_size", "2"]
+    _, servers = compare_run(noisy(), *words)
+    config = {side: words[1].removeprefix("--config=") for side, words in servers.words.items()}
+    assert {side: Path(path).read_text() for side, path in config.items()} == {
+        "A": CONFIG, "B": CONFIG.replace("tiny", "small"),
+    }  # fmt: skip
+    assert servers.words["A"][2:5] == ["--data.batch_size=2", "--model.attention=naive", "--data.x=[1,2]"]
+    assert "--model.attention=naive" not in servers.words["B"]
+    assert "--data.batch_size=2" in servers.words["B"]
+
+
+@pytest.mark.parametrize(("effect", "code", "word"), [(0.02, 10, "slower"), (-0.02, 0, "faster")])
+def test_a_change_ends_it_and_is_the_exit_code(compare_run, capsys, effect, code, word):
+    found, servers = compare_run(noisy(effect=effect), "a.yaml", "--name", "c", "--json")
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    assert (found, record["verdict"], record["cells"][0]["test"]) == (code, word, "rounds")
+    assert len(servers.started) <= 16
+    assert "lmbench: compare: round 4, " in captured.err
+
+
+def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_from_there(compare_run, capsys):
+    step_s = noisy(0.01, seed=5)
+    code, servers = compare_run(step_s, "a.yaml", "--name", "c", "--budget", "0.001s")
+    assert (code, servers.started) == (11, ["A0", "B0"])
+    assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in capsys.readouterr().err
+    code, more = compare_run(step_s, "results/c", "--gate", "3%")
+    assert code == 0
+    assert more.started[:3] == ["B1", "A1", "A2"]
+    record = decode_run(next(Path("results/c/runs").glob("B-*-r2/run.json")).read_bytes())
+    assert (record.sweep.axes, record.sweep.repeat) == ({"side": "B"}, 2)
+    assert record.sweep.load_per_core is not None
+    code, nothing = compare_run(step_s, "results/c", "--gate", "3%")
+    assert (code, nothing.started) == (0, [])
+
+
+def test_the_folder_compares_without_measuring_and_reports_like_a_sweep(compare_run, capsys):
+    code, _ = compare_run(noisy(), "a.yaml", "--name", "c")
+    verdict = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict")]
+    assert main(["compare", "results/c@side=A", "results/c@side=B"]) == code
+    assert verdict[0] in capsys.readouterr().out
+    assert main(["report", "results/c"]) == 0
+    assert "| A " in capsys.readouterr().out
+
+
+def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_run, capsys):
+    quiet = noisy(0.001)
+    code, servers = compare_run(lambda side, at: quiet(side, at) * (1.2 if (side, at) == ("A", 3) else 1), "a.yaml")
+    captured = capsys.readouterr()
+    assert code == 0
+    assert "slow: round 4: A took 19" in captured.err
+    assert "measured again in round 5" in captured.err
+    assert "slow" in captured.out
+    assert "A4" in servers.started
+
+
+@pytest.mark.parametrize("outcome", ["error", "oom"])
+def test_a_side_that_does_not_run_ends_it_after_one_round(compare_run, capsys, outcome):
+    code, servers = compare_run(lambda side, at: outcome if side == "B" else 0.05, "a.yaml")
+    assert (code, servers.started) == (11, ["A0", "B0"])
+    assert f"no run of B counts: outcome {outcome}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_revisions_are_checked_out_and_kept_as_commits(compare_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"], ["branch", "old"]):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
+    compare_run(noisy(), "a.yaml", "--revision", "old", "main", "--name", "c")
+    stored = json.loads(Path("results/c/sweep.json").read_text())
+    commits = {name: spec["revision"] for name, spec in stored["file"]["environments"].items()}
+    assert set(commits) == {"old", "main"}
+    assert all(len(commit) == 40 for commit in commits.values())
+    assert stored["cells"][0]["axes"] == {"side": "A", "environment": "old"}
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "three"], check=True)
+    code, again = compare_run(noisy(), "results/c")
+    assert (code, again.started) == (0, [])
+
+
+def test_a_variable_and_the_tree_as_it_is_make_environments(compare_run):
+    _, servers = compare_run(noisy(), "a.yaml", "--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".")
+    assert [servers.variables[side]["OMP_NUM_THREADS"] for side in "AB"] == ["1", "2"]
+
+
+def test_two_sides_of_one_thing_have_one_server_a_round():
+    assert two_sides(["smoke"], {}, None, None, {}).environments == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "takes one or two configurations, A and B; 0 given"),
+        (["a.yaml", "b.yaml", "c.yaml"], "takes one or two configurations, A and B; 3 given"),
+        (["nowhere.yaml"], "config 'nowhere.yaml' is no file and no shipped configuration"),
+        (["a.yaml@size"], "give a configuration, and its options as CONFIG@NAME=VALUE"),
+        (["a.yaml", "--budget", "10"], "--budget is '10'; give a duration above 0"),
+        (["a.yaml", "--gate", "2"], "--gate is '2'; give a percentage"),
+        (["a.yaml", "--json", "--markdown"], "two forms of one output"),
+        (["a.yaml", "--revision", "main"], "expected 2 arguments"),
+        (["a.yaml", "--revision", "x", "y"], "is in no git repository"),
+        (["a.yaml@data.x=1", "--data.x", "2"], "--data.x is for both sides, and one has its own"),
+        (["a.yaml", "--name", "a/b"], "only letters, digits"),
+        (["a.yaml", "--data.x"], "--data.x has no value"),
+        (["a.yaml", "--python", "python3", "/no/python"], "is no program"),
+        (["a.yaml", "--about", "nothing"], "these runs record nothing of that name"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(compare_run, capsys, words, message):
+    code, _ = compare_run(noisy(), *words)
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("lmbench: ")
+    assert message in last
+
+
+def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, capsys):
+    compare_run(noisy(), "a.yaml", "--name", "c")
+    assert compare_run(noisy(), "a.yaml", "--name", "c")[0] == 2
+    assert "is there already; `lmbench compare --run results/c` goes on" in capsys.readouterr().err
+    assert compare_run(noisy(), "results/c", "--data.x", "1")[0] == 2
+    assert "it has its options already" in capsys.readouterr().err
+
+
+def test_budgets_are_durations():
+    assert [parse_budget(text) for text in ("90s", "10m", " 1.5h ")] == [90, 600, 5400]
+    for text in ("0s", "10", "m", "-1m", "1d"):
+        with pytest.raises(UsageError):
+            parse_budget(text)
+
+
+def test_help_exits_with_0(capsys):
+    assert main(["compare", "--run", "-h"]) == 0
+    assert "--budget TIME" in capsys.readouterr().out
+
+
+def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--model.vocab_size", "64", "--data.context_length", "16", "--measure.steps", "3"]
+    words += ["--measure.min_window_s", "0", "--measure.probe_steps", "0", "--budget", "0.1s"]
+    with warm_servers() as servers:
+        monkeypatch.setattr("lmbench.commands.sweep.Servers", lambda say: servers)
+        code = main(["compare", "--run", "smoke@data.batch_size=1", "smoke", *words, "--results_dir", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert code == 11
+    assert "data.batch_size: 1 -> 4" in out
+    assert "1 round; a verdict takes 4" in out
