@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.compare.comparison import compare
 from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.report.screen import make_console
 from lmbench.sweep.execute import SweepHalted
 
@@ -56,7 +55,7 @@ def run(args: list[str]) -> int:
         try:
             options, found = measure(args[1:])
         except SweepHalted as error:
-            print(f"lmbench: compare: {error}", file=sys.stderr)
+            tell(f"compare: {error}")
             return ExitCode.INTERNAL
     else:
         options = _parse(args[1:])
