@@ -18,6 +18,7 @@ from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.interruption import held, interrupt, received
+from lmbench.masking import MASK, to_fill_in
 from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.measure.environment import capture_environment
 from lmbench.measure.milestones import milestones, reach
@@ -177,7 +178,9 @@ class RunRecorder(Observer):
             if self.config_yaml is not None:
                 path = self.folder.path / "config.yaml"
                 path.write_text(self.config_yaml)
-                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path)])
+                # What it lacks stands there as `***`, which is refused until somebody fills it in.
+                lacking = [f"--{name}={MASK}" for name in to_fill_in(run.config)]
+                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path), *lacking])
             self.folder.write_run(run)
         except OSError as error:
             self._discard()

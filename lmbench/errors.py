@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
 
+from lmbench.masking import masked_message
 from lmbench.text import one_line
 
 
@@ -29,16 +30,16 @@ class UsageError(Exception):
     """A mistake in what the user gave: one line saying what was given, what is allowed, what to do.
 
     Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback. What it
-    quotes may come from a file or a server: the message is made fit to be shown here, once.
+    quotes may come from a file or a server, or be a secret: the message is made fit to be shown here, once.
     """
 
     def __init__(self, line: str) -> None:
-        super().__init__(one_line(line))
+        super().__init__(one_line(masked_message(line)))
 
 
 def tell(line: str) -> None:
     """Tell a line on standard error, whatever it quotes."""
-    print(f"lmbench: {one_line(line)}", file=sys.stderr, flush=True)
+    print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)
 
 
 def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.masking import masked_text
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.text import shown
@@ -42,7 +43,7 @@ def run(args: list[str]) -> int:
             write(together, options.timeout_s)
             for folder in together:
                 url = sync(folder, options.timeout_s, overrides)
-                print(shown(f"uploaded          {folder}{f' -> {url}' if url else ''}"), flush=True)
+                print(shown(f"uploaded          {folder}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
                 due.remove(folder)
         except WandbProblem as problem:
             more = f"; {len(due) - 1} more not tried" if len(due) > 1 else ""

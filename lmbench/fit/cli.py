@@ -33,6 +33,7 @@ from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.masking import MASK, keep_secret, masked, masked_words, secrets_of, to_fill_in
 from lmbench.measure.clock import synchronize
 from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
@@ -106,8 +107,9 @@ class BenchCLI(LightningCLI):
         for key, name in self.followed:
             del repeating[key]["init_args"][name]
         # A file that repeats the run: what follows from another setting is left out, so that this can be overridden.
-        self.settings_yaml = yaml.safe_dump(without_own_classes(repeating), sort_keys=False)
+        self.settings_yaml = yaml.safe_dump(masked(without_own_classes(repeating)), sort_keys=False)
         self.config_dump = without_own_classes(self.config_dump)
+        keep_secret(value for _, value in secrets_of(self.config_dump))
 
     def _parse_ckpt_path(self) -> None:
         try:
@@ -131,6 +133,11 @@ class BenchCLI(LightningCLI):
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             config.measure.run_id, config.measure.results_dir = None, MeasureSettings.results_dir
         self._dump_config()
+        if missing := to_fill_in(self.config_dump):
+            raise UsageError(
+                f"{' and '.join(missing)}: {MASK} stands for a secret, which no result keeps; give its value, "
+                f"such as --{missing[0]} VALUE"
+            )
         # From here on a failure has somewhere to be recorded, also that of building the model.
         self.recorder = RunRecorder(settings.results_dir, self._given(), self.settings_yaml, settings.run_id)
 
@@ -164,8 +171,8 @@ class BenchCLI(LightningCLI):
             SCHEMA_VERSION,
             RUNNING,
             command=self.subcommand,
-            argv=self.argv,
-            config=self.config_dump,
+            argv=masked_words(self.argv),
+            config=masked(self.config_dump),
             mode=self.mode,
             matmul_precision=self.settings.matmul_precision,
             zero_grad=self.settings.zero_grad,

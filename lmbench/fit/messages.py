@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import BASES, OWN, OWN_PATHS, class_options, import_class
+from lmbench.masking import MASK, is_secret
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _GIVEN = re.compile(r"(?:Given value|Got value): (.*)")
@@ -49,8 +50,13 @@ def _about_value(text: str) -> str:
         option = f"--{setting.group(1)}.{nested.group(1)}"
         return f"{option} is an option of a class; name the class before it: --{setting.group(1)} CLASS {option} ..."
     if setting and given:
-        return f"{setting.group(1)} is {given.group(1).strip()!r}; {_allowed(text)}"
+        return f"{setting.group(1)} is {_quoted(setting.group(1), given.group(1))}; {_allowed(text)}"
     return " ".join(text.split())
+
+
+def _quoted(option: str, value: str) -> str:
+    """A value that was refused, unless it may be a secret."""
+    return MASK if is_secret(option) else repr(value.strip())
 
 
 def about_checkpoint(path: str, error: Exception) -> UsageError:
@@ -77,7 +83,8 @@ def _about_class(key: str, class_path: str, detail: str, options: list[str]) -> 
         return f"{class_path} takes no {refused.group(1)}{hint}"
     argument, given = _KEY.search(detail), _GIVEN.search(detail)
     if argument and given:
-        return f"{key}.{argument.group(1)} is {given.group(1).strip()!r}; {_allowed(detail)}"
+        option = f"{key}.{argument.group(1)}"
+        return f"{option} is {_quoted(option, given.group(1))}; {_allowed(detail)}"
     return f"{key} {class_path}: {detail.strip().splitlines()[0]}"
 
 

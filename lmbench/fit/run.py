@@ -22,12 +22,13 @@ from lmbench.fit.kernel_summary import add_kernels
 from lmbench.fit.memory_summary import add_memory
 from lmbench.fit.messages import translate
 from lmbench.interruption import exit_code, held, received
+from lmbench.masking import keep_words_secret, masked_message, masked_text
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
 from lmbench.records.codec import encode_run
 from lmbench.report.terminal import print_run
-from lmbench.text import shown, shown_json
+from lmbench.text import shown, shown_json, shown_lines
 from lmbench.wandb.publish import publish_run
 
 
@@ -57,6 +58,7 @@ def run(args: list[str]) -> int:
     quiet()
     find_modules_in_current_folder()
     Measurement.latest = None
+    keep_words_secret(args)
     try:
         words = read(args)
         is_loud = not (words.as_json or words.is_quiet)
@@ -92,7 +94,7 @@ def _ended_by(error: BaseException) -> int | None:
         return _complain(error)
     # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
     if recorder.exit_code is ExitCode.INTERNAL:
-        traceback.print_exception(error)
+        _print_traceback(error)
     return None
 
 
@@ -111,7 +113,7 @@ def _before_anything(error: BaseException) -> int:
         if memory is not None:
             return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
         if isinstance(error, Exception):
-            traceback.print_exception(error)
+            _print_traceback(error)
             return ExitCode.INTERNAL
     raise error
 
@@ -156,6 +158,11 @@ def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int
     return code
 
 
+def _print_traceback(error: BaseException) -> None:
+    lines = "".join(traceback.format_exception(error))
+    print(shown_lines(masked_message(lines)), end="", file=sys.stderr)
+
+
 def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     assert recorder.folder is not None
     assert recorder.exit_code is not None
@@ -192,6 +199,6 @@ def _publish(recorder: RunRecorder, is_loud: bool) -> None:
     if told.is_problem:
         tell(told.line)
     elif is_loud:
-        print(f"W&B          {shown(told.line)}")
+        print(f"W&B          {shown(masked_text(told.line))}")
         if told.command is not None:
             print(f"upload       {shown(told.command)}")

@@ -13,15 +13,15 @@ from typing import TypeVar
 import torch
 
 import lmbench
+from lmbench.masking import is_secret
 from lmbench.measure.device_state import DeviceSensor
 from lmbench.measure.host import gc_policy, host_facts
 from lmbench.records.environment import Code, Environment, Flags, Revision, Versions
 
 T = TypeVar("T")
 
-#: Only variables whose names begin so are recorded, and none whose name holds one of the words after.
+#: Only variables whose names begin so are recorded, and none whose name looks like a secret's.
 _ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_")
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 
 _GIT_TIMEOUT_S = 5.0
 
@@ -94,11 +94,8 @@ def _or_none(read: Callable[[], T]) -> T | None:
 
 def allowed_variables() -> dict[str, str]:
     """Environment variables from the allow-list, sorted; never one whose name looks like a secret's."""
-    return {name: value for name, value in sorted(os.environ.items()) if _is_allowed(name.upper())}
-
-
-def _is_allowed(name: str) -> bool:
-    return name.startswith(_ALLOWED) and not any(word in name for word in _SECRET)
+    known = sorted(os.environ.items())
+    return {name: value for name, value in known if name.upper().startswith(_ALLOWED) and not is_secret(name)}
 
 
 def git_state(folder: Path, holds: str | None = None) -> Revision:

@@ -15,12 +15,14 @@ import os
 import re
 import typing
 from collections.abc import Iterable
+from copy import copy
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 
@@ -122,9 +124,23 @@ def _what_is_wrong(message: str) -> str:
 
 def encode_run(record: RunRecord) -> bytes:
     """The content of run.json, one field a line; ends in a line feed. Objects in `config` that JSON has not become
-    text."""
-    plain = _plain_record(record)
+    text; no secret is in it, by the names of settings and variables and by the looks of any text."""
+    plain = _plain_record(_without_secrets(record))
     return msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
+
+
+def _without_secrets(record: RunRecord) -> RunRecord:
+    """A record whose settings, command line, variables and error have `***` for secrets."""
+    found = copy(record)
+    found.config = masked(record.config)
+    found.argv = record.argv and masked_words(record.argv)
+    if record.environment is not None and record.environment.variables is not None:
+        found.environment = copy(record.environment)
+        found.environment.variables = masked(record.environment.variables)
+    if record.error is not None and record.error.message is not None:
+        found.error = copy(record.error)
+        found.error.message = masked_message(record.error.message)
+    return found
 
 
 def encode_step(step: StepRecord) -> bytes:
@@ -154,6 +170,8 @@ def _without_nonfinite(value: Any, path: str, found: dict[str, str]) -> Any:
             return value
         found[path] = str(float(value))
         return None
+    if isinstance(value, str):
+        return masked_text(value)
     if isinstance(value, dict):
         return {key: _without_nonfinite(item, _join(path, key), found) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from lmbench.masking import masked
 from lmbench.records.codec import as_dict
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -58,7 +59,7 @@ def settings(record: RunRecord) -> dict[str, Any]:
     """The run's settings by dotted name: the mode and the configuration, or facts where no configuration is known."""
     if record.config is None:
         return {"mode": record.mode, **{name: v for fact in FACTS for name, v in leaves_at(record, fact).items()}}
-    found = {name: value for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
+    found = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
     # A logger costs time, whatever the names that its run goes by.
     return {"mode": record.mode, **found, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 

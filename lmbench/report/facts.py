@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmbench.masking import masked
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.run import RunRecord
 from lmbench.records.settings import leaves
@@ -200,7 +201,9 @@ def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
     return {
-        shown(path): plain(value) for path, value in leaves(config) if not _is_known(path) and not _is_ignored(path)
+        shown(path): plain(masked(value, path))
+        for path, value in leaves(config)
+        if not _is_known(path) and not _is_ignored(path)
     }
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from lmbench.masking import masked_message
 from lmbench.report.table import Table
 from lmbench.report.text import shortened
 from lmbench.text import shown, shown_lines
@@ -77,7 +78,7 @@ def print_line(
         style: of the label, on a terminal.
         is_whole: whether all of the text is to be copied, and is not folded at all.
     """
-    line, indent = f"{shown(label):<{width}} {shown(text)}", " " * (width + 1)
+    line, indent = f"{shown(label):<{width}} {shown(masked_message(text))}", " " * (width + 1)
     if not is_whole:
         # A path or command longer than the screen stays whole, to be copied.
         pieces = wrap(line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lmbench.masking import masked, masked_words
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves
 from lmbench.records.vocabulary import PHASES, Span
@@ -36,7 +37,9 @@ def _is_config(name: str) -> bool:
 
 def config_of(record: RunRecord) -> dict[str, Any]:
     """Dotted names of settings, configuration, environment, model, data, FLOPs and the cell, to their values."""
-    return {name: value for name, value in leaves(record).items() if _is_config(name)}
+    found = {name: value for name, value in leaves(record).items() if _is_config(name)}
+    # What another version wrote may have secrets.
+    return {**masked(found), **({"argv": masked_words(record.argv)} if "argv" in found and record.argv else {})}
 
 
 def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_folder, read_file
+from lmbench.masking import masked_message
 from lmbench.records.load import load_run
 from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.text import one_line
 from lmbench.wandb.process import run_module
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -109,7 +111,10 @@ def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
 
 
 class WandbProblem(Exception):
-    """W&B did not get a result; the message is one line that says why."""
+    """W&B did not get a result; the message is one line that says why, without secrets of wandb's own message."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(one_line(masked_message(line)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""No secret is stored or shown, by its name or by its looks; and what is none stays as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from warm_server import warm_server
+
+from lmbench.errors import UsageError
+from lmbench.masking import is_secret, keep_secret, masked, masked_text, masked_words, to_fill_in
+from lmbench.records.codec import encode_run
+from lmbench.records.measured import RunError
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.schema import fields
+from lmbench.wandb.content import config_of
+from lmbench.wandb.publish import WandbProblem
+
+SECRETS = """hf_token token secret client_secret db.password PASSWD passphrase GH_PAT pat auth basicAuth bearer api_key
+    apiKey APIKEY access_key AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY privateKey credential credentials.user cookie
+    session sentry_dsn CUDA_SECRET_TOKEN TORCH_password NCCL_Credentials X_KEY HFTOKEN model.init_args.hf_token
+    auth.user accessToken hf_token_read SSH_PASSPHRASE OMP_BEARER wandb_key X_AUTH"""
+INNOCENT = """path pattern author authors tokenizer num_tokens max_tokens tokens_per_s compat token_type_ids eos_token
+    pad_token_id session_length auth_mode num_key_value_heads key_dim key target_key data.source patience patch_size
+    passes keyword PATH PWD dispatch bypass trainer.accumulate_grad_batches CUDA_MODULE_LOADING joules_per_token"""
+
+
+@pytest.mark.parametrize("name", SECRETS.split())
+def test_a_secrets_name_is_known_by_its_words(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", INNOCENT.split())
+def test_a_name_that_only_looks_alike_is_none(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_no_field_of_a_record_goes_by_a_secrets_name() -> None:
+    assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"hf_{'a1B2' * 9}", f"ghp_{'a1B2' * 9}", f"github_pat_{'a1B2' * 9}", f"sk-{'a1B2' * 8}",
+        f"sk-proj-{'a1-_' * 8}",
+        "AKIA" + "ABCD1234" * 2, "xoxb-1234567890-abcdef", f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
+        "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
+    ],
+)  # fmt: skip
+def test_a_key_is_known_by_its_looks_under_any_name(text: str) -> None:
+    assert masked({"note": f"use {text} here"}) == {"note": "use *** here"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "0f" * 20,
+        "task-2024-experiment-with-a-long-name",
+        "git@github.com:a/b.git", "/home/me/hf_cache/models", "https://host/a@b", "https://host:80/a@b", "sk-learn",
+        "me@example.org",
+    ],
+)  # fmt: skip
+def test_ordinary_text_stays(text: str) -> None:
+    assert masked_text(text) == text
+
+
+def test_addresses_lose_their_user_and_password() -> None:
+    assert masked_text("https://me:p@ss@host:80/x?token=abc&n=1") == "https://host:80/x?token=***&n=1"
+    assert masked_text("https://me:pa/ss@host/x https://token@host") == "https://host/x https://host"
+    assert masked_text("at postgresql+psycopg://u:p@db/x, redis://:p@r") == "at postgresql+psycopg://db/x, redis://r"
+
+
+def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay() -> None:
+    tree = {"auth": {"user": "me", "on": True}, "loggers": [{"api_key": "x"}], "token": None, "pin": 3, "password": 42}
+    assert masked(tree) == {
+        "auth": {"user": "***", "on": True}, "loggers": [{"api_key": "***"}], "token": None, "pin": 3,
+        "password": "***",
+    }  # fmt: skip
+    assert to_fill_in(masked(tree)) == ["auth.user", "loggers.api_key", "password"]
+
+
+def test_a_command_line_is_masked_in_both_forms() -> None:
+    words = ["fit", "--model.hf_token", "abc", "--db_password=x y", "--token", "--quiet", "--url=https://u:p@h/x"]
+    masked_ones = ["fit", "--model.hf_token", "***", "--db_password=***", "--token", "--quiet", "--url=https://h/x"]
+    assert masked_words(words) == masked_ones
+
+
+def test_messages_have_no_secret_that_this_process_was_given() -> None:
+    keep_secret(["planted-for-this-test"])
+    for error in (UsageError, WandbProblem):
+        assert str(error("401 for planted-for-this-test at http://me:pw@host")) == "401 for *** at http://host"
+
+
+def test_a_record_is_written_without_secrets_whoever_made_it() -> None:
+    key = f"hf_{'a1B2' * 9}"
+    record = RunRecord(SCHEMA_VERSION, "error", argv=["fit", "--model.token", "pw-argv"])
+    record.config = {"model": {"token": "pw-config", "hub": f"https://u:pw-url@host/{key}"}}
+    record.error = RunError("ValueError", f"bad {key}")
+    text = encode_run(record).decode()
+    assert "pw-" not in text
+    assert key not in text
+    assert record.config["model"]["token"] == "pw-config"
+    assert "pw-" not in json.dumps(config_of(record))
+
+
+MODULE = """
+import torch
+from lightning.pytorch import LightningModule
+
+class Net(LightningModule):
+    def __init__(self, hf_token: str, api_key: int = 0, fails: bool = False):
+        super().__init__()
+        self.save_hyperparameters()
+        assert self.hparams.hf_token == "planted-token"
+        self.layer = torch.nn.Linear(8, 1)
+        if fails:
+            raise RuntimeError(f"401 for {hf_token} at https://me:planted-pw@host")
+
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+"""
+
+
+def _fit(folder: Path, *words: str) -> tuple[int, str]:
+    """Exit code, and all that was printed."""
+    folder.mkdir(exist_ok=True)
+    (folder / "secretive.py").write_text(MODULE)
+    quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
+    given = ["fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick]
+    with (folder / "out").open("w+b") as out:
+        code = warm_server().start(*given, folder=folder, streams=(None, out.fileno(), out.fileno())).wait(240)
+        out.seek(0)
+        return code, out.read().decode()
+
+
+def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_path: Path) -> None:
+    token = ["--model", "secretive.Net", "--model.hf_token", "planted-token"]
+    ended = [_fit(tmp_path, *token, word) for word in ("--model.fails=false", "--model.fails=true")]
+    ended.append(_fit(tmp_path, *token, "--model.api_key=planted-key"))
+    assert [code for code, _ in ended] == [0, 1, 2]
+    assert "model.api_key is ***; allowed: a whole number" in ended[2][1]
+    assert not any("planted" in text for _, text in ended)
+    stored = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert len(stored) == 5
+    assert [path for path in stored if b"planted" in path.read_bytes()] == []
+
+    config = str(next(path for path in stored if path.name == "config.yaml"))
+    run = json.loads(Path(config).with_name("run.json").read_text())
+    assert run["replay_command"].endswith("config.yaml '--model.init_args.hf_token=***'")
+    code, told = _fit(tmp_path, "--config", config)
+    assert (code, told.count("\n")) == (2, 1)
+    assert "give its value, such as --model.init_args.hf_token VALUE" in told
+    code, told = _fit(tmp_path, "--config", config, "--model.init_args.hf_token=planted-token", "--model.fails=false")
+    assert code == 0, told
