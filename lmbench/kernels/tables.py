@@ -366,15 +366,16 @@ def communication_table(found: Findings) -> Table:
         clocks.append(("all", found.clocks.whole))
     rows = []
     for name, one in clocks:
-        share = one.comm_exposed_s / one.window_s if one.window_s else None
+        share = one.comm_exposed_s / found.clocks.whole.window_s
         times = (one.comm_s, one.comm_overlapped_s, one.comm_exposed_s)
         overlap = percent(one.comm_overlapped_s / one.comm_s)
         rows.append([fact(name), *(Entry(milliseconds(time)) for time in times), Entry(overlap), Entry(percent(share))])
-    headings = [*generated("phase"), *numbers("ms", "beside compute", "exposed", "overlap", "of window")]
+    headings = [*generated("phase"), *numbers("ms", "beside compute", "exposed", "overlap", "of all")]
     unit = "ms per step" if found.has_step_count else "ms in the whole trace"
     caption = (
         f"{unit} in which collectives run, of the phase that launched them; beside compute: beside kernels that are no "
-        "communication and no copies; exposed: the rest; overlap: share beside compute; of window: exposed share"
+        "communication and no copies; exposed: the rest; overlap: share beside compute; of all: exposed "
+        "share of the device's time"
     )
     return Table("Communication", caption, headings, rows)
 

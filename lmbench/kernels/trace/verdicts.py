@@ -204,8 +204,7 @@ def _stalled(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
     if _is_pause(clock):
         found = (
             f"most of it is a pause, the longest of {clock.longest_idle_s * 1e3:,.1f} ms, before a kernel that had "
-            "been launched, or has no launch in the trace: it waited for another stream, a copy, another rank, or the "
-            "profiler; the trace does not say"
+            "been launched: it waited for another stream, a copy, another rank, or the profiler; the trace does not say"
         )
     return f"{found}; {_exposed(clock)}" if clock.comm_exposed_s else found
 
