@@ -113,6 +113,8 @@ def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
     kinds = share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)
     parts = share_table(found, "part", lambda share: share.parts_s, part_order)
     made = [phase_table(found), kinds, parts, *kernel_tables(found, top)]
+    if found.annotations.rows:
+        made.append(annotation_table(found, top))
     if found.clocks.phases:
         made += [clock_table(found), launch_table(found)]
     if any(one.comm_s for one in found.clocks.devices):
@@ -321,6 +323,42 @@ def _kernel_row(row: KernelRow, steps: int) -> list[Entry]:
         microseconds(row.mean_s),
     )
     return [fact(row.short_name), fact(row.kind), fact(part), *map(Entry, figures)]
+
+
+def annotation_table(found: Findings, top: int) -> Table:
+    """The longest of the user's own ranges, and what is in none; the column `own` adds up to the captured time."""
+    rows = found.annotations.rows
+    shown_rows = [
+        [fact(row.name), *map(Entry, _annotation(found, row.calls, row.kernel_s, row.own_s, row.instances))]
+        for row in rows[:top]
+    ]
+    if rest := rows[top:]:
+        label = _counted(len(rest), "more annotation")
+        own_s, calls = sum(row.own_s for row in rest), sum(row.calls for row in rest)
+        shown_rows.append([fact(label), *map(Entry, _annotation(found, calls, None, own_s, None))])
+    if found.annotations.none_s:
+        shown_rows.append(
+            [fact("in no annotation"), *map(Entry, _annotation(found, None, None, found.annotations.none_s, None))]
+        )
+    headings = [*generated("annotation"), *numbers("calls", "ms", "own", "share", "kernels")]
+    unit = "per step" if found.has_step_count else "in the whole trace"
+    caption = (
+        f"ranges of the program itself (record_function); ms and numbers {unit}; ms: kernels launched within, own: "
+        "without annotations inside, share: own of all kernels"
+    )
+    return Table("Kernel time by annotation", caption, headings, shown_rows)
+
+
+def _annotation(
+    found: Findings, calls: int | None, total_s: float | None, own_s: float, count: int | None
+) -> tuple[str, ...]:
+    return (
+        MISSING if calls is None else instances(calls / found.steps),
+        MISSING if total_s is None else milliseconds(total_s / found.steps),
+        milliseconds(own_s / found.steps),
+        percent(own_s / found.captured_s if found.captured_s else None),
+        MISSING if count is None else instances(count / found.steps),
+    )
 
 
 def clock_table(found: Findings) -> Table:

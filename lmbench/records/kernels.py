@@ -57,6 +57,16 @@ class AttentionTimes(Struct):
     softmax_matmul_flop_ratio: Annotated[float | None, About("1", "softmax / products, FLOPs", "The same of FLOPs; null without the model's shape.")] = None
 
 
+class AnnotationKernels(Struct):
+    """The kernels that were launched within one of the user's own ranges; means per step."""
+
+    name: str
+    calls: float
+    kernel_s: float
+    own_s: float
+    kernel_count: float
+
+
 class KernelSummary(Struct):
     """Kernels: of the whole trace."""
 
@@ -75,4 +85,5 @@ class KernelSummary(Struct):
     launch_without_kernel_count: Annotated[int | None, About("count", "without kernel", "Launches whose kernel is not in the trace.", "down")] = None
     kernel_before_launch_count: Annotated[int | None, About("count", "before launch", "Kernels that start before their launch.", "down")] = None
     phases: PerPhase[PhaseKernels] = field(default_factory=PerPhase)
+    annotations: Annotated[list[AnnotationKernels], About("tree", "annotations", "Kernels by the user's own ranges (`record_function`), the longest first: `name`, `calls`, `kernel_s`, `own_s` (without ranges inside), `kernel_count`.")] = field(default_factory=list)
     attention: PerPhase[AttentionTimes] = field(default_factory=PerPhase)

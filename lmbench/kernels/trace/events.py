@@ -22,11 +22,12 @@ Flags = npt.NDArray[np.bool_]
 _KERNEL, _COPY, _FILL = "kernel", "gpu_memcpy", "gpu_memset"
 _OPERATOR, _ANNOTATION = "cpu_op", "user_annotation"
 _CALL = "cuda_runtime"
+_DEVICE_ANNOTATION = "gpu_user_annotation"
 #: Categories by those that a trace has. Kineto of torch 1.8 to 1.11 writes `Kernel`, `Memcpy`, `Runtime`, `Operator`
 #: (1.10 and 1.11 only some of them); Intel's GPUs and PyTorch's out-of-tree devices have names of their own for calls.
 _CATEGORIES = {
     _KERNEL: _KERNEL, _COPY: _COPY, _FILL: _FILL, "Kernel": _KERNEL, "Memcpy": _COPY, "Memset": _FILL,
-    _OPERATOR: _OPERATOR, _ANNOTATION: _ANNOTATION, "Operator": _OPERATOR,
+    _OPERATOR: _OPERATOR, _ANNOTATION: _ANNOTATION, "Operator": _OPERATOR, _DEVICE_ANNOTATION: _DEVICE_ANNOTATION,
     **dict.fromkeys(
         ("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "xpu_driver", "privateuse1_runtime",
          "privateuse1_driver"), _CALL
@@ -97,6 +98,16 @@ class DeviceEvents:
 
 
 @dataclass(frozen=True)
+class DeviceRanges:
+    """The user's annotations as the profiler drew them on the device, by stream, then start, then the longer first."""
+
+    names: list[str]
+    start_ns: Integers
+    end_ns: Integers
+    stream: Integers
+
+
+@dataclass(frozen=True)
 class Events:
     """A whole trace of one process and at most one device.
 
@@ -108,6 +119,7 @@ class Events:
     host: HostEvents
     launches: Launches
     device: DeviceEvents
+    device_ranges: DeviceRanges
     main_thread: int
     begun_us: float
     unread: Counter[str]
@@ -174,6 +186,7 @@ class _Reader:
         # Of a kernel its stream, correlation id and operator; of a call the last two; of the host's events whether it
         # is a range, its sequence number and its forward thread.
         self._device, self._calls, self._host = _Columns(3), _Columns(2), _Columns(3)
+        self._device_ranges = _Columns(0)
         self._unread: Counter[str] = Counter()
         self._events = self._unfinished = self._pairs = 0
         # What stands for a thread, a process, a device in the file, in order; a name is in memory once.
@@ -193,7 +206,7 @@ class _Reader:
                 elif event.ph == "B":
                     self._pairs += 1
             self._events += len(piece)
-            if len(self._device) + len(self._calls) + len(self._host) > MAX_KEPT_EVENTS:
+            if sum(map(len, (self._device, self._calls, self._host, self._device_ranges))) > MAX_KEPT_EVENTS:
                 limit = f"{MAX_KEPT_EVENTS:,} operators, calls and kernels"
                 self._document.refuse(f"has more than {limit}, too much to read; record fewer steps")
 
@@ -218,6 +231,9 @@ class _Reader:
             place = self._devices.setdefault(device, len(self._devices))
             ids = (_whole(args.stream), _whole(args.correlation), _external(args))
             self._device.add(name, category, start_us, duration_us, place, *ids)
+            return
+        if category == _DEVICE_ANNOTATION:
+            self._device_ranges.add(name, category, start_us, duration_us, _whole(args.stream))
             return
         self._processes.setdefault(str(event.pid), len(self._processes))
         thread = self._threads.setdefault(str(event.tid), len(self._threads))
@@ -246,8 +262,9 @@ class _Reader:
         begun_us = min(min(one.start_us) for one in (self._device, self._calls, self._host) if len(one))
         device, host = self._device_events(begun_us), self._host_events(begun_us)
         return Events(
-            host, self._launches(begun_us, device), device, _main_thread(host), begun_us, self._unread, self._unfinished
-        )
+            host, self._launches(begun_us, device), device, self._ranges(begun_us), _main_thread(host), begun_us,
+            self._unread, self._unfinished,
+        )  # fmt: skip
 
     def _check(self) -> None:
         """Refuse a trace with nothing to read, and one of several processes or devices."""
@@ -279,6 +296,14 @@ class _Reader:
         names = [self._host.names[index] for index in order]
         return HostEvents(
             names, is_range.astype(np.bool_), start[order], end[order], thread[order], sequence, forward_thread
+        )
+
+    def _ranges(self, begun_us: float) -> DeviceRanges:
+        start, end = self._device_ranges.times(begun_us)
+        stream = self._device_ranges.place()
+        order = np.lexsort((-end, start, stream))
+        return DeviceRanges(
+            [self._device_ranges.names[index] for index in order], start[order], end[order], stream[order]
         )
 
     def _launches(self, begun_us: float, device: DeviceEvents) -> Launches:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from lmbench.kernels.trace.annotations import Annotated, annotation_times
 from lmbench.kernels.trace.clocks import Clocks, DeviceTime, phase_clocks
 from lmbench.kernels.trace.completeness import Completeness, completeness, device_guards, trace_guards, why_no_kernels
 from lmbench.kernels.trace.kernels import Trace, load_trace
@@ -30,13 +31,15 @@ from lmbench.kernels.trace.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.trace.verdicts import PhaseVerdict, judge_phases
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
+from lmbench.records.kernels import AnnotationKernels, KernelSummary, PhaseKernels, TopKernel
 from lmbench.records.kernels import AttentionTimes as InsideAttention
-from lmbench.records.kernels import KernelSummary, PhaseKernels, TopKernel
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
 
 #: Kernels of each phase that are kept in run.json, the longest first.
 TOP = 5
+#: The same of annotations.
+TOP_ANNOTATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Findings:
     clocks: Clocks
     verdicts: list[PhaseVerdict]
     attention: list[AttentionTimes]
+    annotations: Annotated
     operators: dict[str, list[OperatorRow]]
     guards: list[Guard]
 
@@ -98,6 +102,7 @@ def findings_of(trace: Trace) -> Findings:
         matmul_fractions=matmul_fractions(shares, step, run.mode) if has_kernels else {},
         clocks=clocks,
         verdicts=verdicts,
+        annotations=annotation_times(trace),
         attention=attention_times(trace.kernels, trace.timeline.steps, run.model),
         operators={} if has_kernels else operator_times(trace),
         guards=trace_guards(trace, count, shares, verdicts) if has_kernels else device_guards(trace),
@@ -128,6 +133,8 @@ def as_record(found: Findings) -> dict[str, Any]:
             "phases": [_verdict(one) for one in found.verdicts],
         },
         "attention": [asdict(times) for times in found.attention],
+        "annotations": [asdict(row) for row in found.annotations.rows],
+        "not_annotated_s": found.annotations.none_s,
         "operators": {phase: [asdict(row) for row in rows] for phase, rows in found.operators.items()},
         "guards": msgspec.to_builtins(found.guards),
     }
@@ -188,6 +195,12 @@ def summarize(found: Findings) -> KernelSummary:
         kernel_before_launch_count=count.kernels_before_launch,
         phases=_phases(found),
         attention=_attention(found),
+        annotations=[
+            AnnotationKernels(
+                row.name, row.calls / steps, row.kernel_s / steps, row.own_s / steps, row.instances / steps
+            )
+            for row in found.annotations.rows[:TOP_ANNOTATIONS]
+        ],
     )
 
 
