@@ -148,12 +148,29 @@ def test_an_update_of_long_kernels_is_told_of_its_bytes(tmp_path: Path, phase: s
     assert words in one.advice
 
 
+def test_kernels_of_unknown_kind_are_not_bound_by_memory(tmp_path: Path) -> None:
+    trace = renamed(simulated([[MANY_FAST], [MANY_FAST]]), "unheard_of_kernel")
+    advice = forward(examine(trace.write(tmp_path / "t.json"))).advice
+    assert advice == "100 % are kernels of unknown kind: what bounds them the trace does not say"
+    # Of every three kernels one is known.
+    for index, event in enumerate(event for event in trace.events if event["cat"] == "kernel"):
+        event["name"] = ("ampere_sgemm_128x64_tn", "unheard_of_kernel", "unheard_of_kernel")[index % 3]
+    assert "bound by memory" not in forward(examine(trace.write(tmp_path / "t.json"))).advice
+
+
+def test_nothing_is_said_of_products_that_the_trace_does_not_tell(tmp_path: Path) -> None:
+    trace = renamed(simulated([[MANY_FAST], [MANY_FAST]]), "ampere_sgemm_128x64_tn")
+    advice = forward(examine(trace.write(tmp_path / "t.json"))).advice
+    assert advice == "matrix products take 100 %: what is left is their efficiency, which the trace does not tell"
+
+
 @pytest.mark.parametrize(
     ("kernel", "words", "not_words"),
     [
         ("void softmax_warp_forward<float>(float*)", "a fused attention", "fused already"),
-        ("void vectorized_elementwise_kernel<4>(int)", "--trainer.compile", "fused attention"),
-        ("triton_poi_fused_silu_1", "fused already", "--trainer.compile"),
+        ("void vectorized_elementwise_kernel<4>(int)", "compile (torch.compile)", "fused attention"),
+        ("triton_poi_fused_silu_1", "fused already", "torch.compile"),
+        ("void vectorized_gather_kernel<16, long>(char*)", "moves data (index 100 %)", "torch.compile"),
     ],
 )
 def test_kernels_bound_by_memory_are_told_of_what_is_there_to_save(

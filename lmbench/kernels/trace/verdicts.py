@@ -10,12 +10,13 @@ from typing import Literal
 
 from lmbench.kernels.trace.clocks import Clocks, PhaseClock
 from lmbench.kernels.trace.compiled import TRITON
+from lmbench.kernels.trace.kinds import UNCLASSIFIED
 from lmbench.kernels.trace.phases import OUTSIDE, TracePhase
 from lmbench.kernels.trace.shares import PhaseShares
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import PHASES
+from lmbench.records.vocabulary import DAMAGED, PHASES
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
 _JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
@@ -37,6 +38,9 @@ _MUCH_SOFTMAX_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
 TraceWord = Literal[LagWord, "stalled"]
 
+# Kinds that do little with what they read and write, and those of them that do nothing else.
+_MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
+_MOVING_KINDS = ("index", "memcpy")
 _FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -186,15 +190,18 @@ def _queued(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
     gap = clock.queued_gap_s / clock.window_s if clock.window_s else 0.0
     if gap > _MANY_GAPS_FRACTION and gap > share.matmul_fraction / 2:
         return f"{clock.kernels:,.0f} short kernels with gaps between them: {_fewer(clock, share, run)}"
-    products, attention, traffic = share.matmul_fraction, _fraction(share, "attention"), _fraction(share, "comm")
-    memory = 1 - products - attention - traffic
+    products, attention = share.matmul_fraction, _fraction(share, "attention")
+    memory = sum(_fraction(share, kind) for kind in _MEMORY_KINDS)
+    unknown = _fraction(share, UNCLASSIFIED)
     exposed = clock.comm_exposed_s / clock.busy_s if clock.busy_s else 0.0
     if exposed > max(memory, products + attention):
         return f"{_exposed(clock)}: what computes beside it would save as much at most"
-    if products + attention > _MATMUL_BOUND_FRACTION:
+    if unknown > max(memory, products + attention):
+        return f"{100 * unknown:.0f} % are kernels of unknown kind: what bounds them the trace does not say"
+    if products + attention > _MATMUL_BOUND_FRACTION * (products + attention + memory):
         fused = f", fused attention {100 * attention:.0f} %" if attention else ""
         return f"matrix products take {100 * products:.0f} %{fused}: {_faster_products(run)}"
-    return f"{100 * memory:.0f} % are kernels bound by memory{_fewer_bytes(share, run)}"
+    return f"{100 * memory:.0f} % are kernels bound by memory{_fewer_bytes(share, run, memory)}"
 
 
 def _stalled(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
@@ -242,7 +249,7 @@ def _fewer(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
     if clock.phase in ("optimizer", "clip"):
         return "fewer parameters, or a larger batch per step"
     if not _is_compiled(share, run):
-        return "compile (--trainer.compile), or give each kernel more to do with a larger batch"
+        return f"compile ({_compile(run)}), or give each kernel more to do with a larger batch"
     if run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2:
         return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
     return "a larger batch gives each kernel more to do"
@@ -251,22 +258,32 @@ def _fewer(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
 def _faster_products(run: RunRecord) -> str:
     if (run.precision or "").startswith("32") and run.matmul_precision == "highest":
         return "bf16-mixed or TF32 (--measure.matmul_precision high) makes them faster; compile does not"
-    return "what is left is their efficiency: larger batches, sizes that are multiples of 64 or 128"
+    if run.outcome == DAMAGED:
+        return "what is left is their efficiency, which the trace does not tell"
+    return "what is left is their efficiency: `lmbench ceiling` measures what the device attains"
 
 
-def _fewer_bytes(share: PhaseShares, run: RunRecord) -> str:
+def _fewer_bytes(share: PhaseShares, run: RunRecord, memory: float) -> str:
     """What moves fewer bytes, behind the sentence that memory is the bound."""
     if share.phase == "optimizer":
         fused = _is_fused(share)
         return ": each byte is moved once already" if fused else ": a fused optimizer reads and writes each byte once"
     if share.phase == "clip":
         return ": every gradient is read for the norm, and read and written once to be scaled"
+    if sum(_fraction(share, kind) for kind in _MOVING_KINDS) > memory / 2:
+        most = max(_MOVING_KINDS, key=lambda kind: _fraction(share, kind))
+        return f", most of it moves data ({most} {100 * _fraction(share, most):.0f} %), which no compiler fuses away"
     softmax_s = sum(seconds for part, seconds in share.parts_s.items() if "softmax" in part.split("+"))
     has_much = softmax_s > _MUCH_SOFTMAX_FRACTION * share.kernel_s
     tail = "; a fused attention saves the scores' traffic" if has_much else ""
     if _is_compiled(share, run):
         return f", fused already: fewer bytes (a lower precision of what they read and write) is what helps{tail}"
-    return f": compile (--trainer.compile) fuses them{tail}"
+    return f": compile ({_compile(run)}) fuses them{tail}"
+
+
+def _compile(run: RunRecord) -> str:
+    """How compiling is called where the trace comes from."""
+    return "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
 
 
 def _fraction(share: PhaseShares, kind: str) -> float:
