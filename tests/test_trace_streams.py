@@ -12,9 +12,10 @@ from plain_sums import plain_sums
 from test_trace_clocks import clock, clocks_of
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.clocks import Clocks, phase_clocks
+from lmbench.kernels.tables import to_markdown
+from lmbench.kernels.trace.clocks import phase_clocks
 from lmbench.kernels.trace.findings import examine, summarize
-from lmbench.kernels.trace.kernels import Trace, load_trace
+from lmbench.kernels.trace.kernels import load_trace
 
 DATA = Path(__file__).parent / "trace_data"
 MAIN, SIDE = 7, 20
@@ -110,26 +111,30 @@ def test_an_unlinked_kernel_beside_a_launched_one_takes_nothing_from_it(tmp_path
     assert clock(clocks, "unlinked").busy_s == pytest.approx(100e-6)
 
 
-def by_stream(loaded: Trace) -> Clocks:
-    """The clocks as if each stream were a device."""
-    kernels = replace(loaded.kernels, device=loaded.kernels.stream)
-    return phase_clocks(kernels, loaded.events.launches, loaded.timeline)
-
-
 def test_devices_are_summed_and_never_united(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("forward", 0, 100)
-    launched(trace, 0, "gemm", 10, 90, MAIN)
-    launched(trace, 1, "gemm", 10, 40, SIDE)
-    loaded, one = clocks_of(trace, tmp_path)
-    assert one.whole.busy_s == pytest.approx(90e-6)
-    two = by_stream(loaded)
-    assert [(device.device, device.busy_s) for device in two.devices] == [
-        (MAIN, pytest.approx(90e-6)),
-        (SIDE, pytest.approx(40e-6)),
+    launched(trace, 0, "gemm", 10, 90)
+    number = len(trace.events) + 1
+    trace.launch(number, 1)
+    trace.kernel(number, "gemm", 10, 40, device=3)
+    path = trace.write(tmp_path / "t.json")
+    clocks = examine(path).clocks
+    assert [(one.device, one.busy_s) for one in clocks.devices] == [
+        (0, pytest.approx(90e-6)),
+        (3, pytest.approx(40e-6)),
     ]
-    assert clock(two, "forward").busy_s == pytest.approx(130e-6)
-    assert [device.idle_fraction for device in two.devices] == [pytest.approx(0.1), pytest.approx(0.6)]
+    assert {device: sums["busy"] for device, sums in plain_sums(path).items()} == {
+        0: pytest.approx(90e-6),
+        3: pytest.approx(40e-6),
+    }
+    forward = clock(clocks, "forward")
+    assert (forward.busy_s, forward.window_s) == (pytest.approx(130e-6), pytest.approx(200e-6))
+    assert [one.idle_fraction for one in clocks.devices] == [pytest.approx(0.1), pytest.approx(0.6)]
+    text = to_markdown(examine(path), 3, None)
+    assert "**device 0**: busy 0.090" in text
+    assert "**device 3**: busy 0.040" in text
+    assert "summed over 2 devices" in text
 
 
 def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class PhaseClock(DeviceTime):
 
 @dataclass(frozen=True)
 class DeviceClock(DeviceTime):
-    """All of one device's time; `device` is its number in the trace, -1 where there is none.
+    """All of one device's time; `device` is its number in the trace.
 
     `kernel_span_s` is from the start of its first kernel to the end of its last, which leaves out what the host does in
     the first step before and in the last behind.

@@ -50,6 +50,8 @@ _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset
 _BEGIN_CAPTURE, _END_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
 #: The most operators, calls and kernels of a trace.
 MAX_KEPT_EVENTS = 5_000_000
+# Numbers of devices have fewer.
+_DIGITS = 10
 _AS_WRITTEN = "give a trace as torch.profiler wrote it"
 
 
@@ -85,7 +87,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class DeviceEvents:
-    """Kernels, copies and fills on the device, by start. `device` counts the trace's devices from 0."""
+    """Kernels, copies and fills on the device, by start. `device` is its number in the trace, else it counts."""
 
     names: list[str]
     category: list[str]
@@ -109,7 +111,7 @@ class DeviceRanges:
 
 @dataclass(frozen=True)
 class Events:
-    """A whole trace of one process and at most one device.
+    """A whole trace of one process.
 
     Times count from `begun_us`, the file's time of the first event. `main_thread` is the one that the ranges are on.
     `unread` counts events of devices that are not read, by device; `unfinished` is the number of events without a
@@ -134,7 +136,7 @@ def read_events(document: TraceDocument) -> Events:
     """Sort a trace's events into columns, in ns; the document's notes are there when this returns.
 
     Raises UsageError for a file that is no trace or a damaged one, for events of wrong types, for a trace without any
-    event of torch.profiler's, and for one of several processes or devices.
+    event of torch.profiler's, and for one of several processes.
     """
     reader = _Reader(document)
     reader.read()
@@ -228,7 +230,8 @@ class _Reader:
         name, start_us = self._names.setdefault(name, name), self._time_us(event, "ts")
         if category in (_KERNEL, _COPY, _FILL):
             device = str(event.pid if args.device is None else args.device)
-            place = self._devices.setdefault(device, len(self._devices))
+            number = int(device) if device.isdecimal() and len(device) < _DIGITS else len(self._devices)
+            place = self._devices.setdefault(device, number)
             ids = (_whole(args.stream), _whole(args.correlation), _external(args))
             self._device.add(name, category, start_us, duration_us, place, *ids)
             return
@@ -267,16 +270,15 @@ class _Reader:
         )  # fmt: skip
 
     def _check(self) -> None:
-        """Refuse a trace with nothing to read, and one of several processes or devices."""
+        """Refuse a trace with nothing to read, and one of several processes."""
         if not len(self._device) and not len(self._host):
             has_none = f"has no operators and no kernels among its {self._events} events"
             if self._pairs:
                 has_none += f", and {self._pairs} that are written as beginning and end (B, E), which are not read"
             self._document.refuse(f"{has_none}; give a trace that torch.profiler wrote")
-        for found, what in ((self._processes, "processes"), (self._devices, "devices")):
-            if len(found) > 1:
-                holds = f"holds {'kernels of ' if what == 'devices' else ''}{len(found)} {what}"
-                self._document.refuse(f"{holds} ({', '.join(sorted(found)[:4])}); give the trace of one rank")
+        if len(self._processes) > 1:
+            holds = f"holds {len(self._processes)} processes ({', '.join(sorted(self._processes)[:4])})"
+            self._document.refuse(f"{holds}; give the trace of one rank")
 
     def _device_events(self, begun_us: float) -> DeviceEvents:
         start, end = self._device.times(begun_us)
