@@ -209,10 +209,9 @@ def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
             step.peak = {name: size for name, size in held.items() if size}
 
     hold()
-    step.note(
-        [[address, "parameters", owner.rpartition(".")[0], ""] for owner, address in parameters.items()]
-        + [[address, "optimizer_state", owner.rpartition(".")[0], ""] for owner, address in states.items()]
-    )
+    stays = [[address, "parameters", owner.rpartition(".")[0], ""] for owner, address in parameters.items()]
+    stays += [[address, "optimizer_state", owner.rpartition(".")[0], ""] for owner, address in states.items()]
+    step.note(stays)
     for number in range(steps):
         memory.mark(f"lmbench.step:{7 + number}", "START")
         memory.mark("lmbench.phase:forward", "START")
@@ -267,6 +266,7 @@ def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
             memory.free(address, ZERO_GRAD)
         hold(gradients=-40)
         memory.mark("lmbench.phase:zero_grad", "END")
+        step.note(stays)
         memory.mark(f"lmbench.step:{7 + number}", "END")
     memory.mark("lmbench.workspaces", "START")
     memory.free(workspace, (("_cuda_clearCublasWorkspaces", USER, 1),))

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode
+from lmbench.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from lmbench.memory.history.findings import Findings
 
 DESCRIPTION = (
     """\
@@ -24,7 +29,7 @@ pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch.
 )
 
 #: Options that only what was recorded has.
-_OF_RECORDED = ("--top", "--device", "--format", "-h", "--help")
+_OF_RECORDED = ("--top", "--device", "--format", "--html", "--svg", "-h", "--help")
 
 
 @command
@@ -39,6 +44,8 @@ def run(args: list[str]) -> int:
     parser.add_argument("--device", type=int, metavar="N", help="whose history, where a snapshot has several devices'")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with a timeline")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as a picture")
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or what the peak holds as CSV")
     options = parser.parse_args(args[1:])
     # Help does not wait for these.
@@ -46,7 +53,11 @@ def run(args: list[str]) -> int:
     from lmbench.memory.tables import print_findings, to_csv, to_markdown
     from lmbench.report.screen import make_console
 
+    for target in (options.html, options.svg):
+        if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
+            raise UsageError(f"{str(target)!r} cannot be written; name a file in a folder that exists")
     found = examine(options.source, options.device)
+    _draw(found, options.html, options.svg)
     if options.json:
         print(json.dumps(as_record(found), indent=1, allow_nan=False))
     elif options.format == "csv":
@@ -62,6 +73,25 @@ def _is_to_come(words: list[str]) -> bool:
     """Whether the words are a configuration's, which is options and nothing else."""
     first = next((word for word in words if word != "--json"), "")
     return first.startswith("-") and first.partition("=")[0] not in _OF_RECORDED
+
+
+def _draw(found: Findings, page: Path | None, svg: Path | None) -> None:
+    """Write the timeline where it was asked for."""
+    if page is None and svg is None:
+        return
+    from lmbench.memory.tables import tables_html
+    from lmbench.memory.timeline import memory_timeline
+    from lmbench.memory.timeline_picture import memory_picture, own_page, own_svg
+
+    picture = memory_picture(found.title, memory_timeline(found))
+    for target, text in ((page, own_page(picture, tables_html(found))), (svg, own_svg(picture))):
+        if target is None:
+            continue
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{str(target)!r} cannot be written: {error.strerror}; choose another file") from error
+        print(f"lmbench: timeline written to {target}", file=sys.stderr)
 
 
 def _positive(text: str) -> int:

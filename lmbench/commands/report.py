@@ -47,9 +47,10 @@ def _parser() -> CommandParser:
 def make_catalogue() -> Catalogue:
     """What views may name: the report's own columns and charts, and those of every feature."""
     from lmbench.kernels.in_report import KERNELS
+    from lmbench.memory.in_report import MEMORY
     from lmbench.report.feature import Catalogue
 
-    return Catalogue([KERNELS])
+    return Catalogue([KERNELS, MEMORY])
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from html import escape
 
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
 from lmbench.report.text import shortened
 from lmbench.report.units import MISSING, gib, gib_number, percent, whole
+from lmbench.text import shown
 
 #: Parts with less of the peak than this are together in one row.
 _PART_FRACTION = 0.005
@@ -42,6 +44,32 @@ def to_markdown(found: Findings, top: int) -> str:
     return (
         "\n".join([*lines, "", *(f"- **{label}**: {escaped(text)}" for label, text in closing(found) if label)]) + "\n"
     )
+
+
+def tables_html(found: Findings, top: int = 40) -> str:
+    """All lines and tables as HTML."""
+    parts = ['<ul class="facts">', *(f"<li>{escape(shown(f'{label}: {text}'))}</li>" for label, text in head(found))]
+    parts.append("</ul>")
+    for table in tables(found, top):
+        headings = "".join(
+            f"<th scope='col'{' class=number' if heading.is_number else ''}>{escape(heading.text)}</th>"
+            for heading in table.headings
+        )
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f"<td{' class=right' if heading.is_number else ''}>{escape(entry.full_text)}</td>"
+                for heading, entry in zip(table.headings, row, strict=True)
+            )
+            + "</tr>"
+            for row in table.rows
+        )
+        parts.append(
+            f'<figure class="table"><figcaption><strong>{escape(table.title)}</strong> {escape(table.caption)}'
+            f'</figcaption><div class="scroll" tabindex="0"><table><thead><tr>{headings}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div></figure>"
+        )
+    return "\n".join(parts)
 
 
 def to_csv(found: Findings) -> str:

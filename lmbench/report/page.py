@@ -71,12 +71,12 @@ def to_html(report: Report) -> str:
         sections=sections,
         unread=report.unread,
         scripts=[Markup(script) for script in scripts],
-        script_source=f"; script-src {' '.join(map(_hash, scripts))}" if scripts else "",
+        script_source=f"; script-src {' '.join(map(script_hash, scripts))}" if scripts else "",
     )
     return shown_lines(page)
 
 
-def _hash(script: str) -> str:
+def script_hash(script: str) -> str:
     """What a content security policy calls this one script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 

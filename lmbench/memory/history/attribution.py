@@ -68,6 +68,9 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     if notes is None:
         found.category[:] = _by_stacks(snapshot, played)
         return found
+    if played.entry_count >= notes.max_entries > 0:
+        # What lay at an address before the history begins, nobody knows; what stays is noted again at every step's end.
+        bands.forget_moments_before(int(played.time_us[0]))
     lookup = _Lookup(played)
     unmatched = _by_notes(found, names, lookup, notes)
     rest = found.category == UNKNOWN
@@ -112,7 +115,6 @@ def _by_notes(found: Attribution, names: _Names, lookup: _Lookup, notes: MemoryN
     for place, moment in enumerate(notes.moments):
         at_us = found.bands.moments.get(place)
         if at_us is None:
-            unmatched += len(moment.blocks)
             continue
         for noted in moment.blocks:
             block = lookup.block(noted.address, at_us)

@@ -62,6 +62,10 @@ class Bands:
             if each.is_start and each.name.startswith(MOMENT) and each.name[len(MOMENT) :].isdecimal()
         }
 
+    def forget_moments_before(self, time_us: int) -> None:
+        """Leave only the moments from a time on."""
+        self.moments = {place: at_us for place, at_us in self.moments.items() if at_us >= time_us}
+
     @property
     def is_own(self) -> bool:
         """Whether lmbench set the ranges."""

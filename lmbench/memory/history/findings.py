@@ -112,6 +112,11 @@ class Findings:
     guards: list[Guard]
 
     @property
+    def title(self) -> str:
+        """What it is of, for a heading."""
+        return self.run.run_id if self.run is not None and self.run.run_id else self.path.name
+
+    @property
     def peak_bytes(self) -> int:
         return int(self.played.allocated_bytes[self.peak])
 
@@ -137,6 +142,11 @@ class Findings:
     @property
     def unknown_fraction(self) -> float:
         return self.by_category.get("unknown", 0) / self.peak_bytes if self.peak_bytes else 0.0
+
+    @property
+    def is_older_lost(self) -> bool:
+        """Whether all that is missing is what was before the first entry."""
+        return bool(self.cuts) and not self.played.holes
 
     @property
     def is_complete(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lmbench.memory.categories import CATEGORY_LABELS
 from lmbench.memory.history.findings import Findings, examine
+from lmbench.memory.timeline import memory_timeline, write_timeline
 from lmbench.records.guard import Guard
 from lmbench.records.memory import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 
@@ -13,9 +14,13 @@ _TOP, _PARTS = 10, 40
 
 
 def examine_run(folder: Path, record: MemoryHistoryRecord) -> list[Guard]:
-    """Fill in what the history in a run's folder says; returns its guards. Raises UsageError, see examine."""
+    """Fill in what the history in a run's folder says; returns its guards, and leave its timeline there.
+
+    Raises UsageError, see examine; OSError where the timeline cannot be written.
+    """
     found = examine(folder)
     summarize(found, record)
+    write_timeline(memory_timeline(found), folder)
     return found.guards
 
 
