@@ -7,7 +7,7 @@ it in again, so what looks like a secret under an innocent name is masked as wel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -80,14 +80,24 @@ def _ends_secret(word: str) -> bool:
 
 
 def masked(tree: Any, name: str = "") -> Any:
-    """A configuration, or any other tree of plain values, without its secrets."""
+    """A configuration, or any other tree of plain values, without its secrets; of text that holds one (an address), the
+    rest stays."""
+    return _masked(tree, name, masked_text)
+
+
+def masked_whole(tree: Any) -> Any:
+    """The same for what is to be used again: text that holds a secret is one, and has to be filled in."""
+    return _masked(tree, "", lambda text: text if masked_text(text) == text else MASK)
+
+
+def _masked(tree: Any, name: str, mask: Callable[[str], str]) -> Any:
     if isinstance(tree, Mapping):
-        return {key: masked(value, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
+        return {key: _masked(value, f"{name}.{key}" if name else str(key), mask) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [masked(value, name) for value in tree]
+        return [_masked(value, name, mask) for value in tree]
     if is_secret(name, tree) and tree != "":
         return MASK
-    return masked_text(tree) if isinstance(tree, str) else tree
+    return mask(tree) if isinstance(tree, str) else tree
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
@@ -122,7 +132,7 @@ def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from secrets_of(value, name)
-    elif is_secret(name, tree) and tree != "":
+    elif tree != "" and (is_secret(name, tree) or (isinstance(tree, str) and masked_text(tree) != tree)):
         yield name, tree
 
 

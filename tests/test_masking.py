@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 from warm_server import warm_server
 
+from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.masking import is_secret, keep_secret, masked, masked_text, masked_words, to_fill_in
 from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.schema import fields
+from lmbench.sweep.file import SweepFile, read_sweep_file
+from lmbench.sweep.folder import SweepFolder, read_sweep_folder
+from lmbench.sweep.outcome import new_record
+from lmbench.sweep.plan import Plan, make_plan
+from lmbench.sweep.sides import two_sides
 from lmbench.wandb.content import config_of
 from lmbench.wandb.publish import WandbProblem
 
@@ -160,3 +166,83 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
     assert "give its value, such as --model.init_args.hf_token VALUE" in told
     code, told = _fit(tmp_path, "--config", config, "--model.init_args.hf_token=planted-token", "--model.fails=false")
     assert code == 0, told
+
+
+# sweeps
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep's file with secrets in its configuration, its options and its variables."""
+    monkeypatch.chdir(tmp_path)
+    config = "model: {size: tiny, hub: {hf_token: planted-config}}\ndata: {url: 'http://u:planted@h/x'}"
+    Path("base.yaml").write_text(config)
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "base: {config: base.yaml, model.auth: {password: planted-option}}\n"
+        "matrix: {data.batch_size: [1, 2]}\n"
+        "environments: {a: {variables: {GH_PAT: planted-variable, NORMAL: x}}}\n"
+    )
+    return path
+
+
+def _begin(name: str, file: SweepFile) -> tuple[Plan, Path]:
+    plan, folder = make_plan(name, file), SweepFolder(Path("results") / name)
+    folder.open(plan)
+    folder.close()
+    return plan, folder.path
+
+
+def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep: Path) -> None:
+    plan, folder = _begin("mine", read_sweep_file(sweep))
+    words = plan.cells[0].words()
+    assert "--model.hub.hf_token=planted-config" in words
+    assert "--data.url=http://u:planted@h/x" in words
+    assert '--model.auth={"password": "planted-option"}' in words
+    assert plan.environment_of(plan.cells[0]).process_variables()["GH_PAT"] == "planted-variable"
+    stored = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    assert len(stored) >= 3
+    assert not any("planted" in text for text in stored)
+    assert "planted" not in (new_record("x", words).replay_command or "")
+
+
+def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, folder = _begin("mine", read_sweep_file(sweep))
+    given = {}
+    anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
+    for option, value in anew.items():
+        with pytest.raises(UsageError, match="not stored in a sweep's folder"):
+            make_plan(*_changed(folder, given))
+        given[option] = value
+    with pytest.raises(UsageError, match=r"environment a: GH_PAT is not stored .* export it"):
+        make_plan(*_changed(folder, given))
+    monkeypatch.setenv("GH_PAT", "anew")
+    again, _ = _begin(*_changed(folder, given))
+    assert [cell.id for cell in again.cells] == [cell.id for cell in plan.cells]
+    assert "--model.hub.hf_token=anew" in again.cells[0].words()
+    assert again.environment_of(again.cells[0]).process_variables()["GH_PAT"] == "anew"
+
+
+def _changed(folder: Path, given: dict[str, str]) -> tuple[str, SweepFile]:
+    name, file = read_sweep_folder(folder)
+    return name, file.changed(given)
+
+
+def test_a_dry_run_lists_no_secret(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(sweep), "--dry-run", "--model.pat", "planted-word"]) == 0
+    out = capsys.readouterr().out
+    assert "planted" not in out
+    assert "'--model.pat=***'" in out
+
+
+def test_a_secret_in_a_list_of_a_configuration_is_refused(sweep: Path) -> None:
+    Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
+    with pytest.raises(UsageError, match="is a secret in a list"):
+        make_plan("mine", read_sweep_file(sweep))
+
+
+def test_two_sides_do_not_go_by_secrets() -> None:
+    with pytest.raises(UsageError, match="HF_TOKEN looks like a secret"):
+        two_sides(["smoke"], {}, None, None, {"HF_TOKEN": ["a", "b"]})

@@ -47,7 +47,7 @@ MISTAKES = {
     "a nameless environment": ("{environments: {null: {}}}", "write it in quotes"),
     "unknown environment key": ("{environments: {x: {pyhton: y}}}", "did you mean python?"),
     "tree alone": ("{environments: {x: {tree: .}}}", "tree without revision"),
-    "a secret": ("{environments: {x: {variables: {WANDB_API_KEY: s}}}}", "looks like a secret"),
+    "a secret": ("matrix: {model.hf_token: [a, b]}", "looks like a secret, and cells go by what differs"),
 }
 
 

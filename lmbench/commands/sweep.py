@@ -12,6 +12,7 @@ from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.masking import keep_words_secret, masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import SWEEP_FILE
@@ -39,6 +40,7 @@ environments (python, revision and tree, variables), repeats, timeout_s, view.""
 @command
 def run(args: list[str]) -> int:
     """Run or list a sweep; returns the exit code."""
+    keep_words_secret(args)
     try:
         options, given = _parser().parse_known_args(args[1:])
         return _sweep(options, read_options(given))
@@ -147,7 +149,7 @@ def _list(plan: Plan, estimate: Estimate) -> None:
         command, *options = cell.words()
         words = ["lmbench", command, *([f"--config={cell.config}"] if cell.config is not None else []), *options]
         where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
-        print(f"{shown(cell.id)}\n    {shown(shlex.join(words) + where)}")
+        print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
     print(f"{extent(plan)}\n{cost(plan, estimate)}")
 
 

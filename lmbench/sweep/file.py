@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError, suggest
+from lmbench.masking import is_secret
 from lmbench.records.vocabulary import MODES, Mode
 
 #: Options by their dotted names, each with its value as YAML has it: `{"model.size": "small"}`.
@@ -43,7 +44,7 @@ _OWN = {
     "measure.results_dir": "give --results_dir to the command",
     "measure.run_id": "the sweep names its runs itself",
 }
-_SECRET = {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"}
+_COMMAND_LINE = "the command line"
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -102,7 +103,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         for option in options:
             if option in self.axis_options():
                 raise UsageError(f"--{option} is an axis of this sweep; change the file, or leave the option out")
-        _check_options("the command line", options)
+        _check_options(_COMMAND_LINE, options)
         given = {"repeats": repeats, "timeout_s": timeout_s}
         changes = {name: value for name, value in given.items() if value is not None}
         return sweep_from({**self.as_mapping(), "base": {**self.base, **options}, **changes})
@@ -229,6 +230,8 @@ def _check_options(where: str, options: Iterable[object]) -> None:
     for option in options:
         if option in _OWN:
             raise UsageError(f"{where}: {option} is set by the sweep; {_OWN[str(option)]}")
+        if where not in ("base", _COMMAND_LINE) and is_secret(str(option)):
+            raise UsageError(f"{where}: {option} looks like a secret, and cells go by what differs; give it in base")
         if not _OPTION.fullmatch(str(option)):
             raise UsageError(f"{where}: {option!r} is no option's name; write it as in `lmbench fit -h`: model.size")
 
@@ -256,10 +259,5 @@ def _check_sides(sweep: SweepFile) -> None:
 
 
 def _check_environment(name: str, spec: EnvironmentSpec) -> None:
-    for variable in spec.variables:
-        if _SECRET & set(variable.upper().split("_")):
-            raise UsageError(
-                f"environments: {name}: {variable} looks like a secret, and this file is stored; export it instead"
-            )
     if spec.tree is not None and spec.revision is None:
         raise UsageError(f"environments: {name}: tree without revision does nothing; name a revision, such as HEAD~1")

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, is_folder, read_file
+from lmbench.masking import masked_whole
 from lmbench.records.codec import DamagedRecord, checked, decode
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION
@@ -156,7 +159,7 @@ class SweepFolder:
         before = self._stored()
         file = plan.file.as_mapping()
         for options, name in _configured(file):
-            write_whole(self.path / name, plan.configs[str(options[CONFIG])])
+            write_whole(self.path / name, _without_secrets(plan.configs[str(options[CONFIG])]))
             options[CONFIG] = name
         stored = StoredSweep(
             schema_version=SCHEMA_VERSION,
@@ -164,9 +167,12 @@ class SweepFolder:
             view=plan.file.view,
             created_at=_now() if before is None else before.created_at,
             axes=axes_of([cell.axes for cell in plan.cells]),
-            cells=[StoredCell(cell.id, cell.axes, cell.command, cell.options) for cell in plan.cells],
-            environments={name: environment.facts for name, environment in plan.environments.items()},
-            file=file,
+            cells=[StoredCell(cell.id, cell.axes, cell.command, masked_whole(cell.options)) for cell in plan.cells],
+            environments={
+                name: replace(environment.facts, variables=masked_whole(environment.facts.variables))
+                for name, environment in plan.environments.items()
+            },
+            file=masked_whole(file),
         )
         write_whole(self.path / SWEEP_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1).decode() + "\n")
 
@@ -302,6 +308,13 @@ def _open_own(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, f"{path.name} is no plain file")
     return fd
+
+
+def _without_secrets(config: str) -> str:
+    """A configuration's text as it is kept."""
+    content = yaml.safe_load(config)
+    kept = masked_whole(content)
+    return config if kept == content else yaml.safe_dump(kept, sort_keys=False)
 
 
 def _configured(file: dict[str, Any]) -> list[tuple[Options, str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import ExitCode
+from lmbench.masking import masked_words
 from lmbench.records.load import Run
 from lmbench.records.measured import RunError
 from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord
@@ -47,8 +48,9 @@ def ending_of(record: RunRecord) -> Ending:
 
 def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
     """The record of a run whose process left none."""
-    replay = shlex.join(["lmbench", *words])
-    return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=list(words), replay_command=replay)
+    argv = masked_words(words)
+    replay = shlex.join(["lmbench", *argv])
+    return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
 
 
 def is_unfinished(found: Run) -> bool:

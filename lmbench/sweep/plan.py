@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import msgspec
 
 from lmbench.configs import read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
+from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.vocabulary import SIDE
 from lmbench.sweep.environments import HERE, Environment, EnvironmentFacts, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
@@ -109,12 +111,36 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
         UsageError: something that it names is not there, or the grid is none.
     """
     _refuse_too_many(file)
+    file = _filled_in(file)
     given = [options[CONFIG] for options in (file.base, *file.sides.values()) if options.get(CONFIG) is not None]
     read = {name: _read_config(name) for name in map(str, given)}
+    keep_secret(value for _, value in secrets_of([file.as_mapping(), [content for _, content in read.values()]]))
     environments = resolve(file.environments, makes_checkouts)
     facts = {name: environment.facts for name, environment in environments.items()}
     cells = expand(file, {name: content for name, (_, content) in read.items()}, facts)
     return Plan(name, file, cells, environments, {name: text for name, (text, _) in read.items()})
+
+
+def _filled_in(file: SweepFile) -> SweepFile:
+    """The file of a sweep that is gone on with: its folder keeps no secrets, so that they have to come anew.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    for options in (file.base, *file.sides.values()):
+        for name in (name for name, value in options.items() if to_fill_in(value)):
+            raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE, or with its file")
+    environments = {}
+    for name, spec in file.environments.items():
+        variables = {variable: os.environ.get(variable, MASK) if value == MASK else value
+                     for variable, value in spec.variables.items()}  # fmt: skip
+        for variable in to_fill_in(variables):
+            raise UsageError(
+                f"environment {name}: {variable} is not stored in a sweep's folder; export it, or go on with the "
+                "sweep's file"
+            )
+        environments[name] = msgspec.structs.replace(spec, variables=variables)
+    return msgspec.structs.replace(file, environments=environments)
 
 
 def find_sweep(given: str) -> Path:
@@ -251,15 +277,36 @@ def _cell(
         raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
     options = {**sweep.base, **own, **of_pass}
     config = None if (given := options.pop(CONFIG, None)) is None else str(given)
+    if config is not None:
+        # The copy that the cell's process reads has none.
+        options = {**_secrets_of_config(config, configs[config]), **options}
+        for name in to_fill_in(options):
+            raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE")
     if mode not in (None, "inference"):
         options["measure.mode"] = mode
     command = "validate" if mode == "inference" else "fit"
     place = None if environment is None else msgspec.to_builtins(facts[environment])
-    identity = [command, None if config is None else configs[config], sorted(options.items()), place]
+    # A secret's value is no part of it: a new one measures the same.
+    base = None if config is None else masked_whole(configs[config])
+    kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
+    identity = [command, base, sorted(kept.items()), masked_whole(place)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:_DIGEST_DIGITS]
     name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying)))[:_MAX_NAME].strip("-.")
     axes = {axis: value for axis, value in point.items() if axis != CONFIG}
     return GridCell(f"{name or command}-{digest}", axes, command, options, environment, config)
+
+
+def _secrets_of_config(given: str, content: Any) -> Options:
+    """A configuration's secrets as options."""
+    found: Options = {}
+    for name, value in secrets_of(content):
+        at = content
+        for key in name.split("."):
+            at = at.get(key) if isinstance(at, Mapping) else None
+        if at is None:
+            raise UsageError(f"config {given!r}: {name} is a secret in a list, which no option sets; export it instead")
+        found[name] = value
+    return found
 
 
 def _part(axis: str, value: Any) -> str:

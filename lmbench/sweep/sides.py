@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.errors import UsageError
+from lmbench.masking import is_secret
 from lmbench.sweep.environments import resolve_revision
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, Options, SweepFile, sweep_from
 
@@ -41,6 +42,9 @@ def two_sides(
     """
     if len(given) not in (1, 2):
         raise UsageError(f"compare --run takes one or two configurations, A and B; {len(given)} given")
+    for variable in variables:
+        if is_secret(variable):
+            raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
     environments: dict[str, Any] = {}
     sides: dict[str, Options] = {}
     for at, (name, words) in enumerate(zip(_SIDES, (given[0], given[-1]), strict=True)):
