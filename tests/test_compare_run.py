@@ -174,6 +174,14 @@ def test_a_variable_and_the_tree_as_it_is_make_environments(compare_run):
     assert [servers.variables[side]["OMP_NUM_THREADS"] for side in "AB"] == ["1", "2"]
 
 
+def test_both_servers_are_ready_before_either_side_is_measured(compare_run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Measured, "await_ready", lambda self, environments: asked.append(len(list(environments))))
+    compare_run(noisy(), "a.yaml", "--variable", "X", "1", "2", "--budget", "0.001s")
+    # To check the options, for both sides, for each.
+    assert asked == [2, 2, 1, 1]
+
+
 def test_two_sides_of_one_thing_have_one_server_a_round():
     assert two_sides(["smoke"], {}, None, None, {}).environments == {}
 
@@ -213,6 +221,8 @@ def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run
     assert "is there already; `lmbench compare --run results/c` goes on" in capsys.readouterr().err
     assert compare_run(noisy(), "results/c", "--data.x", "1")[0] == 2
     assert "it has its options already" in capsys.readouterr().err
+    assert main(["sweep", "results/c"]) == 2
+    assert "has sides to compare; `lmbench compare --run FOLDER` goes on with it" in capsys.readouterr().err
 
 
 def test_budgets_are_durations():

@@ -171,6 +171,25 @@ def test_slow_processes_of_one_side_only_are_no_same(tmp_path):
     assert len(found.cells[0].slow) == 10
 
 
+def test_foreign_sides_and_figures_end_in_a_comparison_all_the_same(tmp_path):
+    odd = {(side, at): {"sweep": {"axes": {"side": [side]}}} for side in "AB" for at in range(5)}
+    make_rounds(tmp_path / "c", quiet(5), odd)
+    found = compare(*(f'{tmp_path / "c"}@side=["{side}"]' for side in "AB"), 0.01)
+    assert found.cells[0].by_rounds
+    far = [(1e-300, 1e300), (1e300, 1e-300), (1e-5, 1.0), (1e300, 1.0), (1.0, 1e300)]
+    assert compare(*make_rounds(tmp_path / "d", far), 0.01).verdict == "undecided"
+
+
+def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):
+    failed = {"guards": [{"name": "window_identity", "status": "fail", "message": "1.4 % apart"}]}
+    (cell,) = compare(*make_rounds(tmp_path / "c", quiet(8), {("B", 2): failed}), 0.01).cells
+    assert (cell.verdict, len(cell.used_a)) == ("same", 7)
+    assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
+    (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), {("B", at): failed for at in (0, 2, 5)}), 0.01).cells
+    assert cell.verdict == "invalid"
+    assert cell.reasons == ("guard window_identity failed in 3 of 8 runs of B: 1.4 % apart",)
+
+
 def test_a_run_whose_pair_does_not_count_is_left_out_with_the_reason(tmp_path):
     changes = {("A", 2): {"outcome": "error"}}
     (cell,) = compare(*make_rounds(tmp_path, quiet(8), changes), 0.01).cells

@@ -15,7 +15,7 @@ from lmbench.commands.compare import add_output_options, check_output_options, p
 from lmbench.commands.parser import CommandParser
 from lmbench.commands.sweep import carry_out, read_options
 from lmbench.compare.comparison import Comparison, compare
-from lmbench.compare.verdict import INVALID, UNDECIDED
+from lmbench.compare.verdict import INVALID, MIN_REPEATS, UNDECIDED
 from lmbench.errors import UsageError
 from lmbench.records.load import is_run_folder
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
@@ -164,11 +164,16 @@ class _Looks:
         latest = [process for process in (cell.slow if cell else ()) if process.round == rounds]
         for process in latest:
             self._progress.said(f"slow: {process}; measured again in round {rounds + 1}")
-        if cell is None or not cell.metrics or found.verdict == INVALID:
+        if cell is None or found.verdict == INVALID:
             return True
+        if not cell.metrics:
+            left_out = (*cell.left_out_a, *cell.left_out_b)
+            # One that ended well is left out for a guard, which may have been an accident.
+            return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         if found.verdict != UNDECIDED and not latest:
             return True
         if elapsed_s * (1 + 1 / self._measured) > self._budget_s:
-            self._progress.said(f"the next round would not end within the budget of {duration(self._budget_s)}")
+            round_s = duration(elapsed_s / self._measured)
+            self._progress.said(f"a round takes {round_s}: another is beyond the budget of {duration(self._budget_s)}")
             return True
         return False

@@ -83,6 +83,8 @@ def read_options(words: list[str]) -> Options:
 def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
     file = file.changed(options, given.repeats, given.timeout)
+    if file.sides:
+        raise UsageError(f"{given.sweep!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     if file.view is not None:
         make_catalogue().view(file.view, file.matrix)
     plan = make_plan(name, file, makes_checkouts=not given.dry_run)

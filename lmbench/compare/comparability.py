@@ -110,7 +110,7 @@ def invalid_reasons(a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = (
         reasons += _variables(a, b, about)
     for name, runs in (("A", a), ("B", b)):
         reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in mixture(runs)]
-        reasons += _failed_guards(name, runs)
+        reasons += failed_guards(name, runs)
     return reasons + (_not_asked(a[0].record, b[0].record, about) if about else [])
 
 
@@ -171,7 +171,8 @@ def _variables(a: Sequence[Run], b: Sequence[Run], about: Sequence[str]) -> list
     return reasons
 
 
-def _failed_guards(side: str, runs: Sequence[Run]) -> list[str]:
+def failed_guards(side: str, runs: Sequence[Run]) -> list[str]:
+    """Guards that failed in runs of a side, a line each."""
     failed: dict[str, list[str]] = {}
     for run in runs:
         for guard in run.record.guards:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmbench.compare.comparability import check_about, invalid_reasons
+from lmbench.compare.comparability import check_about, failed_guards, invalid_reasons
 from lmbench.compare.metrics import METRICS, STEP, Metric
 from lmbench.compare.noise import NoiseFloors
 from lmbench.compare.notes import notes
@@ -25,11 +25,14 @@ from lmbench.compare.sides import (
     split_usable,
 )
 from lmbench.compare.slow import SlowProcess, one_sided, slow_processes
-from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, Decision, decide, holm, overall
+from lmbench.compare.verdict import EXIT_CODES, INVALID, MIN_REPEATS, SAME, UNDECIDED, Decision, decide, holm, overall
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.settings import Difference, differences
 from lmbench.records.welch import Ratio, geometric_mean, ratio_of
+
+#: A guard that fails in more of a side's rounds than this is no accident.
+_ACCIDENTS_FRACTION = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -104,15 +107,28 @@ class _Pair:
         self.invalid: list[str] = []
         self.rounds = pair_rounds(self.a, self.b)
         if self.rounds is not None:
+            for name in "AB":
+                self._leave_out_failed(name)
+            self.rounds = pair_rounds(self.a, self.b) or []
             self._keep_whole_rounds(self.rounds)
         #: Of each figure that every run of both sides has: a value of each run.
         self.values: dict[Metric, tuple[list[float], list[float]]] = {}
         if self.a and self.b:
-            self.invalid = invalid_reasons(self.a, self.b, about)
+            self.invalid += invalid_reasons(self.a, self.b, about)
             self.values = {metric: found for metric in METRICS if (found := _values(metric, self.a, self.b))}
         ratio = ratio_of if self.rounds is None else ratio_by_rounds
         self.ratios: dict[Metric, Ratio] = {metric: ratio(*values) for metric, values in self.values.items()}
         self.adjusted_p: dict[Metric, float] = {}
+
+    def _leave_out_failed(self, name: str) -> None:
+        """A run whose guard failed is measured again in another round; where many did, it was no accident."""
+        runs, left_out = (self.a, self.left_out_a) if name == "A" else (self.b, self.left_out_b)
+        failed = [(run, guard) for run in runs for guard in run.record.guards if guard.status == "fail"]
+        paths = {run.path for run, _ in failed}
+        if len(runs) >= MIN_REPEATS and len(paths) > _ACCIDENTS_FRACTION * len(runs):
+            self.invalid += failed_guards(name, runs)
+        left_out += [LeftOut.of(run, f"guard {guard.name} failed: {guard.message}") for run, guard in failed]
+        runs[:] = [run for run in runs if run.path not in paths]
 
     def _keep_whole_rounds(self, rounds: Sequence[tuple[Run, Run]]) -> None:
         whole = {run.path for pair in rounds for run in pair}

@@ -98,6 +98,9 @@ def _scores(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 
 def _confounded(found: Sequence[Difference]) -> str | None:
     kinds = {_kind(difference.name) for difference in found if None not in (difference.a, difference.b)} - {""}
+    if kinds & {"code", "versions"}:
+        # An environment is how those were chosen.
+        kinds.discard("sweep.environment")
     if len(kinds) < 2:
         return None
     return f"{len(kinds)} things differ at once ({', '.join(sorted(kinds))}): the ratio does not tell which one counts"

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lmbench.records.welch import CONFIDENCE, EQUIVALENCE_CONFIDENCE, POWER, Ratio, std_of_logs
+from lmbench.records.welch import CONFIDENCE, EQUIVALENCE_CONFIDENCE, POWER, Ratio, ratio_from, std_of_logs
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -119,15 +119,15 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     found = tuple(differences.tolist())
     n, middle = len(found), float(np.mean(differences))
     if n < 2:
-        return RoundsRatio(math.exp(middle), None, None, None, n, n, std_a, std_b, None, None, found)
+        return RoundsRatio(ratio_from(middle), None, None, None, n, n, std_a, std_b, None, None, found)
     if float(np.std(differences)) < _EQUAL:
-        ratio, p = math.exp(middle), 1.0 if abs(middle) < _EQUAL else 0.0
+        ratio, p = ratio_from(middle), 1.0 if abs(middle) < _EQUAL else 0.0
         return RoundsRatio(ratio, ratio, ratio, p, n, n, std_a, std_b, ratio, ratio, found)
     p = min(1.0, math.exp(-float(log_evidence(differences)[-1])))
     middle = _least_evidence(differences)
     low, high = _interval(differences, middle, CONFIDENCE)
     equal_low, equal_high = _interval(differences, middle, EQUIVALENCE_CONFIDENCE)
-    return RoundsRatio(math.exp(middle), low, high, p, n, n, std_a, std_b, equal_low, equal_high, found)
+    return RoundsRatio(ratio_from(middle), low, high, p, n, n, std_a, std_b, equal_low, equal_high, found)
 
 
 def _against(differences: Floats, points: Floats) -> Floats:
@@ -167,7 +167,7 @@ def _interval(differences: Floats, middle: float, confidence: float) -> tuple[fl
             beyond = _against(differences, points[1:]) >= -math.log(1 - confidence)
             first = int(np.argmax(beyond)) if beyond.any() else _GRID - 2
             inside, outside = float(points[first]), float(points[first + 1])
-        ends.append(math.exp(inside))
+        ends.append(ratio_from(inside))
     return ends[0], ends[1]
 
 

@@ -192,8 +192,10 @@ def pair_rounds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | N
     Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
     """
     homes = {(run.path.parent, run.record.sweep.name if run.record.sweep else None) for run in (*a, *b)}
-    sides = [{(_axes(run.record) or {}).get(SIDE) for run in runs} for runs in (a, b)]
-    if len(homes) != 1 or any(len(names) != 1 or None in names for names in sides) or sides[0] == sides[1]:
+    axes = [[_axes(run.record) or {} for run in runs] for runs in (a, b)]
+    sides = [{as_text(each[SIDE]) for each in found if SIDE in each} for found in axes]
+    is_whole = all(SIDE in each for found in axes for each in found)
+    if not is_whole or len(homes) != 1 or [len(names) for names in sides] != [1, 1] or sides[0] == sides[1]:
         return None
     mine, theirs = ({run.record.sweep.repeat: run for run in runs if run.record.sweep} for runs in (a, b))
     return [(mine[repeat], theirs[repeat]) for repeat in sorted({*mine} & {*theirs}, key=lambda at: at or 0)]

@@ -14,6 +14,7 @@ from lmbench.compare.metrics import STEP
 from lmbench.compare.rounds import STD_PER_MAD
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
+from lmbench.records.welch import ratio_from
 from lmbench.report.units import percent_short
 
 #: A process is slow from so many standard deviations on, of the differences of all rounds (from their median absolute
@@ -79,7 +80,7 @@ def slow_processes(rounds: Sequence[tuple[Run, Run]]) -> list[SlowProcess]:
             run = pair[at]
             place = run.record.sweep
             number = (place.repeat or 0) + 1 if place else 0
-            found.append(SlowProcess("AB"[at], number, run.run_id, math.expm1(excess), _state(run, everyone)))
+            found.append(SlowProcess("AB"[at], number, run.run_id, ratio_from(excess) - 1, _state(run, everyone)))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ POWER = 0.90
 #: Spreads of logarithms below this are rounding: the values are equal (peaks of memory often are).
 _EQUAL = 1e-12
 _POINTS = 100
+_MOST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     difference = statistics.fmean(logs_b) - statistics.fmean(logs_a)
     std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
     if std_a is None or std_b is None:
-        return Ratio(math.exp(difference), None, None, None, len(a), len(b), std_a, std_b, None, None)
+        return Ratio(ratio_from(difference), None, None, None, len(a), len(b), std_a, std_b, None, None)
     halves, p = _half_widths(difference, std_a**2 / len(a), std_b**2 / len(b), len(a), len(b))
     (low, high), (equal_low, equal_high) = (
-        (math.exp(difference - half), math.exp(difference + half)) for half in halves
+        (ratio_from(difference - half), ratio_from(difference + half)) for half in halves
     )
-    return Ratio(math.exp(difference), low, high, p, len(a), len(b), std_a, std_b, equal_low, equal_high)
+    return Ratio(ratio_from(difference), low, high, p, len(a), len(b), std_a, std_b, equal_low, equal_high)
 
 
 def _half_widths(
@@ -147,6 +149,11 @@ def _expected_freedom(repeats: int) -> float:
     1 / (4 n), being Beta((n - 1) / 2, (n - 1) / 2).
     """
     return 2.0 * (repeats - 1) * repeats / (repeats + 1)
+
+
+def ratio_from(log: float) -> float:
+    """The ratio that a difference of logarithms is; infinite where no float is so large."""
+    return math.exp(log) if log < _MOST_LOG else math.inf
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -79,14 +79,24 @@ class Execution:
             SweepHalted: the disk is full, or a process cannot be started.
             KeyboardInterrupt, SystemExit: an interruption; the run that it met is recorded as interrupted.
         """
-        for repeat, jobs in itertools.groupby(self._plan.jobs(), lambda job: job.repeat):
+        for repeat, group in itertools.groupby(self._plan.jobs(), lambda job: job.repeat):
+            jobs = list(group)
             if repeat:
                 self._servers.begin_round(self._rounds_to_come(repeat))
+            self._bring_sides_together(jobs)
             for job in jobs:
                 self._bring_to_end(job)
             if is_enough(repeat + 1):
                 break
         self._folder.remove_compile_cache()
+
+    def _bring_sides_together(self, jobs: list[Job]) -> None:
+        """Have the servers of both sides before either is measured: what the machine does meanwhile is no difference
+        of a pair then."""
+        if self._plan.file.sides and not all(is_run_folder(self._folder.runs / job.name) for job in jobs):
+            # One that is lost is told of by its own run.
+            with suppress(ServerLost):
+                self._servers.await_ready([self._plan.environment_of(job.cell) for job in jobs])
 
     def _bring_to_end(self, job: Job) -> None:
         try:
