@@ -47,10 +47,8 @@ def quickened(words: list[str]) -> list[str]:
             return [*words, "--print_config"]
         case "sweep":
             return [*words, "--repeats", "1", "--measure.steps", "3"]
-        case "noise" if "--run" in words:
-            return [*words, *QUICK]
-        case "compare" if "--run" in words:
-            return [*words, *QUICK, "--budget", "0.1s"]
+        case "noise" | "compare" if "--run" in words:
+            return [*words, *QUICK, *(["--budget", "0.1s"] if words[0] == "compare" else [])]
         case "show" | "report" | "compare" | "noise" | "kernels":
             return words
     return [words[0], "-h"]
