@@ -165,6 +165,18 @@ def test_the_clock_runs_over_the_whole_trace_where_phases_do_not(tmp_path: Path)
     assert clock(found.clocks, "outside").busy_s == pytest.approx(400e-6)
 
 
+def test_steps_whose_phases_have_no_length_are_clocked_as_a_whole_trace(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.metadata["steps"] = 2
+    for step in (0, 1):
+        trace.step(step, 100 * step, 100)
+        trace.phase("forward", 100 * step, 0)
+        launched(trace, 100 * step + 10, "gemm", 100 * step + 20, 30)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert found.clocks.is_whole_trace
+    assert found.clocks.whole.busy_s * found.clocks.steps == pytest.approx(60e-6)
+
+
 def test_a_host_slower_than_an_idle_device_is_waited_for_until_the_device_starts(tmp_path: Path) -> None:
     # An MI300 starts kernels 15 us after their launch returned.
     trace = HandWritten()

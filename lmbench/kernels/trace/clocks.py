@@ -167,13 +167,14 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
     With lmbench's steps the clock runs over them, without the first of several: the recording starts on an idle device,
     where the host first has to get ahead. Else it runs over the whole trace.
     """
-    skipped = 1 if len(timeline.step_start_ns) > 1 and len(timeline.step_start_ns) == timeline.steps else 0
+    begun = len(timeline.step_start_ns)
+    is_whole = not (begun and len(timeline.start_ns))
+    skipped = 1 if not is_whole and begun > 1 and begun == timeline.steps else 0
     steps = timeline.steps - skipped
-    is_whole = not len(timeline.step_start_ns)
     if not kernels.names:
         return Clocks([], [], steps, skipped, is_whole)
     queue = _queue(kernels, launches)
-    pieces = _pieces(queue, timeline, skipped)
+    pieces = _pieces(queue, timeline, None if is_whole else skipped)
     place = pieces.place(queue)
     is_clocked = np.zeros(len(pieces.border_ns) + 1, dtype=np.bool_)
     is_clocked[[index for index, _ in pieces.clocked]] = True
@@ -296,8 +297,9 @@ class _Pieces:
         return np.where(queue.is_linked, piece, unlinked)
 
 
-def _pieces(queue: _Queue, timeline: PhaseTimeline, skipped: int) -> _Pieces:
-    """The timeline's pieces, with what lies before, between and after them, outside of any phase."""
+def _pieces(queue: _Queue, timeline: PhaseTimeline, skipped: int | None) -> _Pieces:
+    """The timeline's pieces, with what lies before, between and after them, outside of any phase; clocked are all, or
+    lmbench's steps without the first so many."""
     first_ns, last_ns = int(queue.start_ns[0]), int(queue.end_ns.max())
     span = timeline.span_ns or (first_ns, first_ns)
     begin, end = min(first_ns, span[0]), max(last_ns, span[1])
@@ -312,7 +314,7 @@ def _pieces(queue: _Queue, timeline: PhaseTimeline, skipped: int) -> _Pieces:
         named += [phase, OUTSIDE]
     borders = np.array([*moments, max(end, latest)], dtype=np.int64)
     clocked = list(enumerate(named))
-    if len(timeline.step_start_ns):
+    if skipped is not None:
         # lmbench's steps: no more than from the first that counts to the end of the last phase.
         begin = int(timeline.step_start_ns[skipped]) if skipped else int(timeline.start_ns[0])
         clocked = [(k, phase) for k, phase in clocked if borders[k] >= begin and k < len(named) - 1]

@@ -26,7 +26,7 @@ _Place = Annotated[int, Meta(ge=0)]
 
 class TimelineKernels(Struct):
     """Columns of one value a kernel, by start; `name`, `kind`, `part` and `phase` are places in the lists of those
-    names. A kernel whose launch is unknown or earlier has `launch_ns` null, and is an earlier step's (`is_own` 0)."""
+    names. A kernel with an earlier step's launch, or none in the trace, has `launch_ns` null and `is_own` 0."""
 
     start_ns: list[int]
     duration_ns: list[_Duration]
