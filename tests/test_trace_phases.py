@@ -170,4 +170,8 @@ def test_phases_that_no_range_tells_are_named_as_inferred(tmp_path: Path) -> Non
     trace.kernel(1, "sgemm", 20, 10)
     own = examine(trace.write(tmp_path / "own.json"))
     assert own.inferred_phases == ()
+    # Parts without ranges of modules are what operators tell, and no more.
+    assert "no ranges of modules" in to_markdown(own, 5, None)
+    trace.module("blocks.0.attention.q", 1, 40)
+    assert "no ranges of modules" not in to_markdown(examine(trace.write(tmp_path / "own.json")), 5, None)
     assert "inferred" not in to_markdown(own, 5, None)

@@ -137,7 +137,7 @@ def head(found: Findings) -> list[Line]:
     count = found.completeness
     captured = f"{milliseconds(found.captured_s)} ms in {_counted(count.kernels, 'kernel')}, {steps}"
     told = [("captured", captured), *_device(found), _completeness(count), ("matmul", _matmul(found))]
-    return [*lines, *told, *_source(found)]
+    return [*lines, *told, *_source(found), *_parts(found)]
 
 
 def _device(found: Findings) -> list[Line]:
@@ -207,6 +207,11 @@ def _source(found: Findings) -> list[Line]:
     if found.phase_source == "none":
         return [("phases", "the trace has no ranges of phases and no backward pass: everything is outside")]
     return []
+
+
+def _parts(found: Findings) -> list[Line]:
+    told = "the trace has no ranges of modules: only operators tell them, and what they do not tell is unclassified"
+    return [] if found.has_modules else [("parts", told)]
 
 
 def closing(found: Findings, roof: Roofline | None) -> list[Line]:

@@ -57,6 +57,7 @@ class Findings:
     inferred_phases: tuple[Phase, ...]
     steps: int
     has_step_count: bool
+    has_modules: bool
     captured_s: float
     completeness: Completeness
     phases: list[PhaseShares]
@@ -95,6 +96,7 @@ def findings_of(trace: Trace) -> Findings:
         inferred_phases=trace.timeline.inferred,
         steps=trace.timeline.steps,
         has_step_count=trace.timeline.has_step_count,
+        has_modules=trace.finder.has_modules or bool(trace.source.notes.compiled_graphs),
         captured_s=captured_s(trace.kernels),
         completeness=count,
         phases=shares,
@@ -120,6 +122,7 @@ def as_record(found: Findings) -> dict[str, Any]:
         "phase_source": found.phase_source,
         "inferred_phases": list(found.inferred_phases),
         "steps": found.steps,
+        "has_modules": found.has_modules,
         "captured_s": found.captured_s,
         "completeness": asdict(found.completeness),
         "matmul_fractions": found.matmul_fractions,

@@ -53,7 +53,7 @@ _FUNCTIONS = (
         nccl | rccl | nvshmem | rocshmem | msccl | oneccl | userbuffers  # libraries, Transformer Engine
         | (?<!sm)all_?reduce | all_?gather | reduce_?scatter | all_?to_?all | ^(one|two)_?shot_ | multimem_  # PyTorch
         | cross_device_reduce | quick_?reduce  # vLLM, SGLang, AITER
-        | \b(deep_)?ep:: | \b(inter|intra)node | pplx | \bep_(dispatch|combine)  # DeepEP, pplx, MORI: experts' tokens
+        | moe_comm | \b(deep_)?ep:: | \b(inter|intra)node | pplx | \bep_(dispatch|combine)  # DeepEP, MORI
         """,
     ),
     (
@@ -63,7 +63,8 @@ _FUNCTIONS = (
         | ^(?!.*(bmm|softmax)).*jagged | lxu_cache | permut | _offsets_range
         | (reshape_and|concat_and|convert_and)_cache | (store|append|set|write)_\w*(kv|mla)_?(cache|buffer)  # vLLM
         | kv_ind(ices|ptr) | token_(ids|pool) | row_id_map  # SGLang, Transformer Engine
-        | (moe|experts?)_(align|sort|first|prefix|maps) | count_\w*expert | routing | (pre|post)_reorder  # experts
+        | (moe|experts?)_(align|sort|first|prefix|maps) | count_\w*expert  # experts
+        | (?<![a-z])rout(e|ing)(?![a-z]) | slot_mapping | (pre|post)_reorder
         | ep_(scatter|gather) | expand_(to_fused|input_rows) | ^finalize_(moe|kernel)  # SGLang, DeepSeek, TensorRT-LLM
         | im2d?\d?_?col | col2_?im | vol2(col|im)  # a convolution's matrix, laid out
         """,
@@ -75,6 +76,7 @@ _FUNCTIONS = (
         | splitkv | merge_?states | (prefill|decode)_with\w*kv_?cache  # FlashInfer
         | reduce_segments | (?<![a-z])mla_(?!kv) | ^pa_(fwd|bf16|fp16|decode)  # vLLM, AITER
         | sage_?(fwd|bwd)  # SageAttention
+        | delta_rule | linear_attn | thd_\w*correction  # FLA, Transformer Engine
         | ^_?(fwd|bwd)_(grouped_)?kernel(_stage\d | _split_?k | _flash | _d[kqv] | _fuse | $)  # Triton's
         | ^_split_k_reduce$  # xformers
         | ^bwd_(pre|post)process$ | dot_do_o | convert_dq_  # AOTriton, cuDNN
@@ -108,7 +110,8 @@ _FUNCTIONS = (
         | [shic]cudnn | \d{3}cudnn | cask_cudnn | (?<![a-z])[dw]grad | fprop  # cuDNN's engines, by direction
         | winograd | conv(?!er) | (?<![a-z])fft[12]d_[rc]2[rc]_\d | pointwise_mult_and_sum  # its others: Fourier's
         | \bcutlass | cijk_ | fmoe | (?<![a-z])wv_?split  # CUTLASS, Tensile, AITER, vLLM on ROCm
-        | mqa_logits | fused_moe | marlin | machete | [bs]gmv | lora_(shrink|expand) | llmm  # vLLM, Punica
+        | mqa_logits | fused_moe | moe_stage\d(?!.*reduc) | marlin | machete | [bs]gmv  # vLLM
+        | lora_(shrink|expand) | llmm
         | block_?persist | persist_?rnn  # cuDNN's recurrent cells, product and all
         """,
     ),
@@ -134,10 +137,12 @@ _FUNCTIONS = (
         r"""
         element_?wise | pointwise | cat_array | concat | chunk_cat | copy | fill | memset | transpose | convert | pack
         | triu | tril | where | lerp | distribution | random | bernoulli | dropout | generate_seed | arange | range_
-        | act_and_mul | activation | [a-z]lu(?![a-z]) | gated | sigmoid | tanh | swiglu | bias | residual | masked_
-        | clamp        | scal(e|_) | axpy | (?<![a-z])(add|sub|mul|div|pad)(?![a-z]) | padding
+        | act_and_mul | activation | [a-z]lu(?![a-z]) | gated_act | gated_kernel | sigmoid | tanh | swiglu | bias
+        | residual
+        | masked_ | clamp | scal(e|_) | axpy | (?<![a-z])(add|sub|mul|div|pad)(?![a-z]) | padding
         | upsample | flip | roll_ | shuffle | swizzle | reorder
-        | sub_tensor | miopen_(active|neuron) | op_\w*tensor | add_tensor | lstm | gru_cell | rnn_?cell  # MIOpen, cuDNN
+        | sub_tensor | miopen_(active|neuron) | (?<![a-z])op\d?d?_\w*tensor | add_tensor  # MIOpen
+        | lstm | gru_cell | rnn_?cell
         """,
     ),
 )

@@ -135,6 +135,11 @@ class PartFinder:
         self._blocks = self._paths_of_blocks()
         self._softmax_ns = self._first_softmax()
 
+    @property
+    def has_modules(self) -> bool:
+        """Whether the trace has ranges of modules: without them only operators tell a part."""
+        return any(module_path(name) for name in set(self._host.names))
+
     def part(self, event: int) -> str | None:
         """Part of the work that an event launched, None where nothing tells."""
         if event == NONE:
