@@ -15,8 +15,8 @@ Shows where the device's time goes, from a trace: kernels, their kinds and the p
 the model they work for, by phase; the device's and the host's clocks side by side, with
 a verdict; and what is inside attention. RUN is a result recorded with
 `lmbench fit ... --trainer.profiler kernels`; TRACE is any trace of torch.profiler's
-(.json, .json.gz), lmbench's or not. A trace of a CPU has no kernels; its operators are
-shown instead. Needs no GPU and no PyTorch."""
+(.json, .json.gz; at most 2 GiB unpacked), lmbench's or not. A trace of a CPU has no
+kernels; its operators are shown instead. Needs no GPU and no PyTorch."""
 
 
 @command

@@ -167,8 +167,14 @@ def _completeness(count: Completeness) -> Line:
     """Whether launches and kernels belong together, in one line."""
     alone = count.kernels_without_launch
     told = [_counted(count.kernels, "kernel"), f"{alone:,} without launch" if alone else "each with its launch"]
+    if count.launched_before:
+        told.append(f"{count.launched_before:,} of them launched before the trace began")
     if count.launches_without_kernel:
         told.append(f"{_counted(count.launches_without_kernel, 'launch', 'launches')} without kernel")
+    if count.captured_launches:
+        told.append(f"{_counted(count.captured_launches, 'launch', 'launches')} into a graph")
+    if count.empty_fills:
+        told.append(f"{_counted(count.empty_fills, 'fill')} of no bytes")
     early = f"{count.kernels_before_launch:,} up to {count.worst_early_s * 1e6:,.1f} us before it"
     told.append(early if count.kernels_before_launch else "none before it")
     is_whole = not (alone or count.launches_without_kernel or count.kernels_before_launch)

@@ -25,13 +25,22 @@ _AGAIN = "record the trace again, with fewer steps if it is large"
 
 @dataclass(frozen=True)
 class Completeness:
-    """Launches and kernels that lack each other, and kernels that start before their launch."""
+    """Launches and kernels that lack each other, and kernels that start before their launch.
+
+    Of the kernels without launch `launched_before` were launched before the trace began, as their ids tell.
+    `launches_without_kernel` are those that should have one: a call while a stream is captured into a graph starts
+    nothing (`captured_launches`), and a fill of no bytes neither (`empty_fills`: all fills that the device shows
+    nothing of, as the trace does not tell their sizes).
+    """
 
     kernels: int
     launches: int
     kernels_without_launch: int
     without_launch_s: float
+    launched_before: int
     launches_without_kernel: int
+    captured_launches: int
+    empty_fills: int
     shared_launches: int
     kernels_before_launch: int
     worst_early_s: float
@@ -46,14 +55,25 @@ def completeness(trace: Trace) -> Completeness:
     if len(used):
         early_ns = launches.start_ns[kernels.launch[has_launch]] - kernels.start_ns[has_launch]
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
+    is_alone = np.ones(len(launches.names), dtype=np.bool_)
+    is_alone[used] = False
+    is_captured = is_alone & launches.is_captured
+    is_fill = is_alone & ~is_captured & np.array(["memset" in name.lower() for name in launches.names], dtype=np.bool_)
+    is_missing = is_alone & ~is_captured & ~is_fill
     # Launches without a kernel can have the correlation id of one that has.
-    without = np.delete(launches.correlation, used)
+    without = launches.correlation[is_missing]
+    # Correlation ids rise with the calls.
+    known = launches.correlation[launches.correlation != NONE]
+    unlinked = trace.events.device.correlation[~has_launch]
     return Completeness(
         kernels=len(kernels.names),
         launches=len(launches.names),
         kernels_without_launch=int((~has_launch).sum()),
         without_launch_s=float(kernels.duration_ns[~has_launch].sum()) / 1e9,
-        launches_without_kernel=len(launches.names) - len(used),
+        launched_before=int(((unlinked != NONE) & (unlinked < known.min())).sum()) if len(known) else 0,
+        launches_without_kernel=int(is_missing.sum()),
+        captured_launches=int(is_captured.sum()),
+        empty_fills=int(is_fill.sum()),
         shared_launches=int((np.isin(without, launches.correlation[used]) & (without != NONE)).sum()),
         kernels_before_launch=len(early_ns),
         worst_early_s=float(early_ns.max(initial=0)) / 1e9,
@@ -75,6 +95,8 @@ def trace_guards(
         _classified("kind", no_kind_s, total),
         _classified("part", no_part_s, total),
         _spans(verdicts),
+        *_unread(trace),
+        *_unfinished(trace),
         *_damage(trace),
     ]
 
@@ -83,6 +105,8 @@ def why_no_kernels(trace: Trace) -> str:
     """Why a trace has no kernels: it is of a CPU, or the device was not recorded; empty where it has some."""
     if trace.events.has_kernels:
         return ""
+    if unread := _unread_devices(trace):
+        return f"{unread} are not read, only kernels, copies and fills of CUDA, ROCm and XPU devices"
     if count := len(trace.events.launches.names):
         return f"there are {count:,} launches and not one kernel, as the device was not recorded"
     return "a trace of a CPU has operators and no kernels"
@@ -91,8 +115,10 @@ def why_no_kernels(trace: Trace) -> str:
 def device_guards(trace: Trace) -> list[Guard]:
     """The guard of a trace without kernels: whether there should be some."""
     launches, why = len(trace.events.launches.names), why_no_kernels(trace)
+    if unread := trace.events.unread.total():
+        return [Guard("device_recorded", "fail", unread, 0, "1", why, "the host's operators are all that is shown")]
     if not launches:
-        return [not_applicable("device_recorded", why)]
+        return [not_applicable("device_recorded", why), *_unfinished(trace)]
     advice = "PyTorch needs permission for CUPTI (NVIDIA's error ERR_NVGPUCTRPERM); then record the trace again"
     return [Guard("device_recorded", "fail", launches, 0, "1", why, advice)]
 
@@ -100,9 +126,40 @@ def device_guards(trace: Trace) -> list[Guard]:
 def _every_kernel_has_a_launch(found: Completeness, total: float) -> Guard:
     share = found.without_launch_s / total if total else 0.0
     message = f"{found.kernels_without_launch:,} of {found.kernels:,} kernels have no launch in the trace"
-    advice = f"their phase and part are unknown and shown as {UNLINKED}, {UNCLASSIFIED}; {_AGAIN}"
+    advice = f"their phase and part are unknown and shown as {UNLINKED}, {UNCLASSIFIED}"
     status: Status = "fail" if share > UNCLASSIFIED_LIMIT else "warn"
+    if found.launched_before:
+        all_or = "all" if found.launched_before == found.kernels_without_launch else f"{found.launched_before:,}"
+        message += f", {all_or} of them launched before it began"
+        advice += "; synchronize the device before the profiler starts"
+    if found.launched_before == found.kernels_without_launch:
+        # Nothing was lost: they are the end of what came before.
+        status = "warn"
+    else:
+        advice += f"; {_AGAIN}"
     return at_most("kernels_without_launch", share, 0.0, "fraction", message, advice=advice, otherwise=status)
+
+
+def _unread_devices(trace: Trace) -> str:
+    """Such as `1,313 events of an MTIA device`, empty without any."""
+    counted = [f"{count:,} events of {device}" for device, count in trace.events.unread.items()]
+    return " and ".join(counted)
+
+
+def _unread(trace: Trace) -> list[Guard]:
+    """A warning where a trace has kernels, and events of a device that is not read besides."""
+    if not trace.events.unread:
+        return []
+    message, advice = f"{_unread_devices(trace)} are not read", "what is shown is not all that ran"
+    return [Guard("device_recorded", "warn", trace.events.unread.total(), 0, "1", message, advice)]
+
+
+def _unfinished(trace: Trace) -> list[Guard]:
+    """A warning where events have no duration."""
+    if not (count := trace.events.unfinished):
+        return []
+    message = f"{count:,} events have no duration, or one below zero, and are left out"
+    return [Guard("unfinished_events", "warn", count, 0, "1", message, "the profiler stopped while they ran")]
 
 
 def _damage(trace: Trace) -> list[Guard]:

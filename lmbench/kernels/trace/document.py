@@ -7,6 +7,7 @@ and every size has a limit. Whatever is no trace, or a damaged one, is one line 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,10 +32,10 @@ _GIVE_ONE = "give one that torch.profiler wrote"
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
-# An event and the next one's beginning are found in this much of a piece's end; larger events take all of it.
-_LOOK_BACK_BYTES = 64 << 10
+# Where one event ends and the next begins is looked for in so much of the text before a place.
+_LOOK_BACK_BYTES = 256 << 10
 # Of what looks like a border or a key and stands within a name or a list, so many are tried.
-_TRIES = 4
+_TRIES, _KEY_TRIES = 2, 8
 # What profilers write that is no JSON: figures that are not finite, control characters and half characters in names.
 _NOT_FINITE = re.compile(rb":\s*[-+]?(?:nan|inf(?:inity)?)\s*(?=[,}\]])", re.IGNORECASE)
 _SURROGATES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
@@ -168,7 +169,7 @@ class TraceDocument:
             is_whole = len(text) < wanted_bytes
             if (begin := len(text) - len(text.lstrip())) < len(text) and text[begin : begin + 1] == b"[":
                 return text[begin + 1 :], True
-            for found in islice(_EVENTS_KEY.finditer(text), _TRIES):
+            for found in islice(_EVENTS_KEY.finditer(text), _KEY_TRIES):
                 # Only there is what stands before a whole object but for its end: the key is not within another.
                 try:
                     head = _head.decode(_repaired(text[: found.end()]) + b"]}")
@@ -236,7 +237,7 @@ class TraceDocument:
     def _refuse_without_events(self, text: bytes, is_whole: bool) -> NoReturn:
         """Say what a file is that has no list of events."""
         if not text or text.isspace():
-            self.refuse(f"is empty; {_RECORD_ONE}")
+            self.refuse(f"is empty; {_RECORD_ONE}" if is_whole else f"is no trace: it begins with blanks; {_GIVE_ONE}")
         if packed := next((what for at, magic, what in _ARCHIVES if text[at : at + len(magic)] == magic), None):
             self.refuse(f"is {packed}, which is not read; unpack it, and give the trace (.json or .json.gz) in it")
         if not is_whole:
@@ -297,14 +298,11 @@ def _read(stream: Bounded, size: int) -> bytes:
 
 
 def _borders(text: bytes) -> Iterator[tuple[int, int]]:
-    """Where an event may end and the next begin, a few to try: the last ones, then some before."""
-    size = len(text)
-    for begin, end in (
-        *((part - _LOOK_BACK_BYTES, part) for part in (size, size * 3 // 4, size // 2)),
-        (0, size),
-    ):
-        found = [(one.start() + 1, one.end() - 1) for one in _BETWEEN_EVENTS.finditer(text, max(begin, 0), end)]
-        yield from reversed(found[-_TRIES:])
+    """Where an event may end and the next begin, a few to try: at the text's end, then at seven places before it."""
+    for eighths in range(8, 0, -1):
+        end = len(text) * eighths // 8
+        found = deque(_BETWEEN_EVENTS.finditer(text, max(end - _LOOK_BACK_BYTES, 0), end), maxlen=_TRIES)
+        yield from ((one.start() + 1, one.end() - 1) for one in reversed(found))
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:

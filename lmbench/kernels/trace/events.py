@@ -33,12 +33,13 @@ _CATEGORIES = {
          "privateuse1_driver"), _CALL
     ),
 }  # fmt: skip
+_ASCEND = "an Ascend NPU"
 #: Where the device's work stands whose events are no kernels, copies and fills.
 _UNREAD_DEVICES = {
-    "mtia_ccp_events": "MTIA",
-    "mtia_insight": "MTIA",
-    "hpu_op": "Gaudi (HPU)",
-    "async_npu": "Ascend NPU",
+    "mtia_ccp_events": "an MTIA device",
+    "mtia_insight": "an MTIA device",
+    "hpu_op": "a Gaudi device (HPU)",
+    "async_npu": _ASCEND,
 }
 # Ranges that PyTorch itself makes; torch 1.8 and 1.9 write them among the operators.
 _RANGE_NAME = re.compile(r"^(ProfilerStep|enumerate\(DataLoader\)|Optimizer\.\w+)#")
@@ -48,8 +49,8 @@ NONE = -1
 _MAX_US = 9e15
 _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
 _BEGIN_CAPTURE, _END_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
-#: The most operators, calls and kernels of a trace.
-MAX_KEPT_EVENTS = 5_000_000
+#: The most events of a trace, and of them the most operators, calls and kernels, which are kept.
+MAX_EVENTS, MAX_KEPT_EVENTS = 20_000_000, 5_000_000
 # Numbers of devices have fewer.
 _DIGITS = 10
 _AS_WRITTEN = "give a trace as torch.profiler wrote it"
@@ -208,15 +209,19 @@ class _Reader:
                 elif event.ph == "B":
                     self._pairs += 1
             self._events += len(piece)
-            if sum(map(len, (self._device, self._calls, self._host, self._device_ranges))) > MAX_KEPT_EVENTS:
-                limit = f"{MAX_KEPT_EVENTS:,} operators, calls and kernels"
-                self._document.refuse(f"has more than {limit}, too much to read; record fewer steps")
+            kept = sum(map(len, (self._device, self._calls, self._host, self._device_ranges)))
+            for count, most, what in (
+                (self._events, MAX_EVENTS, "events"),
+                (kept, MAX_KEPT_EVENTS, "operators, calls and kernels"),
+            ):
+                if count > most:
+                    self._document.refuse(f"has more than {most:,} {what}, too much to read; record fewer steps")
 
     def _pass_over(self, event: Event) -> None:
         if event.ph == "X" and type(event.cat) is str and (device := _UNREAD_DEVICES.get(event.cat)):
             self._unread[device] += 1
         elif event.ph == "X" and event.cat is None and event.args.task_type is not None:
-            self._unread["Ascend NPU"] += 1
+            self._unread[_ASCEND] += 1
 
     def _keep(self, event: Event, category: str) -> None:
         name, args = event.name, event.args
