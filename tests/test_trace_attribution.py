@@ -266,3 +266,13 @@ def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path: Pat
         assert products.keys() == {"scores", "values"}
         assert products["scores"] == products["values"]
         assert {"softmax", "norm", "residual"} <= parts_in(trace, phase).keys()
+
+
+def test_a_kernel_that_is_a_part_by_its_name_has_it_and_others_have_none(tmp_path: Path) -> None:
+    trace = HandWritten()
+    names = ("void vllm::paged_attention_v1_kernel<float>(float*)", "void vllm::rms_norm_kernel<float>(float*)")
+    for number, name in enumerate((*names, "softmax_warp_forward", "ampere_sgemm_128x64_tn")):
+        trace.launch(number, 10 * number)
+        trace.kernel(number, name, 100 + 10 * number, 5)
+    table = load_trace(trace.write(tmp_path / "t.json")).kernels
+    assert table.parts == ["attention", "norm", "unclassified", "unclassified"]

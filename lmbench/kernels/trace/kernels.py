@@ -20,6 +20,8 @@ from lmbench.records.vocabulary import DAMAGED
 
 _UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
 _INPUT_PHASES = ("data", "transfer")
+# Kinds whose kernels do a part of the model and nothing else, where no module or operator tells it.
+_PARTS_THEMSELVES = ("attention", "norm")
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def _in_phase(part: str | None, phase: str, kind: str) -> str:
         return "optimizer"
     if phase in _INPUT_PHASES:
         return "data"
+    if part is None and kind in _PARTS_THEMSELVES:
+        return kind
     return part or UNCLASSIFIED
 
 
