@@ -10,6 +10,7 @@ import sys
 
 from lmbench.errors import ExitCode, suggest, tell
 from lmbench.interruption import exit_code, listening, received
+from lmbench.masking import keep_words_secret
 from lmbench.measure.milestones import begin
 
 _MEASURING = "lmbench.fit.run"
@@ -112,6 +113,7 @@ def _run(args: list[str]) -> int:
         hint = suggest(args[0], COMMANDS)
         tell(f"unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})")
         return ExitCode.USAGE
+    keep_words_secret(args)
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:
         module = "lmbench.commands.fit_help"

@@ -12,6 +12,7 @@ import msgspec
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import expand_configs
+from lmbench.masking import masked_words
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
 from lmbench.report.screen import make_console
@@ -29,7 +30,9 @@ def run(args: list[str]) -> int:
     options, fit_options = _parse(args[1:])
     try:
         with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
-            found = measure_overhead(fit_options, options.rounds, Path(folder), shlex.join(["lmbench", *args]))
+            found = measure_overhead(
+                fit_options, options.rounds, Path(folder), shlex.join(["lmbench", *masked_words(args)])
+            )
     except ArmFailed as error:
         tell(f"overhead: {error}")
         return error.exit_code

@@ -12,7 +12,7 @@ from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.masking import keep_words_secret, masked_words
+from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import SWEEP_FILE
@@ -40,7 +40,6 @@ environments (python, revision and tree, variables), repeats, timeout_s, view.""
 @command
 def run(args: list[str]) -> int:
     """Run or list a sweep; returns the exit code."""
-    keep_words_secret(args)
     try:
         options, given = _parser().parse_known_args(args[1:])
         return _sweep(options, read_options(given))

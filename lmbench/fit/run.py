@@ -22,7 +22,7 @@ from lmbench.fit.kernel_summary import add_kernels
 from lmbench.fit.memory_summary import add_memory
 from lmbench.fit.messages import translate
 from lmbench.interruption import exit_code, held, received
-from lmbench.masking import keep_words_secret, masked_message, masked_text
+from lmbench.masking import masked_message, masked_text
 from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.measure.milestones import reach
 from lmbench.measure.oom import out_of_memory
@@ -58,7 +58,6 @@ def run(args: list[str]) -> int:
     quiet()
     find_modules_in_current_folder()
     Measurement.latest = None
-    keep_words_secret(args)
     try:
         words = read(args)
         is_loud = not (words.as_json or words.is_quiet)
