@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from lmbench.configs import parse_yaml
+from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
 from lmbench.sweep.plan import GridCell, Job, Plan
 from lmbench.sweep.servers import START_S
@@ -96,7 +97,7 @@ class Progress:
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
-        self._write(f"lmbench: {self._command}: {one_line(text)}\n")
+        self._write(f"lmbench: {self._command}: {one_line(masked_message(text))}\n")
 
     def running(self, job: Job, elapsed_s: float) -> None:
         line = f"{self._place(self._done + 1, elapsed_s)}  running for {duration(elapsed_s)}  {shown(job.name)}"
