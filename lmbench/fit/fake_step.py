@@ -18,8 +18,8 @@ from lmbench.callbacks.observer import LeanCallback
 from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.measure.compiling import CompileOptions, compile_targets
 from lmbench.measure.phases import BorderProfiler, PhaseTrack
-from lmbench.memory.allocations import peaks
-from lmbench.memory.forecast import CategoryBytes, PhasePeak
+from lmbench.memory.allocations import replay
+from lmbench.memory.forecast import CategoryBytes, PhasePeak, Trial
 from lmbench.memory.prediction.alike import AlikeBlocks, find_alike_blocks, parameter_ids
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.cuda_on_cpu import CudaAttention
@@ -59,8 +59,10 @@ class _Batches:
 class _Watch(LeanCallback):
     """Tells the tracker what is a parameter, a gradient or optimizer state, and where the steady step begins."""
 
-    def __init__(self, tracker: Tracker, track: PhaseTrack, found: list[AlikeBlocks]) -> None:
+    def __init__(self, tracker: Tracker, track: PhaseTrack, found: list[AlikeBlocks], workspace_bytes: int) -> None:
         self.tracker = tracker
+        self._workspace_bytes = workspace_bytes
+        self._without_workspace = {"forward", "backward"}
         self.steady_from = 0
         self.compile_options: CompileOptions | None = None
         self._found = found
@@ -73,6 +75,10 @@ class _Watch(LeanCallback):
         # depends on the number of blocks; the two are kept apart, and each is affine in that number.
         self._awaited = set(self._last_block)
         self.tracker.enter(phase, "first" if phase == "backward" else "")
+        if phase in self._without_workspace and self._workspace_bytes:
+            # Each of the two multiplies in a thread of its own, which gets its own workspace for good.
+            self._without_workspace.discard(phase)
+            self.tracker.allocate(self._workspace_bytes, "workspaces", "cuBLAS")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
@@ -121,7 +127,8 @@ def run_fake_step(
     compile_options: CompileOptions | None,
     resident_count: int | None,
     keep_blocks: int | None,
-) -> tuple[list[PhasePeak], int | None]:
+    workspace_bytes: int,
+) -> Trial:
     """The peaks of a steady step of a module on fake tensors, by phase and region, and how many alike blocks it has.
 
     Args:
@@ -133,13 +140,14 @@ def run_fake_step(
         compile_options: what is compiled, if anything is.
         resident_count: batches that lie on the device all the time; None where each is sent when its turn comes.
         keep_blocks: cut lists of alike blocks to so many.
+        workspace_bytes: what a thread that multiplies matrices takes for it.
     """
     tracker, track = Tracker(), PhaseTrack()
     found: list[AlikeBlocks] = []
     with FakeTensorMode(allow_non_fake_inputs=True), tracker, CudaAttention():
         module = build()
         _cut_when_built(module, found, keep_blocks)
-        watch = _Watch(tracker, track, found)
+        watch = _Watch(tracker, track, found, workspace_bytes)
         trainer = make_trainer([watch])
         trainer.strategy.precision_plugin = _precision_plugin(precision)
         # It is where it shall be; and a fake parameter cannot be moved in place.
@@ -151,7 +159,7 @@ def run_fake_step(
         batches = _Batches(batch, STEPS * micro_batches, tracker, resident_count)
         trainer.fit(module, train_dataloaders=batches)
         tracker.finish()
-    return _steady_peaks(tracker, watch.steady_from), found[0].count if found else None
+    return _trial(tracker, watch.steady_from, found[0].count if found else None)
 
 
 def _cut_when_built(module: LightningModule, found: list[AlikeBlocks], keep_blocks: int | None) -> None:
@@ -210,17 +218,18 @@ def _precision_plugin(name: str) -> Precision:
     return plugin
 
 
-def _steady_peaks(tracker: Tracker, steady_from: int) -> list[PhasePeak]:
+def _trial(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
     """The peak of each phase and region of the steps from an event on, in their order."""
     _tell_categories(tracker)
     steady = [s for s in tracker.stretches if s.start >= steady_from and s.phase in PHASES]
     found: dict[tuple[str, str], PhasePeak] = {}
-    for stretch, peak in zip(steady, peaks(tracker.allocations, steady), strict=True):
+    replayed = replay(tracker.allocations, steady)
+    for stretch, peak in zip(steady, replayed, strict=True):
         key = (stretch.phase, stretch.region)
         if key not in found or found[key].peak.total_bytes < peak.total_bytes:
             by_category = CategoryBytes(**peak.bytes_by_category)
             found[key] = PhasePeak(cast(Phase, stretch.phase), by_category, peak.made_by, stretch.region)
-    return list(found.values())
+    return Trial(list(found.values()), replayed[-1].reserved_bytes, block_count)
 
 
 def _tell_categories(tracker: Tracker) -> None:

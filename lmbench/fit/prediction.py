@@ -37,13 +37,9 @@ from lmbench.measure.compiling import CompileOptions
 from lmbench.measure.ending import is_usage_error
 from lmbench.memory.asking import Request
 from lmbench.memory.forecast import (
-    WORKSPACES,
     Forecast,
     Predictor,
     Trial,
-    largest_batch,
-    largest_context,
-    peak_bytes,
 )
 from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
 
@@ -115,11 +111,12 @@ class PredictionCLI(BenchCLI):
     def context_length(self) -> int | None:
         return self._data.context_length if isinstance(self._data, TokenData) else None
 
-    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
+        """One fake step; `keep_blocks` and `workspace_bytes` as in `run_fake_step`."""
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
-        peaks, block_count = run_fake_step(
+        return run_fake_step(
             lambda: self._module(context_length),
             self._trainer,
             lambda module: self._shaped_batch(module, batch_size, context_length),
@@ -128,8 +125,8 @@ class PredictionCLI(BenchCLI):
             compile_options=self.compile_options,
             resident_count=resident_count,
             keep_blocks=keep_blocks,
+            workspace_bytes=workspace_bytes,
         )
-        return Trial(peaks, block_count)
 
     def _built(self, key: str, **changes: Any) -> Any:
         config = self.config.clone()
@@ -206,18 +203,14 @@ def forecast(words: list[str], request: Request) -> Forecast:
     started = time.perf_counter()
     act_like_cuda()
     cli = PredictionCLI(["fit", *read(words).options])
-    workspace_bytes = 0 if request.gpu is None else WORKSPACES * request.gpu.workspace_bytes
+    workspace_bytes = 0 if request.gpu is None else request.gpu.workspace_bytes
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
         with _told():
-            trial = cli.step(batch_size, context_length, keep_blocks)
-        for one in trial.peaks:
-            one.peak.workspaces = workspace_bytes
-        return trial
+            return cli.step(batch_size, context_length, keep_blocks, workspace_bytes)
 
-    predictor = Predictor(take_step, is_slow=cli.compile_options is not None)
     batch_size, context_length = cli.batch_size, cli.context_length
-    phases = predictor.first(batch_size, context_length)
+    predictor = Predictor(take_step, batch_size, context_length, is_slow=cli.compile_options is not None)
     made = Forecast(
         batch_size=batch_size,
         context_length=context_length,
@@ -225,21 +218,18 @@ def forecast(words: list[str], request: Request) -> Forecast:
         mode=cli.mode,
         zero_grad=cli.settings.zero_grad,
         is_compiled=cli.compile_options is not None,
-        phases=phases,
+        phases=predictor.phases,
+        reserved_bytes=predictor.reserved_bytes,
         method=predictor.method,
         gpu=request.gpu,
     )
     if request.gpu is not None:
-        gpu, peak = request.gpu, peak_bytes(phases)
-        made.fits = gpu.fits(peak)
+        gpu = request.gpu
+        made.fits = gpu.fits(predictor.reserved_bytes)
         if request.finds_largest:
-            made.largest_batch_size = largest_batch(
-                lambda size: peak_bytes(predictor(size, context_length)), gpu, batch_size, peak
-            )
-            if cli.has_context and context_length is not None:
-                made.largest_context_length = largest_context(
-                    lambda length: peak_bytes(predictor(batch_size, length)), gpu, context_length, peak
-                )
+            made.largest_batch_size = predictor.largest_batch(gpu)
+            if cli.has_context:
+                made.largest_context_length = predictor.largest_context(gpu)
     made.took_s = time.perf_counter() - started
     return made
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmbench.memory.caching_allocator import Block, CachingAllocator
 from lmbench.memory.categories import Category
-
-#: The caching allocator hands out multiples of this (c10/core/CachingDeviceAllocator.h, kMinBlockSize).
-ROUNDED_TO_BYTES = 512
-
-
-def rounded_bytes(size_bytes: int) -> int:
-    """What the allocator hands out for a request."""
-    return -(-size_bytes // ROUNDED_TO_BYTES) * ROUNDED_TO_BYTES
 
 
 @dataclass(slots=True)
@@ -40,49 +33,59 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that lives at once within a stretch of events, by category, and the operator that reached it."""
+    """The most that is allocated at once within a stretch, by category, and the operator that reached it.
 
-    at: int
+    `reserved_bytes` is what the allocator holds at the stretch's end: it gives nothing back.
+    """
+
     total_bytes: int
     bytes_by_category: dict[Category, int]
     made_by: str
+    reserved_bytes: int
 
 
-def peaks(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) -> list[Peak]:
-    """The peak of each stretch, what is there at its begin included. Every allocation has its category by now.
+def replay(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) -> list[Peak]:
+    """The peak of each stretch, what is there at its begin included, as the caching allocator would have it.
 
     Args:
-        allocations: in any order.
+        allocations: from the first of the process on, in any order. Every one has its category by now.
         stretches: in order, without overlap.
     """
-    changes: dict[int, int] = {}
-    for one in allocations:
-        changes[one.born] = changes.get(one.born, 0) + one.size_bytes
-        if one.died is not None:
-            changes[one.died] = changes.get(one.died, 0) - one.size_bytes
-    places, total, next_place = sorted(changes), 0, 0
-    found: list[tuple[int, int]] = []
+    events = [(one.born, one) for one in allocations if one.size_bytes]
+    events += [(one.died, one) for one in allocations if one.size_bytes and one.died is not None]
+    events.sort(key=lambda event: event[0])
+    allocator, blocks, sizes = CachingAllocator(), dict[int, Block](), dict[int, int]()
+    found: list[tuple[int, int, int]] = []
+    next_event = 0
     for stretch in stretches:
-        while next_place < len(places) and places[next_place] <= stretch.start:
-            total += changes[places[next_place]]
-            next_place += 1
-        most, at = total, stretch.start
-        while next_place < len(places) and places[next_place] <= stretch.end:
-            total += changes[places[next_place]]
-            if total > most:
-                most, at = total, places[next_place]
-            next_place += 1
-        found.append((at, most))
-    return [_peak(allocations, at, most) for at, most in found]
+        most, at = -1, stretch.start
+        while True:
+            is_inside = next_event < len(events) and events[next_event][0] <= stretch.end
+            place = events[next_event][0] if is_inside else stretch.end + 1
+            if place > stretch.start and allocator.allocated_bytes > most:
+                most, at = allocator.allocated_bytes, max(stretch.start, place - 1)
+            if not is_inside:
+                break
+            _, one = events[next_event]
+            next_event += 1
+            if id(one) in blocks:
+                allocator.free(blocks.pop(id(one)))
+            else:
+                blocks[id(one)] = allocator.allocate(one.size_bytes)
+                sizes[id(one)] = blocks[id(one)].size_bytes
+        found.append((at, most, allocator.reserved_bytes))
+    return [_peak(allocations, sizes, *each) for each in found]
 
 
-def _peak(allocations: Sequence[Allocation], at: int, total_bytes: int) -> Peak:
+def _peak(
+    allocations: Sequence[Allocation], sizes: dict[int, int], at: int, total_bytes: int, reserved_bytes: int
+) -> Peak:
     by_category: dict[Category, int] = {}
     latest: Allocation | None = None
     for one in allocations:
-        if one.born <= at and (one.died is None or one.died > at):
+        if one.born <= at and (one.died is None or one.died > at) and one.size_bytes:
             category = one.category or "unknown"
-            by_category[category] = by_category.get(category, 0) + one.size_bytes
+            by_category[category] = by_category.get(category, 0) + sizes[id(one)]
             if latest is None or one.born > latest.born:
                 latest = one
-    return Peak(at, total_bytes, by_category, latest.made_by if latest else "")
+    return Peak(total_bytes, by_category, latest.made_by if latest else "", reserved_bytes)

@@ -13,20 +13,24 @@ from lmbench.records.vocabulary import PHASES, Phase
 #: What a process takes of a GPU before its first tensor: context, kernels, libraries. About this much on an H200
 #: (estimate; nvidia-smi shows 500 to 620 MiB for a process of PyTorch 2 that did one matrix product).
 CONTEXT_BYTES = 600 * 2**20
-#: What the caching allocator holds beyond what is allocated: 2.4 % in the README's run of the large model on an H200.
+#: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the
+#: README's run of the large model, compiled, on an H200.
 FRAGMENTATION_FRACTION = 0.025
 #: Of the datasheet's size, what CUDA offers: 97.9 % to 99.2 % of it are known (RTX 4090 23.5 of 24, H200 139.8 of 141).
 OFFERED_FRACTION = 0.985
-#: Forward and backward multiply in threads of their own, and each has a workspace.
-WORKSPACES = 2
 #: Contexts are tried in multiples of this.
 CONTEXT_UNIT = 64
 #: A prediction from few blocks counts where it meets a third point, or the whole, as near as this.
-ALIKE_FRACTION = 1e-3
+ALIKE_FRACTION = 0.01
 _MOST_BATCHES = 2**16
 _MOST_CONTEXT = 2**22
+_MOST_ROUNDS = 3
+#: From the first point of a search to its second.
+_FIRST_STEP = 4
+#: After so many points of a search what is left is halved.
+_HALVING = range(6, 100)
 #: A curve that told a peak beforehand as near as this is believed about the next value.
-TOLD_FRACTION = 1e-4
+TOLD_FRACTION = 1e-3
 
 
 class CategoryBytes(Struct):
@@ -56,8 +60,8 @@ class CategoryBytes(Struct):
 
 
 class PhasePeak(Struct):
-    """The most allocated at once in a phase, and the operator that reaches it. `region` is empty, or the part of the
-    backward that has the logits (`first`) or has not (`rest`)."""
+    """The most allocated at once in a phase, as the allocator counts it, and the operator that reaches it. `region` is
+    empty, or the part of the backward that has the logits (`first`) or has not (`rest`)."""
 
     phase: Phase
     peak: CategoryBytes
@@ -73,16 +77,17 @@ class Gpu(Struct):
     workspace_bytes: int
     is_here: bool
 
-    def fits(self, peak_bytes: int) -> bool:
-        return peak_bytes * (1 + FRAGMENTATION_FRACTION) + CONTEXT_BYTES <= self.total_bytes
+    def fits(self, reserved_bytes: int) -> bool:
+        """Whether the allocator can hold so much beside the process's own part."""
+        return reserved_bytes + CONTEXT_BYTES <= self.total_bytes
 
 
 class Largest(Struct):
-    """The largest value that fits and its peak. `value` is null where nothing fits; `has_more` where even the largest
-    that was tried does."""
+    """The largest value that fits and what the allocator holds then. `value` is null where nothing fits; `has_more`
+    where even the largest that was tried does."""
 
     value: int | None
-    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
     has_more: bool = False
 
 
@@ -96,6 +101,7 @@ class Forecast(Struct):
     zero_grad: str
     is_compiled: bool
     phases: list[PhasePeak]
+    reserved_bytes: int
     method: str
     gpu: Gpu | None = None
     fits: bool | None = None
@@ -111,12 +117,18 @@ class Forecast(Struct):
 
 @dataclass(frozen=True)
 class Trial:
-    """The peaks of one fake step, and how many alike blocks the whole module has (None: no such)."""
+    """The peaks of one fake step, what the allocator held in the end, and how many alike blocks the whole module has
+    (None: no such)."""
 
     peaks: list[PhasePeak]
+    reserved_bytes: int
     block_count: int | None
 
 
+#: A batch size and a context for a value that is searched.
+At = Callable[[int], tuple[int, int | None]]
+#: `largest_batch` or `largest_context`.
+Search = Callable[[Callable[[int], int], "Gpu", int], "Largest"]
 #: Fake steps of a batch size and a context, with so many of the alike blocks (None: all of them).
 TakeStep = Callable[[int, int | None, int | None], Trial]
 
@@ -126,51 +138,101 @@ class Predictor:
 
     Args:
         take_step: one fake step.
+        batch_size, context_length: the configuration that is asked for; `phases` are its peaks.
         is_slow: a whole step takes long (it is compiled), so three points on a line have to do for a proof.
+
+    `method` says what `phases` come from; `reserved_bytes` is what the allocator holds for them.
     """
 
-    def __init__(self, take_step: TakeStep, is_slow: bool) -> None:
+    def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
         self._take_step = take_step
+        self.batch_size, self.context_length = batch_size, context_length
         self._is_slow = is_slow
         self._block_count: int | None = None
         self.method = "every block"
+        #: Reserved bytes for each that is allocated at the peak.
+        self._held_ratio = 1 + FRAGMENTATION_FRACTION
+        self.phases = self._first_from_few() if is_slow else self._first_from_all()
+        self.reserved_bytes = round(peak_bytes(self.phases) * self._held_ratio)
 
-    def first(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
-        """The configuration asked for; finds out whether few blocks will do for others."""
-        if not self._is_slow:
-            whole = self._take_step(batch_size, context_length, None)
-            if whole.block_count is None:
-                return by_phase(whole.peaks)
-            found = self._extrapolated(batch_size, context_length, whole.block_count)
-            if found is not None and _are_alike(found, by_phase(whole.peaks)):
-                self._block_count = whole.block_count
-            return by_phase(whole.peaks)
-        third = self._take_step(batch_size, context_length, 3)
-        if third.block_count is not None:
-            found = self._extrapolated(batch_size, context_length, 3)
-            if found is not None and _are_alike(found, by_phase(third.peaks)):
-                self._block_count = third.block_count
-                self.method = f"2 and 4 of {third.block_count} alike blocks, checked by 3"
-                return self(batch_size, context_length)
-        return by_phase(self._take_step(batch_size, context_length, None).peaks)
+    def largest_batch(self, gpu: Gpu) -> Largest:
+        """The largest batch size that fits."""
+        return self._largest(lambda size: (size, self.context_length), largest_batch, self.batch_size, gpu)
 
-    def __call__(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
+    def largest_context(self, gpu: Gpu) -> Largest:
+        """The largest context that fits."""
+        assert self.context_length is not None
+        return self._largest(lambda length: (self.batch_size, length), largest_context, self.context_length, gpu)
+
+    def _largest(self, at: At, search: Search, start: int, gpu: Gpu) -> Largest:
+        """Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that."""
+        known: dict[int, int] = {}
+
+        def reserve(value: int) -> int:
+            if value not in known:
+                known[value] = peak_bytes(self.peaks(*at(value)))
+            return round(known[value] * self._held_ratio)
+
+        found = search(reserve, gpu, start)
+        for _ in range(_MOST_ROUNDS):
+            if self._is_slow or found.value is None:
+                break
+            whole = self._whole(*at(found.value))
+            known[found.value] = peak_bytes(whole.peaks)
+            again = search(reserve, gpu, found.value)
+            if again.value == found.value:
+                break
+            found = again
+        return found
+
+    def _whole(self, batch_size: int, context_length: int | None) -> Trial:
+        trial = self._take_step(batch_size, context_length, None)
+        self._held_ratio = trial.reserved_bytes / peak_bytes(trial.peaks)
+        return trial
+
+    def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
+        """The peak of each phase of a configuration."""
         if self._block_count is not None:
-            found = self._extrapolated(batch_size, context_length, self._block_count)
+            found = _on_line(self._points(batch_size, context_length), self._block_count)
             if found is not None:
                 return found
         return by_phase(self._take_step(batch_size, context_length, None).peaks)
 
-    def _extrapolated(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak] | None:
+    def _first_from_all(self) -> list[PhasePeak]:
+        """What is asked for, as it is; finds out whether few blocks would have done."""
+        whole = self._whole(self.batch_size, self.context_length)
+        found = by_phase(whole.peaks)
+        if whole.block_count is not None:
+            told = _on_line(self._points(self.batch_size, self.context_length), whole.block_count)
+            if told is not None and _are_alike(told, found):
+                self._block_count = whole.block_count
+        return found
+
+    def _first_from_few(self) -> list[PhasePeak]:
+        three = self._take_step(self.batch_size, self.context_length, 3)
+        if three.block_count is None:
+            return by_phase(three.peaks)
+        points = self._points(self.batch_size, self.context_length)
+        told, found = _on_line(points, 3), _on_line(points, three.block_count)
+        if told is None or found is None or not _are_alike(told, by_phase(three.peaks)):
+            return self.peaks(self.batch_size, self.context_length)
+        self._block_count = three.block_count
+        self.method = f"2 and 4 of {three.block_count} alike blocks, checked by 3"
+        return found
+
+    def _points(self, batch_size: int, context_length: int | None) -> tuple[list[PhasePeak], list[PhasePeak]]:
         two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
-        if [(p.phase, p.region) for p in two] != [(p.phase, p.region) for p in four]:
-            return None
-        weight = (count - 2) / 2
-        lines = [
-            PhasePeak(b.phase, a.peak.mixed(b.peak, weight), b.operator, b.region)
-            for a, b in zip(two, four, strict=True)
-        ]
-        return by_phase(lines)
+        return two, four
+
+
+def _on_line(points: tuple[list[PhasePeak], list[PhasePeak]], count: int) -> list[PhasePeak] | None:
+    """What `count` blocks take, from what 2 and 4 do; None where these differ in more than figures."""
+    two, four = points
+    if [(one.phase, one.region) for one in two] != [(one.phase, one.region) for one in four]:
+        return None
+    weight = (count - 2) / 2
+    pairs = zip(two, four, strict=True)
+    return by_phase([PhasePeak(b.phase, a.peak.mixed(b.peak, weight), b.operator, b.region) for a, b in pairs])
 
 
 def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
@@ -183,6 +245,7 @@ def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
 
 
 def peak_bytes(peaks: list[PhasePeak]) -> int:
+    """The highest of all."""
     return max(one.peak.total_bytes for one in peaks)
 
 
@@ -193,31 +256,29 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     return all(abs(a.peak.total_bytes / max(b.peak.total_bytes, 1) - 1) <= ALIKE_FRACTION for a, b in pairs)
 
 
-def largest_batch(predict: Callable[[int], int], gpu: Gpu, start: int, peak_at_start: int | None = None) -> Largest:
-    """The largest batch size that fits, by the peak of each."""
-    return _largest(predict, gpu, start, 1, _MOST_BATCHES, peak_at_start)
+def largest_batch(reserve: Callable[[int], int], gpu: Gpu, start: int) -> Largest:
+    """The largest batch size that fits, by what is reserved for each; begins at `start`."""
+    return _largest(reserve, gpu, start, 1, _MOST_BATCHES)
 
 
-def largest_context(predict: Callable[[int], int], gpu: Gpu, start: int, peak_at_start: int | None = None) -> Largest:
-    """The largest context that fits, a multiple of `CONTEXT_UNIT` tokens (or 1 token where less fits)."""
-    return _largest(predict, gpu, start, CONTEXT_UNIT, _MOST_CONTEXT, peak_at_start)
+def largest_context(reserve: Callable[[int], int], gpu: Gpu, start: int) -> Largest:
+    """The largest context that fits, a multiple of `CONTEXT_UNIT` tokens."""
+    return _largest(reserve, gpu, start, CONTEXT_UNIT, _MOST_CONTEXT)
 
 
-def _largest(
-    predict: Callable[[int], int], gpu: Gpu, start: int, unit: int, most: int, peak_at_start: int | None
-) -> Largest:
+def _largest(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, most: int) -> Largest:
     """Guess the border by the curve through what is known, predict there, and narrow it from both sides.
 
-    A batch's peaks lie on a line, a context's on a parabola; where the curve told a guess's peak beforehand, it is
+    A batch's figures lie on a line, a context's on a parabola; where the curve told a guess's beforehand, it is
     believed about the next value too.
     """
-    known: dict[int, int] = {} if peak_at_start is None or start % unit else {start // unit: peak_at_start}
-    low, high, guess = 0, most // unit + 1, max(1, min(start // unit, most // unit))
+    known: dict[int, int] = {}
+    top = most // unit
+    low, high, guess = 0, top + 1, max(1, min(start // unit, top))
     while high - low > 1:
         curve = _Curve(known, guess)
         told = curve(guess) if len(known) > 1 else 0.0
-        if guess not in known:
-            known[guess] = predict(guess * unit)
+        known[guess] = reserve(guess * unit)
         if not gpu.fits(known[guess]):
             high = guess
         else:
@@ -225,16 +286,18 @@ def _largest(
             is_told = abs(told / known[guess] - 1) <= TOLD_FRACTION
             if is_told and low + 1 < high and not gpu.fits(round(curve(low + 1))):
                 break
-        guess = _next_guess(known, low, high, gpu)
+        if len(known) in (1, *_HALVING):
+            # Of one point there is no curve; and one that was wrong as often is not asked again.
+            guess = min(_FIRST_STEP * low, top) if high > top else (low + high) // 2
+        else:
+            guess = _by_curve(_Curve(known, low or high), low, high, gpu)
     if low == 0:
         return Largest(None)
-    return Largest(low * unit, known[low], has_more=low == most // unit)
+    return Largest(low * unit, known[low], has_more=low == top)
 
 
-def _next_guess(known: dict[int, int], low: int, high: int, gpu: Gpu) -> int:
-    if len(known) == 1:
-        return min(2 * low, high - 1) if low else max(1, high // 2)
-    curve = _Curve(known, low or high)
+def _by_curve(curve: _Curve, low: int, high: int, gpu: Gpu) -> int:
+    """The largest value between both that fits by the curve, or the nearest to that."""
     inside, outside = low, high
     while outside - inside > 1:
         middle = (inside + outside) // 2
@@ -242,7 +305,7 @@ def _next_guess(known: dict[int, int], low: int, high: int, gpu: Gpu) -> int:
             inside = middle
         else:
             outside = middle
-    return max(low + 1, min(inside, high - 1))
+    return max(low + 1, inside)
 
 
 class _Curve:

@@ -21,7 +21,8 @@ def print_forecast(made: Forecast, console: Console) -> None:
     print_table(forecast_table(made), console)
     console.out("")
     highest = made.highest
-    print_line("peak", f"{gib(highest.peak.total_bytes)} in {highest.phase}, at {highest.operator}", console)
+    peak = f"{gib(highest.peak.total_bytes)} in {highest.phase}, at {highest.operator}"
+    print_line("peak", f"{peak}; {gib(made.reserved_bytes)} reserved", console)
     print_line("verdict", verdict(made), console)
     for note in made.notes:
         print_line("note", note, console)
@@ -76,4 +77,4 @@ def _largest(what: str, found: Largest) -> str:
     if found.value is None:
         return f"no {what} does, not even the smallest"
     more = " and above" if found.has_more else ""
-    return f"largest {what} {found.value:,}{more} ({gib(found.peak_bytes)})"
+    return f"largest {what} {found.value:,}{more} ({gib(found.reserved_bytes)} reserved)"

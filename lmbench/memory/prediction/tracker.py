@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmbench.memory.allocations import Allocation, Stretch, rounded_bytes
+from lmbench.memory.allocations import Allocation, Stretch
 from lmbench.memory.categories import Category
 
 
@@ -60,7 +60,7 @@ class Tracker(TorchDispatchMode):
 
     def allocate(self, size_bytes: int, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
         """Note an allocation that no tensor stands for; `free` ends it."""
-        made = Allocation(rounded_bytes(size_bytes), self._tick(), category, made_by)
+        made = Allocation(size_bytes, self._tick(), category, made_by)
         self.numels[id(made)] = numel
         self.allocations.append(made)
         return made
