@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import planted_memory
 import pytest
@@ -13,7 +14,7 @@ from lmbench.errors import UsageError
 from lmbench.memory.history.findings import Findings, as_record, examine
 
 
-def recorded(folder: Path, step: Step, **notes: int) -> Findings:
+def recorded(folder: Path, step: Step, **notes: Any) -> Findings:
     """The findings of a planted recording of lmbench's."""
     folder.mkdir(exist_ok=True)
     path = write(folder / "memory_snapshot.pickle", step.memory)
@@ -205,3 +206,18 @@ def test_the_record_is_json(tmp_path: Path) -> None:
     plain = json.loads(json.dumps(as_record(recorded(tmp_path, planted_run())), allow_nan=False))
     assert plain["peak"]["allocated_bytes"] == 252 * MIB
     assert plain["largest"][0]["frames"] == []
+
+
+def test_a_replay_that_is_not_the_allocators_own_warns(tmp_path: Path) -> None:
+    step = planted_run()
+    peaks = {"allocated_bytes": 252 * MIB, "requested_bytes": 252 * MIB, "reserved_bytes": 264 * MIB}
+    for asked, status in ((252 * MIB, "pass"), (253 * MIB, "warn")):
+        found = recorded(tmp_path, step, peaks={**peaks, "requested_bytes": asked})
+        assert {guard.name: guard.status for guard in found.guards}["memory_replay"] == status
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    step = planted_run()
+    step.moments[0]["blocks"][0][0] = 1 << 70
+    with pytest.raises(UsageError, match=r"memory_notes\.json"):
+        recorded(tmp_path, step)

@@ -19,7 +19,7 @@ MISTAKES = {
     "no mapping": ("[1, 2]", "a sweep is a mapping"),
     "unknown key": ("matrx: {a.b: [1]}", "unknown key 'matrx'; did you mean matrix?"),
     "no such pass": ("{matrix: {a.b: [1]}, passes: [kernel]}", "must be a list of some of timing, sync, kernels"),
-    "a pass of no cell": ("{include: [{pass: kernel}]}", "choose among timing, sync, kernels"),
+    "a pass of no cell": ("{include: [{pass: kernel}]}", "choose among timing, sync, kernels, memory"),
     "an axis that a pass sets": ("{matrix: {timer.clock: [sync]}, passes: [sync]}", "pass sync sets timer.clock"),
     "an engine": ("{modes: [forward], engine: exec}", "unknown key 'engine'; known are base, matrix"),
     "too many cells": (f"{{matrix: {{a.b: &x {list(range(317))}, a.c: *x}}}}", "100,489 cells, more than 100,000"),

@@ -7,10 +7,10 @@ marked in the history by a range of that name, which tensors' storages were wher
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from lmbench.errors import UsageError
 from lmbench.memory.categories import Category
@@ -23,11 +23,15 @@ MOMENT = "lmbench.memory:"
 WORKSPACES = "lmbench.workspaces"
 
 
+#: What fits into the columns of a snapshot.
+_Address = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
 class NotedBlock(Struct, array_like=True):
     """A tensor's storage: its address, what it is for, whose it is (a module's or a parameter's path, empty where
     nobody knows), and of one that is saved for the backward, the operator that saved it."""
 
-    address: int
+    address: _Address
     category: Category
     owner: str = ""
     operator: str = ""
@@ -37,7 +41,7 @@ class NotedOutput(Struct, array_like=True):
     """What a module returned: its path, the storage's address, the tensor's shape and bytes of an element."""
 
     owner: str
-    address: int
+    address: _Address
     shape: tuple[int, ...]
     element_bytes: int
 

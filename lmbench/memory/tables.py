@@ -98,6 +98,8 @@ def head(found: Findings) -> list[Line]:
         lines.append(("INCOMPLETE", "; ".join(found.cuts)))
     lines.append(("peak", _peak(found)))
     lines.append(("reserved", _reserved(found)))
+    if found.attribution.unmatched:
+        lines.append(("notes", f"{found.attribution.unmatched:,} noted storages are in no block of the history"))
     if found.notes is not None and found.notes.peaks is not None:
         peaks = found.notes.peaks
         rest = peaks.allocated_bytes - found.peak_bytes

@@ -18,7 +18,7 @@ from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.attribution import collapsed
 from lmbench.memory.history.bands import NONE
 from lmbench.memory.history.findings import Findings, frames_of
-from lmbench.memory.history.replay import BEFORE, Flags, Integers
+from lmbench.memory.history.replay import Flags, Integers, held_bytes
 from lmbench.records.codec import DamagedRecord, decode
 
 TIMELINE_FILE = "memory_timeline.json.gz"
@@ -115,13 +115,8 @@ def _pairs(borders: Integers) -> Sequence[tuple[int, int]]:
 
 def _held(found: Findings, chosen: Flags, moments: Integers) -> Integers:
     """Bytes of the chosen blocks right after each moment's entry."""
-    blocks, count = found.played.blocks, found.played.entry_count
-    change = np.zeros(count, np.int64)
-    begun, ended = chosen & (blocks.start != BEFORE), chosen & (blocks.end < count)
-    np.add.at(change, blocks.start[begun], blocks.size_bytes[begun])
-    np.subtract.at(change, blocks.end[ended], blocks.size_bytes[ended])
-    before = int(blocks.size_bytes[chosen & (blocks.start == BEFORE)].sum())
-    return np.asarray(before + np.cumsum(change)[moments])
+    blocks = found.played.blocks
+    return np.asarray(held_bytes(blocks, np.where(chosen, blocks.size_bytes, 0), found.played.entry_count)[moments])
 
 
 def _blocks(

@@ -294,7 +294,7 @@ def block_of(owner: str) -> str | None:
 #: Not the user's: PyTorch's, Lightning's, lmbench's own around the step, and what the interpreter makes up.
 _NOT_USERS = re.compile(
     r"/(torch|lightning|pytorch_lightning|lightning_fabric|triton|functorch)/|/torch_compile_debug/|torchinductor"
-    r"|/lmbench/(measure|callbacks|fit|memory|kernels)/|^(/\S*)?callbacks/|^<|/contextlib\.py$|/functools\.py$|/_ops\.py$"
+    r"|/lmbench/(measure|callbacks|fit|memory|kernels)/|^<|/contextlib\.py$|/functools\.py$|/_ops\.py$"
     r"|\.(cpp|h|cu|c|so)$"
 )
 

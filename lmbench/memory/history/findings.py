@@ -35,6 +35,8 @@ from lmbench.text import shown
 
 #: Of the peak: more than this without a category is a warning.
 MAX_UNKNOWN_FRACTION = 0.05
+#: Of the peak: the replay and the allocator's counter are of the same bytes.
+MAX_REPLAY_FRACTION = 0.001
 #: A step's phase that no range of lmbench's is around.
 OUTSIDE = "outside"
 
@@ -202,7 +204,9 @@ def findings_of(
         largest=_largest(snapshot, played, told, held),
         saved=_saved(played, told, peak), residual=_residual(played, told, notes, run, held),
         free=free_at_end(snapshot, chosen), cuts=cuts,
-        guards=[_unknown_guard(by_category, total, notes is not None), _complete_guard(cuts)],
+        guards=[
+            _unknown_guard(by_category, total, notes is not None), _complete_guard(cuts), *_replay_guard(played, notes),
+        ],
     )  # fmt: skip
 
 
@@ -370,6 +374,18 @@ def _unknown_guard(by_category: Mapping[Category, int], total: int, is_own: bool
     )
     message = f"{percent(fraction)} of the peak has no category"
     return at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice=advice)
+
+
+def _replay_guard(played: Replay, notes: MemoryNotes | None) -> list[Guard]:
+    """The replay against the allocator's own counter, of what was asked for: rounding is the allocator's secret."""
+    if notes is None or notes.peaks is None or not notes.peaks.requested_bytes:
+        return []
+    own, theirs = int(played.requested_bytes.max()), notes.peaks.requested_bytes
+    message = f"the replayed peak of what was asked for is {gib(own)}, the allocator's own {gib(theirs)}"
+    advice = "The history misses something; do not trust what it says of the peak."
+    return [
+        at_most("memory_replay", abs(own - theirs) / theirs, MAX_REPLAY_FRACTION, "fraction", message, advice=advice)
+    ]
 
 
 def _complete_guard(cuts: list[str]) -> Guard:

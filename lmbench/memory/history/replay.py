@@ -50,8 +50,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Replay:
-    """One device's history. `allocated_bytes` and `reserved_bytes` are right after each entry; `pending_bytes` are in
-    blocks that were given back while another stream still used them.
+    """One device's history, right after each entry: `allocated_bytes` with rounding, `requested_bytes` without;
+    `pending_bytes` are in blocks that were given back while another stream still used them.
 
     `holes` are blocks whose allocation or freeing must have happened, and is not in the history.
     """
@@ -60,6 +60,7 @@ class Replay:
     time_us: Integers
     blocks: Blocks
     allocated_bytes: Integers
+    requested_bytes: Integers
     reserved_bytes: Integers
     pending_bytes: Integers
     holes: int
@@ -114,18 +115,23 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     freeing = _FREE_REQUESTED if has_requests else _FREE_COMPLETED
     events = np.flatnonzero((action == _ALLOC) | (action == freeing))
     blocks, holes = _blocks(snapshot, device, events, action[events] == _ALLOC, address, size, stack, trace.count)
-    change = np.zeros(trace.count, np.int64)
-    begun, ended = blocks.start != BEFORE, blocks.end < trace.count
-    np.add.at(change, blocks.start[begun], blocks.size_bytes[begun])
-    np.subtract.at(change, blocks.end[ended], blocks.size_bytes[ended])
-    before = int(blocks.size_bytes[~begun].sum())
     pending = np.zeros(trace.count, np.int64)
     if has_requests:
         pending += np.where(action == _FREE_REQUESTED, size, 0) - np.where(action == _FREE_COMPLETED, size, 0)
     return Replay(
-        device, time_us, blocks, before + np.cumsum(change), _reserved(snapshot, device, action, size),
+        device, time_us, blocks, held_bytes(blocks, blocks.size_bytes, trace.count),
+        held_bytes(blocks, blocks.requested_bytes, trace.count), _reserved(snapshot, device, action, size),
         np.maximum(np.cumsum(pending), 0), holes,
     )  # fmt: skip
+
+
+def held_bytes(blocks: Blocks, sizes: Integers, count: int) -> Integers:
+    """Sum of the sizes (one for each block) of what is held right after each of so many entries."""
+    change = np.zeros(count, np.int64)
+    begun, ended = blocks.start != BEFORE, blocks.end < count
+    np.add.at(change, blocks.start[begun], sizes[begun])
+    np.subtract.at(change, blocks.end[ended], sizes[ended])
+    return np.asarray(int(sizes[~begun].sum()) + np.cumsum(change))
 
 
 def _reserved(snapshot: Snapshot, device: int, action: npt.NDArray[np.uint8], size: Integers) -> Integers:
