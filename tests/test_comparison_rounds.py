@@ -10,8 +10,8 @@ from comparison_runs import make_run
 from simulated_rounds import CONDITIONS, EFFECT, Noise, differences, simulate, table
 
 from lmbench.compare.comparison import compare
-from lmbench.compare.rounds import FIRST_LOOK, looks, ratio_by_rounds, rounds_needed
-from lmbench.compare.verdict import decide
+from lmbench.compare.rounds import looks, ratio_by_rounds, rounds_needed
+from lmbench.compare.verdict import FIRST_LOOK, decide
 
 TRIALS = 800
 #: Four standard errors of 5 % in so many trials.
@@ -119,8 +119,13 @@ def test_the_rounds_that_a_hint_names_give_a_verdict_in_90_of_100_comparisons(na
     assert np.median([rate.same + rate.slower + rate.faster for rate in rates]) >= 0.80
 
 
-def test_a_spread_that_no_number_of_rounds_overcomes_has_no_hint():
-    assert rounds_needed(np.random.default_rng(0).normal(0, 0.5, 9).tolist(), 0.01) is None
+def test_a_spread_that_no_number_of_rounds_overcomes_is_said():
+    found = ratio_by_rounds(*draws(0, 9, 0.5))
+    assert rounds_needed(found.differences, 0.01) is None
+    decision = decide(found, tolerance=0.01, floor=None, adjusted_p=found.p, family=1)
+    assert decision.reason.endswith(
+        "no number of rounds is likely to give a verdict: widen the gate, or quiet the machine"
+    )
 
 
 # Comparisons of records.

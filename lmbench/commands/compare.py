@@ -12,7 +12,6 @@ from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.report.screen import make_console
-from lmbench.sweep.execute import SweepHalted
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder
@@ -51,6 +50,7 @@ def run(args: list[str]) -> int:
     if "--run" in args[1:]:
         # Here: what measures takes its time to import.
         from lmbench.commands.compare_run import measure
+        from lmbench.sweep.execute import SweepHalted
 
         try:
             options, found = measure(args[1:])

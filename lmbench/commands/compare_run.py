@@ -144,7 +144,10 @@ class _Looks:
         self._about = about
         self._budget_s = budget_s
         self._began_s = time.monotonic()
-        self._measured = 0
+        jobs = list(plan.jobs())
+        self._kept = min(
+            (job.repeat for job in jobs if not is_run_folder(path / RUNS_FOLDER / job.name)), default=plan.file.repeats
+        )
 
     def look(self) -> Comparison:
         """The comparison of what has been measured."""
@@ -158,7 +161,6 @@ class _Looks:
         found = self.look()
         (cell,) = found.cells or (None,)
         elapsed_s = time.monotonic() - self._began_s
-        self._measured += 1
         told = f"{found.verdict}: {cell.reasons[0]}" if cell is not None else f"{found.verdict}: no run counts"
         self._progress.said(f"round {rounds}, {duration(elapsed_s)}: {told}")
         latest = [process for process in (cell.slow if cell else ()) if process.round == rounds]
@@ -172,8 +174,10 @@ class _Looks:
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         if found.verdict != UNDECIDED and not latest:
             return True
-        if elapsed_s * (1 + 1 / self._measured) > self._budget_s:
-            round_s = duration(elapsed_s / self._measured)
-            self._progress.said(f"a round takes {round_s}: another is beyond the budget of {duration(self._budget_s)}")
+        round_s = elapsed_s / max(1, rounds - self._kept)
+        if elapsed_s + round_s > self._budget_s:
+            self._progress.said(
+                f"a round takes {duration(round_s)}: another is beyond the budget of {duration(self._budget_s)}"
+            )
             return True
         return False

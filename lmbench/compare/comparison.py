@@ -13,7 +13,6 @@ from lmbench.compare.comparability import check_about, failed_guards, invalid_re
 from lmbench.compare.metrics import METRICS, STEP, Metric
 from lmbench.compare.noise import NoiseFloors
 from lmbench.compare.notes import notes
-from lmbench.compare.rounds import ratio_by_rounds
 from lmbench.compare.sides import (
     Cell,
     LeftOut,
@@ -116,9 +115,16 @@ class _Pair:
         if self.a and self.b:
             self.invalid += invalid_reasons(self.a, self.b, about)
             self.values = {metric: found for metric in METRICS if (found := _values(metric, self.a, self.b))}
-        ratio = ratio_of if self.rounds is None else ratio_by_rounds
-        self.ratios: dict[Metric, Ratio] = {metric: ratio(*values) for metric, values in self.values.items()}
+        self.ratios = self._ratios()
         self.adjusted_p: dict[Metric, float] = {}
+
+    def _ratios(self) -> dict[Metric, Ratio]:
+        if self.rounds is None:
+            return {metric: ratio_of(*values) for metric, values in self.values.items()}
+        # Here: it takes numpy, which help and other comparisons do without.
+        from lmbench.compare.rounds import ratio_by_rounds
+
+        return {metric: ratio_by_rounds(*values) for metric, values in self.values.items()}
 
     def _leave_out_failed(self, name: str) -> None:
         """A run whose guard failed is measured again in another round; where many did, it was no accident."""

@@ -43,7 +43,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lmbench.records.welch import CONFIDENCE, EQUIVALENCE_CONFIDENCE, POWER, Ratio, ratio_from, std_of_logs
+from lmbench.compare.verdict import FIRST_LOOK
+from lmbench.records.welch import (
+    CONFIDENCE,
+    EQUIVALENCE_CONFIDENCE,
+    POWER,
+    STD_PER_MAD,
+    Ratio,
+    ratio_from,
+    std_of_logs,
+)
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -55,11 +64,6 @@ _FAR = 3.0
 _GRID = 101
 #: Differences whose spread is below this are equal but for rounding.
 _EQUAL = 1e-12
-#: Rounds after which the first look may decide.
-FIRST_LOOK = 4
-
-#: The standard deviation of normal values over their median absolute deviation.
-STD_PER_MAD = 1.4826
 _RESAMPLES = 200
 _MOST = 200
 
@@ -69,6 +73,14 @@ class RoundsRatio(Ratio):
     """A ratio with the differences of logarithms that it comes from, a round each."""
 
     differences: tuple[float, ...] = ()
+
+    @property
+    def is_by_rounds(self) -> bool:
+        return True
+
+    def needed(self, tolerance: float) -> int | None:
+        """Rounds, all together, see `rounds_needed`."""
+        return rounds_needed(self.differences, tolerance)
 
     def lies_within(self, tolerance: float) -> bool:
         return len(self.differences) >= FIRST_LOOK and bool(looks(np.array(self.differences), tolerance).same[-1])
@@ -188,7 +200,7 @@ def _interval(differences: Floats, middle: float, confidence: float) -> tuple[fl
 
 
 def rounds_needed(differences: Sequence[float], tolerance: float) -> int | None:
-    """Rounds, all together, after which 90 % of comparisons have a verdict where nothing changed; None above `_MOST`.
+    """Rounds, all together, after which 90 % of comparisons have a verdict where nothing changed; None above 200.
 
     By simulation: the rule itself on rounds drawn from those that were seen, about their median, with signs by chance,
     since both sides are alike then, and smoothed, since they are few (Silverman, Density Estimation, 1986, 3.31).

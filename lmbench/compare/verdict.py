@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmbench.compare.metrics import TIME_WORDS
-from lmbench.compare.rounds import FIRST_LOOK, RoundsRatio, rounds_needed
 from lmbench.errors import ExitCode
-from lmbench.records.welch import CONFIDENCE, POWER, Ratio, repeats_for
+from lmbench.records.welch import CONFIDENCE, POWER, Ratio
 from lmbench.report.units import change_percent, change_range, percent_short
 
 #: Fewer processes than this on a side decide nothing.
 MIN_REPEATS = 3
+#: Rounds after which the first look of sides that are measured in turn may decide.
+FIRST_LOOK = 4
 DEFAULT_TOLERANCE_FRACTION = 0.01
 
 SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
@@ -73,7 +74,7 @@ def decide(
         words: what a ratio above 1 and one below are called.
         has_hint: say of one that is undecided how many repeats would do.
     """
-    by_rounds = isinstance(found, RoundsRatio)
+    by_rounds = found.is_by_rounds
     if by_rounds and found.n_a < FIRST_LOOK:
         why = f"{_count(found.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
         return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
@@ -114,12 +115,12 @@ def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int, h
     text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent_short(tolerance)}"
     if not has_hint:
         return text
-    if isinstance(found, RoundsRatio):
-        needed, what = rounds_needed(found.differences, tolerance), "rounds"
-    else:
-        spread = math.sqrt(((found.std_a or 0.0) ** 2 + (found.std_b or 0.0) ** 2) / 2)
-        needed, what = repeats_for(spread, found.n_a + found.n_b - 2, tolerance), "repeats a side"
-    if needed is None or needed <= min(found.n_a, found.n_b):
+    what = "rounds" if found.is_by_rounds else "repeats a side"
+    needed = found.needed(tolerance)
+    if needed is None:
+        what_helps = "widen the gate, or quiet the machine"
+        return f"{text}; at this spread no number of {what} is likely to give a verdict: {what_helps}"
+    if needed <= min(found.n_a, found.n_b):
         return text
     return f"{text}; at this spread {needed} {what} in all give a verdict with {percent_short(POWER)} probability"
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+#: The standard deviation of normal values over their median absolute deviation.
+STD_PER_MAD = 1.4826
 #: Of the interval that has to lie within a tolerance: two one-sided tests at 5 % each (Schuirmann, Journal of
 #: Pharmacokinetics and Biopharmaceutics 15, 1987).
 EQUIVALENCE_CONFIDENCE = 0.90
@@ -17,6 +19,7 @@ POWER = 0.90
 #: Spreads of logarithms below this are rounding: the values are equal (peaks of memory often are).
 _EQUAL = 1e-12
 _POINTS = 100
+_MOST_REPEATS = 1000
 _MOST_LOG = math.log(sys.float_info.max)
 
 
@@ -41,6 +44,11 @@ class Ratio:
     equal_high: float | None
 
     @property
+    def is_by_rounds(self) -> bool:
+        """Whether values are paired by the round that they were measured in."""
+        return False
+
+    @property
     def change(self) -> float:
         """The change from A to B as a fraction: 0.02 is 2 % more."""
         return self.ratio - 1.0
@@ -55,6 +63,11 @@ class Ratio:
         if self.equal_low is None or self.equal_high is None:
             return False
         return self.equal_low >= 1.0 / (1.0 + tolerance) and self.equal_high <= 1.0 + tolerance
+
+    def needed(self, tolerance: float) -> int | None:
+        """Repeats a side that give a verdict with 90 % probability, see `repeats_for`."""
+        spread = math.sqrt(((self.std_a or 0.0) ** 2 + (self.std_b or 0.0) ** 2) / 2)
+        return repeats_for(spread, self.n_a + self.n_b - 2, tolerance)
 
 
 def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
@@ -104,9 +117,9 @@ def detectable_fraction(std: float, repeats: int) -> float:
     return math.expm1(float(quantiles) * std * math.sqrt(2.0 / repeats))
 
 
-def repeats_for(std: float, freedom: float, tolerance: float, most: int = 1000) -> int | None:
+def repeats_for(std: float, freedom: float, tolerance: float) -> int | None:
     """Repeats a side that give a verdict with 90 % probability: `same` where nothing changed, and `faster` or `slower`
-    where the tolerance's worth did, whichever takes more; None above `most`.
+    where the tolerance's worth did, whichever takes more; None above 1000.
 
     By the power of both tests for two normal sides with one spread: of two one-sided t tests at no change, of Welch's t
     at the tolerance. The spread is what `std` says, seen with `freedom` degrees of freedom: the power is the mean over
@@ -116,8 +129,8 @@ def repeats_for(std: float, freedom: float, tolerance: float, most: int = 1000) 
     """
     if std == 0:
         return 2
-    low, high = 1, most
-    if _power(std, freedom, tolerance, most) < POWER:
+    low, high = 1, _MOST_REPEATS
+    if _power(std, freedom, tolerance, high) < POWER:
         return None
     while high - low > 1:
         middle = (low + high) // 2
