@@ -178,7 +178,7 @@ def _reading(read: Callable[[int], bytes], size: int) -> bytes:
     except EOFError:
         raise Unreadable("the gzip file ends early") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise Unreadable(f"the gzip file is damaged ({error})") from None
+        raise Unreadable(f"the gzip file is damaged: {error}") from None
     except OSError as error:
         raise Unreadable(_why_not(error)) from None
 

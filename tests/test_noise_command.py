@@ -130,7 +130,10 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path, capsys, monkeypatch, words, 
 
 def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):
     make_runs(tmp_path, TIMES)
-    for content, message in (("{", "cannot be read; remove it"), ('{"schema_version": 9, "entries": []}', "version 9")):
+    for content, message in (
+        ("{", "cannot be read (it is no JSON: Input data was truncated); remove it"),
+        ('{"schema_version": 9, "entries": []}', "version 9"),
+    ):
         (tmp_path / "noise.json").write_text(content)
         assert main(["noise", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err

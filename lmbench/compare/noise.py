@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import statistics
 from collections import Counter
@@ -15,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from rich.console import Console
 
 from lmbench.compare.comparability import mixture
@@ -26,6 +27,8 @@ from lmbench.compare.metrics import METRICS, STEP
 from lmbench.compare.sides import LeftOut, join_cells, read_side, split_usable
 from lmbench.compare.verdict import MIN_REPEATS
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable, read_file
+from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.environment import Environment
 from lmbench.records.load import Run, is_run_folder
 from lmbench.records.run import RunRecord
@@ -38,6 +41,8 @@ from lmbench.report.table import Entry, Heading, Table, fact
 
 NOISE_FILE = "noise.json"
 NOISE_SCHEMA_VERSION = 1
+#: A configuration takes 3 kB.
+_MAX_NOISE_BYTES = 16 * 2**20
 #: Two halves have at least as many repeats as a comparison takes.
 MIN_NOISE_REPEATS = 2 * MIN_REPEATS
 #: noise.json may lie so many folders above a run's: results, a sweep in it, its runs.
@@ -58,7 +63,7 @@ class Noise(Struct, frozen=True):
     n: int
     std_fraction: float
     drift_fraction: float
-    floor_fraction: float
+    floor_fraction: Annotated[float, Meta(ge=0)]
     false_alarm_fraction: float
     consecutive_alarm_count: int
     consecutive_count: int
@@ -96,6 +101,10 @@ class NoiseFile(Struct, frozen=True):
 
     schema_version: int
     entries: list[NoiseEntry]
+
+
+class _Versioned(Struct):
+    schema_version: int
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,7 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
         return step.floor_fraction if step else 0.0
 
     path = folder / NOISE_FILE
-    kept = {entry.key: entry for entry in (_read(path) if path.exists() else [])}
+    kept = {entry.key: entry for entry in (_read(path) if os.path.lexists(path) else [])}
     kept.update((entry.key, entry) for entry in sorted(entries, key=floor))
     try:
         write_whole(path, noise_json(list(kept.values())))
@@ -258,12 +267,12 @@ def noise_json(entries: list[NoiseEntry]) -> str:
 
 def _read(path: Path) -> list[NoiseEntry]:
     try:
-        content = path.read_bytes()
-        version = msgspec.json.decode(content, type=dict[str, Any])["schema_version"]
+        content = read_file(path, _MAX_NOISE_BYTES)
+        version = decode(content, _Versioned).schema_version
         if version == NOISE_SCHEMA_VERSION:
-            return msgspec.json.decode(content, type=NoiseFile).entries
-    except (OSError, KeyError, msgspec.DecodeError):
-        raise UsageError(f"{str(path)!r} cannot be read; remove it and run `lmbench noise` again") from None
+            return decode(content, NoiseFile).entries
+    except (Unreadable, DamagedRecord) as error:
+        raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
     raise UsageError(
         f"{str(path)!r} has schema version {version}, this lmbench reads {NOISE_SCHEMA_VERSION}; remove it and run "
         "`lmbench noise` again"
@@ -293,7 +302,7 @@ class NoiseFloors:
     def _content(self, path: Path) -> dict[NoiseKey, NoiseEntry]:
         if path not in self._files:
             self._files[path] = {}
-            if path.is_file():
+            if os.path.lexists(path):
                 try:
                     self._files[path] = {entry.key: entry for entry in _read(path)}
                 except UsageError as error:

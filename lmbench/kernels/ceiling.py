@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable, read_file
 from lmbench.hardware import find_gpu
-from lmbench.records.codec import DamagedRecord, as_dict, decode
+from lmbench.records.codec import DamagedRecord, as_dict, checked, decode
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
@@ -25,6 +26,8 @@ from lmbench.report.units import MISSING, percent
 _PATTERN = "ceiling_*.json"
 #: A run of a sweep lies three folders below the results.
 _LEVELS = 3
+#: A record has 4 kB.
+_MAX_BYTES = 2**20
 _TERA = 1e12
 
 
@@ -99,7 +102,7 @@ def find_ceiling(folder: Path, run: RunRecord | None, given: Path | None = None)
     gpu = run.environment.gpu if run and run.environment else Gpu()
     if given is not None:
         try:
-            record = _read(given)
+            record = _read(given, follows_links=True)
         except DamagedRecord as error:
             raise UsageError(
                 f"--ceiling {str(given)!r} is no record of `lmbench ceiling`: {error}; measure one with it"
@@ -121,11 +124,11 @@ def find_ceiling(folder: Path, run: RunRecord | None, given: Path | None = None)
     return max(found, key=lambda one: one.record.measured_at, default=None)
 
 
-def _read(path: Path) -> CeilingRecord:
+def _read(path: Path, follows_links: bool = False) -> CeilingRecord:
     try:
-        return decode(path.read_bytes(), CeilingRecord)
-    except OSError as error:
-        raise DamagedRecord(f"it cannot be read: {error.strerror}") from error
+        return checked(decode(read_file(path, _MAX_BYTES, follows_links), CeilingRecord))
+    except Unreadable as error:
+        raise DamagedRecord(str(error)) from error
 
 
 def _note(measured: Gpu, of_run: Gpu) -> str:

@@ -34,6 +34,8 @@ MAX_DEPTH = 50
 _MOST = 2**63
 
 _WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.?(.*)`", re.DOTALL)
+#: Mappings and lists side by side; a sweep of 100 000 cells has two or three for each.
+_MOST_PARTS = 500_000
 _NONFINITE = ("nan", "inf", "-inf")
 _WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
           "object": "a mapping", "null": "null"}  # fmt: skip
@@ -86,6 +88,8 @@ def decode(data: bytes, kind: type[S]) -> S:
         raise DamagedRecord(_what_is_wrong(str(error))) from None
     except msgspec.DecodeError as error:
         raise DamagedRecord(f"it is no JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DamagedRecord(f"it is no JSON: byte {error.start} of a text is no UTF-8") from None
     except RecursionError:
         raise DamagedRecord("it is nested too deeply") from None
 
@@ -95,12 +99,19 @@ def checked(record: S) -> S:
     what others make up (a configuration, axes). Raises DamagedRecord."""
     level: list[tuple[str, Any]] = [("", record)]
     for _ in range(MAX_DEPTH):
-        level = [(_join(path, key), child) for path, value in level for key, child in _children(value)]
-        for path, value in level:
-            if type(value) is int and not -_MOST <= value < _MOST:
-                raise DamagedRecord(f"{path} is a number of more than 64 bits")
-        if not level:
+        deeper: list[tuple[str, Any]] = []
+        for path, holder in level:
+            for key, value in _children(holder):
+                if type(value) is int:
+                    if not -_MOST <= value < _MOST:
+                        raise DamagedRecord(f"{_join(path, key)} is a number of more than 64 bits")
+                elif isinstance(value, Struct | dict | list | tuple):
+                    deeper.append((_join(path, key), value))
+        if len(deeper) > _MOST_PARTS:
+            raise DamagedRecord(f"it has more than {_MOST_PARTS:,} parts")
+        if not deeper:
             return record
+        level = deeper
     raise DamagedRecord(f"it is nested too deeply, more than {MAX_DEPTH} levels")
 
 

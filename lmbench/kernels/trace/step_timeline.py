@@ -4,7 +4,6 @@ file of its own, so that a page never has to read the trace."""
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,14 +12,19 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from lmbench.files import Unreadable, read_unpacked
 from lmbench.kernels.trace.events import NONE, Integers
 from lmbench.kernels.trace.kernels import Trace
 from lmbench.kernels.trace.kinds import short_name
 from lmbench.records.codec import DamagedRecord, decode
 
 TIMELINE_FILE = "timeline.json.gz"
+#: Unpacked; a kernel takes 60 bytes, and ten times that in memory.
+MAX_TIMELINE_BYTES = 32 * 2**20
 
-_Duration = Annotated[int, Meta(ge=0)]
+# 2^53 ns are a hundred days, and the most that a number of the page's script holds.
+_Time = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+_Duration = Annotated[int, Meta(ge=0, le=2**53)]
 _Place = Annotated[int, Meta(ge=0)]
 
 
@@ -28,16 +32,16 @@ class TimelineKernels(Struct):
     """Columns of one value a kernel, by start; `name`, `kind`, `part` and `phase` are places in the lists of those
     names. A kernel with an earlier step's launch, or none in the trace, has `launch_ns` null and `is_own` 0."""
 
-    start_ns: list[int]
+    start_ns: list[_Time]
     duration_ns: list[_Duration]
     name: list[_Place]
     kind: list[_Place]
     part: list[_Place]
     phase: list[_Place]
-    stream: list[int]
-    launch_ns: list[int | None]
+    stream: list[_Time]
+    launch_ns: list[_Time | None]
     launch_duration_ns: list[_Duration | None]
-    is_own: list[int]
+    is_own: list[_Time]
 
 
 class StepTimeline(Struct):
@@ -45,8 +49,8 @@ class StepTimeline(Struct):
     included. Times are ns since the host began the step; `host_phases` are phase, start and end of its pieces."""
 
     schema_version: Literal[1]
-    end_ns: Annotated[int, Meta(gt=0)]
-    host_phases: list[tuple[str, int, int]]
+    end_ns: Annotated[int, Meta(gt=0, le=2**53)]
+    host_phases: list[tuple[str, _Time, _Time]]
     names: list[str]
     kinds: list[str]
     parts: list[str]
@@ -116,9 +120,9 @@ def write_timeline(timeline: StepTimeline, folder: Path) -> None:
 def read_timeline(folder: Path) -> StepTimeline:
     """A run's timeline. Raises DamagedRecord, with one line, for a file that cannot be read or is none."""
     try:
-        text = gzip.decompress((folder / TIMELINE_FILE).read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DamagedRecord(f"{TIMELINE_FILE} cannot be read or unpacked") from error
+        text = read_unpacked(folder / TIMELINE_FILE, MAX_TIMELINE_BYTES)
+    except Unreadable as error:
+        raise DamagedRecord(f"{TIMELINE_FILE} is not read: {error}") from error
     try:
         timeline = decode(text, StepTimeline)
     except DamagedRecord as error:
