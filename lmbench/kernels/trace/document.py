@@ -147,8 +147,14 @@ class TraceDocument:
             if len(text) < wanted_bytes:
                 yield self._last(text, is_list)
                 return
-            for end, following in _borders(text):
-                if (piece := self._whole_events(text[:end])) is not None:
+            # What has faults is mended at the first borders only, as that takes long.
+            tries = (
+                (border, is_mended)
+                for place, border in enumerate(_borders(text))
+                for is_mended in ((False, True) if place < _TRIES else (False,))
+            )
+            for (end, following), is_mended in tries:
+                if (piece := self._whole_events(_repaired(text[:end]) if is_mended else text[:end])) is not None:
                     yield piece
                     text, wanted_bytes = text[following:], _PIECE_BYTES
                     break
@@ -184,12 +190,12 @@ class TraceDocument:
     def _whole_events(self, text: bytes) -> list[Event] | None:
         """The events of a text of whole ones, None for another: only one without an open bracket can be decoded."""
         try:
-            return _decoded(_events, b"[" + text + b"]")
+            return _events.decode(b"[" + text + b"]")
         except msgspec.ValidationError as error:
             self._refuse_event(error)
         except RecursionError:
             self.refuse(f"is no trace: nested too deeply; {_GIVE_ONE}")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _last(self, text: bytes, is_list: bool) -> list[Event]:
@@ -229,9 +235,7 @@ class TraceDocument:
             limit = f"{MAX_PIECE_BYTES >> 20} MiB"
             self.refuse(f"is no trace: it has more than {limit} in one event or behind its events; {_GIVE_ONE}")
         if "truncated" in str(error):
-            self.refuse(
-                f"is truncated: its JSON ends early, behind {self._event_count} whole events or more; {_RECORD_ONE}"
-            )
+            self.refuse(f"is truncated: its JSON ends early; {_RECORD_ONE}")
         self.refuse(f"is no trace: not JSON ({_fault(error)}, behind {self._event_count} events); {_GIVE_ONE}")
 
     def _refuse_without_events(self, text: bytes, is_whole: bool) -> NoReturn:
@@ -312,7 +316,9 @@ def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return decoder.decode(_repaired(text))
+        if (repaired := _repaired(text)) == text:
+            raise
+        return decoder.decode(repaired)
 
 
 def _repaired(text: bytes) -> bytes:
