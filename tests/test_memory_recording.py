@@ -133,6 +133,20 @@ def test_gradients_are_complete_when_the_optimizer_runs(found: Findings) -> None
     assert found.by_part["blocks.*.up"]["parameters"] == 2 * rounded(4 * WIDTH * WIDTH)
 
 
+def test_temporaries_of_the_backward_have_the_part_whose_backward_it_is(found: Findings) -> None:
+    told = found.attribution
+    names = [told.owners[owner] if owner >= 0 else "" for owner in told.owner]
+    in_backward = [
+        (names[block], int(found.played.blocks.size_bytes[block]))
+        for block in range(len(names))
+        if told.phase[block] >= 0 and told.bands.phase_at.names[told.phase[block]] == "backward"
+    ]
+    # The gradient of relu's output is made by `down`, for each of two blocks in each of two steps.
+    for block in range(2):
+        made = [size for name, size in in_backward if name == f"blocks.{block}.down"]
+        assert made.count(rounded(4 * BATCH * WIDTH)) >= 2
+
+
 def test_the_stream_between_blocks_is_seen(found: Findings) -> None:
     assert found.residual is not None
     assert found.residual.seen_bytes == {rounded(BATCH * WIDTH): 4}

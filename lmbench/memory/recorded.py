@@ -19,6 +19,8 @@ SNAPSHOT_FILE = "memory_snapshot.pickle"
 NOTES_FILE = "memory_notes.json"
 #: An empty range at a moment, followed by the moment's index in the notes.
 MOMENT = "lmbench.memory:"
+#: An empty range when the gradient of a module's output is there, followed by the module's path: its backward begins.
+BACKWARD = "lmbench.backward:"
 #: A range in which nothing but the matrix libraries' workspaces is freed.
 WORKSPACES = "lmbench.workspaces"
 

@@ -200,7 +200,10 @@ def part_table(found: Findings) -> Table:
         label = f"{others} more part{'s' if others > 1 else ''}"
         rows.append([fact(label), Entry(gib_number(sum(rest.values()))), *_sizes(rest, names)])
     headings = [*generated("part"), *numbers("all", *_short(names))]
-    caption = "GiB at the peak, by the module that made it, or whose parameter it belongs to; * is any block"
+    caption = (
+        "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
+        "parameter it belongs to; * is any block"
+    )
     return Table("By part of the model", caption, headings, rows)
 
 

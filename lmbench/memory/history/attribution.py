@@ -61,6 +61,9 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     step = np.where(began, bands.step_at.at(start_us), NONE)
     module = np.where(began, bands.module_at.at(start_us), NONE)
     names = _Names(bands.module_at.names)
+    later = np.array([*(names.index(name) for name in bands.backward_at.names), NONE], np.int64)
+    # Autograd's thread has no ranges of modules: a gradient tells whose backward begins.
+    module = np.where(began & (module == NONE), later[bands.backward_at.at(start_us)], module)
     found = Attribution(
         np.full(len(blocks), UNKNOWN), module.copy(), names.all, np.full(len(blocks), NONE), [], phase, step, bands, 0,
         np.empty(0, np.int64),

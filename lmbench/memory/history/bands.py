@@ -10,7 +10,7 @@ import numpy as np
 
 from lmbench.memory.history.replay import Integers
 from lmbench.memory.history.snapshot import Annotation
-from lmbench.memory.recorded import MOMENT, WORKSPACES
+from lmbench.memory.recorded import BACKWARD, MOMENT, WORKSPACES
 from lmbench.records.ranges import MODULE, PHASE, STEP
 
 #: The index of no name.
@@ -55,6 +55,7 @@ class Bands:
         self.phase_at = _pieces(own, PHASE)
         self.step_at = _pieces(own, STEP)
         self.module_at = _pieces(own, MODULE)
+        self.backward_at = _since(own, BACKWARD, {band.start_us for band in self.phases})
         #: When each moment of the notes was, by its index.
         self.moments = {
             int(each.name[len(MOMENT) :]): each.time_us
@@ -70,6 +71,19 @@ class Bands:
     def is_own(self) -> bool:
         """Whether lmbench set the ranges."""
         return bool(self.phases)
+
+
+def _since(annotations: Iterable[Annotation], prefix: str, ends_us: set[int]) -> Pieces:
+    """From each empty range of a kind to the next one, or to one of the ends."""
+    names: dict[str, int] = {}
+    marks = [
+        (each.time_us, names.setdefault(each.name[len(prefix) :], len(names)))
+        for each in annotations
+        if each.is_start and each.name.startswith(prefix)
+    ]
+    pieces = sorted([*marks, *((end_us, NONE) for end_us in ends_us)])
+    start_us, index = (np.array([piece[place] for piece in pieces], np.int64) for place in (0, 1))
+    return Pieces(start_us, index, list(names))
 
 
 def _bands(annotations: Iterable[Annotation], prefix: str) -> Iterable[Band]:

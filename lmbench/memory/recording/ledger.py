@@ -14,10 +14,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from lmbench.memory.categories import Category
-from lmbench.memory.recorded import MOMENT, WORKSPACES, Moment, NotedBlock, NotedOutput
+from lmbench.memory.recorded import BACKWARD, MOMENT, WORKSPACES, Moment, NotedBlock, NotedOutput
 
 #: Operators that save what has the logits' size for the loss.
 _OF_LOSS = ("LogSoftmaxBackward", "NllLossBackward", "CrossEntropyLossBackward")
+
+
+#: An attribute of tensors whose gradient marks the backward of a module.
+_MARKED = "_lmbench_marked"
 
 
 class Ledger:
@@ -151,6 +155,10 @@ class Ledger:
             address = self._address(first)
             if not address:
                 return
+            if first.requires_grad and not getattr(first, _MARKED, False):
+                # A module inside, whose output it is too, was first.
+                setattr(first, _MARKED, True)
+                first.register_hook(lambda gradient: _mark(name))
             # At once: in the next moment another tensor may lie there.
             if is_listed:
                 self._note([], [NotedOutput(name, address, tuple(first.shape), first.element_size())])
@@ -163,6 +171,11 @@ class Ledger:
 
     def _note_gradient_of_logits(self, name: str, gradient: Tensor) -> None:
         self._note(self._blocks([(name, gradient)], "logits"))
+
+
+def _mark(name: str) -> None:
+    with record_function(f"{BACKWARD}{name}"):
+        pass
 
 
 def _unpack(tensor: Tensor) -> Tensor:
