@@ -110,6 +110,8 @@ def _find(options: argparse.Namespace, rest: list[str]) -> tuple[Path, SweepFile
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Sides, and options with their values."""
+    if "--kernels" in words:
+        raise UsageError("--kernels compares traces that are there; give it without --run")
     given, options = [], []
     rest = list(words)
     while rest:
@@ -165,7 +167,7 @@ class _Looks:
         self._progress.said(f"round {rounds}, {duration(elapsed_s)}: {told}")
         latest = [process for process in (cell.slow if cell else ()) if process.round == rounds]
         for process in latest:
-            self._progress.said(f"slow: {process}; measured again in round {rounds + 1}")
+            self._progress.said(f"slow: {process}")
         if cell is None or found.verdict == INVALID:
             return True
         if not cell.metrics:

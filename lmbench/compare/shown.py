@@ -93,7 +93,7 @@ def remarks(found: Comparison) -> list[Line]:
     left_out_b = [*found.b.left_out, *(run for cell in found.cells for run in cell.left_out_b)]
     lines += [*_left_out("A", left_out_a), *_left_out("B", left_out_b)]
     by_rounds = [cell for cell in found.cells if cell.by_rounds]
-    lines += [("slow", f"{each}; measured again in the next round") for cell in by_rounds for each in cell.slow]
+    lines += [("slow", str(each)) for cell in by_rounds for each in cell.slow]
     tests = [BY_ROUNDS] * bool(by_rounds) + [BY_WELCH] * (len(by_rounds) < len(found.cells))
     return [*lines, *(("test", test) for test in tests), ("sample", SAMPLE)]
 

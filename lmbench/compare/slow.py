@@ -54,10 +54,13 @@ class SlowProcess:
     run_id: str
     excess: float
     state: tuple[str, ...]
+    is_last: bool
 
     def __str__(self) -> str:
         state = ", ".join(self.state) or "clock, power, load and host scores were as usual, where recorded"
-        return f"round {self.round}: {self.side} took {percent_short(self.excess)} longer than its pair says ({state})"
+        again = "no round came after it" if self.is_last else f"measured again in round {self.round + 1}"
+        what = f"{self.side} took {percent_short(self.excess)} longer than its pair says"
+        return f"round {self.round}: {what} ({state}); {again}"
 
 
 def slow_processes(rounds: Sequence[tuple[Run, Run]]) -> list[SlowProcess]:
@@ -77,10 +80,16 @@ def slow_processes(rounds: Sequence[tuple[Run, Run]]) -> list[SlowProcess]:
             # Of the two the one that took longer than the others' difference lets expect.
             at = int(difference > middle)
             run = pair[at]
-            place = run.record.sweep
-            number = (place.repeat or 0) + 1 if place else 0
-            found.append(SlowProcess("AB"[at], number, run.run_id, ratio_from(excess) - 1, _state(run, everyone)))
+            slow = ratio_from(excess) - 1
+            state = _state(run, everyone)
+            found.append(SlowProcess("AB"[at], _number(run), run.run_id, slow, state, pair is rounds[-1]))
     return found
+
+
+def _number(run: Run) -> int:
+    """Of its round, from 1."""
+    place = run.record.sweep
+    return 0 if place is None or place.repeat is None else place.repeat + 1
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:
