@@ -15,7 +15,7 @@ from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.execute import Execution
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
-from lmbench.sweep.plan import make_plan
+from lmbench.sweep.plan import GridCell, make_plan
 from lmbench.sweep.progress import Estimate, Progress
 from lmbench.sweep.servers import Launch
 
@@ -83,6 +83,7 @@ def _error(kind: str) -> dict[str, Any]:
 #: How a process ended: its exit code, the record it left, what it said.
 OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
     "ok": (0, {"outcome": "ok", "error": None}, "fine\n"),
+    "retries": (0, {"outcome": "ok", "error": None, "memory": {"run_alloc_retry_count": 2}}, ""),
     "oom": (3, {"outcome": "oom", "error": _error("OutOfMemoryError")}, ""),
     "error": (1, {"outcome": "error", "error": _error("RuntimeError")}, "Traceback\n"),
     "usage": (2, None, "lmbench: num_heads 5 does not divide d_model 64\n"),
@@ -98,11 +99,17 @@ OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
 }
 
 
-def sweep(where: Path, servers: SimulatedServers, content: dict[str, Any], name: str = "sim") -> Execution:
+def sweep(
+    where: Path,
+    servers: SimulatedServers,
+    content: dict[str, Any],
+    name: str = "sim",
+    predict: Callable[[GridCell, str], int | None] = lambda cell, option: None,
+) -> Execution:
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
-    execution = Execution(plan, folder, servers, Progress(plan, Estimate(plan)))
+    execution = Execution(plan, folder, servers, Progress(plan, Estimate(plan)), predict)
     folder.open(plan)
     try:
         execution.run()

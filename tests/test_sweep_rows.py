@@ -30,6 +30,7 @@ ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
 
 ROWS = {
     "ok": ("ok", 0, None),
+    "retries": ("ok", 0, None),
     "oom": ("oom", 3, "OutOfMemoryError came"),
     "error": ("error", 1, "RuntimeError came"),
     "usage": ("error", 2, "num_heads 5 does not divide d_model 64"),

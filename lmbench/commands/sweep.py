@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lmbench.commands import upload
@@ -19,7 +20,7 @@ from lmbench.records.store import SWEEP_FILE
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
 from lmbench.sweep.file import Options, SweepFile, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
-from lmbench.sweep.plan import Plan, find_sweep, make_plan
+from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Estimate, Progress, cost, extent
 from lmbench.sweep.servers import Servers
 from lmbench.text import shown
@@ -34,7 +35,9 @@ are for every cell.
 
 A file has base (options of every cell; config names a configuration), matrix, include,
 exclude, modes, passes (timing, sync, kernels, memory: other instruments, once a cell),
-environments (python, revision and tree, variables), repeats, timeout_s, view."""
+environments (python, revision and tree, variables), repeats, timeout_s, view, and
+largest: an option (data.batch_size) of which each cell finds the largest value that
+fits, by trial from what `lmbench memory` predicts."""
 
 
 @command
@@ -110,7 +113,7 @@ def carry_out(
     progress.begin()
     servers = Servers(progress.said, mark=folder.mark)
     try:
-        execution = Execution(plan, folder, servers, progress)
+        execution = Execution(plan, folder, servers, progress, partial(_predicted, folder, progress))
         known = folder.known_cells()
         if new := [cell for cell in plan.cells if cell.id not in known]:
             check_cells(plan, new, servers, progress.said)
@@ -145,19 +148,44 @@ def _find(given: argparse.Namespace) -> tuple[str, Path, SweepFile]:
     return name, Path(given.results_dir), read_sweep_file(path)
 
 
+def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
+    """The largest value of an option that a cell has room for on the GPU here, by prediction; None if nobody knows."""
+    from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_for
+
+    gpu = gpu_for(None)
+    if gpu is None or cell.environment is not None or cell.command != "fit":
+        return None
+    config = folder.config_path(cell)
+    given = [] if config is None else [f"--config={config}"]
+    progress.noted(f"predicting the largest {option} of {cell.id}")
+    try:
+        made = ask_forecast([*given, *cell.words()[1:]], Request(gpu, finds_largest=True))
+    except (UsageError, PredictionFailed) as error:
+        progress.said(f"{cell.id} is tried without a prediction: {error}")
+        return None
+    known = {"data.batch_size": made.largest_batch_size, "data.context_length": made.largest_context_length}
+    found = known.get(option)
+    return None if found is None else found.value
+
+
 def _list(plan: Plan, estimate: Estimate) -> None:
     for cell in plan.cells:
         command, *options = cell.words()
         words = ["lmbench", command, *([f"--config={cell.config}"] if cell.config is not None else []), *options]
         where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
         print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
+    if (spec := plan.file.largest) is not None:
+        print(f"each of {len(plan.cells)} with the largest {spec.option} that fits, by trial")
+        return
     print(f"{extent(plan)}\n{cost(plan, estimate)}")
 
 
 def _conclude(path: Path, progress: Progress) -> None:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
-    print(shown(f"{path}: {progress.outcomes.total()} of {progress.total} runs{f': {outcomes}' if outcomes else ''}"))
-    if progress.outcomes.total() < progress.total:
+    count = progress.outcomes.total()
+    of_all = "" if progress.is_open else f" of {progress.total}"
+    print(shown(f"{path}: {count}{of_all} runs{f': {outcomes}' if outcomes else ''}"))
+    if not progress.is_open and count < progress.total:
         print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
     if progress.outcomes:
         print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))

@@ -129,6 +129,7 @@ class SweepPlace(Struct):
     repeat: Annotated[int | None, About("index", "repeat", "Which repeat of the cell, from 0.")] = None
     attempt: Annotated[int | None, About("count", "attempt", "How often this repeat was begun, up to the run recorded here.")] = None
     environment: Annotated[str | None, About("text", "environment", "Name of the environment that it ran in, null for the sweep's own.")] = None
+    search: Annotated[Literal["trial", "largest"] | None, About("text", "search", "In a sweep that looks for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` where nothing fits).")] = None
     load_per_core: Annotated[float | None, About("1", "load", "The machine's load of the last minute when the process had ended, divided by its cores.", "down")] = None
     cost: Cost | None = None
 

@@ -100,6 +100,8 @@ class Group:
     axes: tuple[str, ...] = ()
     missing_cells: tuple[str, ...] = ()
     planned_cells: int = 0
+    #: Runs that only looked for the largest value that fits.
+    trials: int = 0
 
 
 @dataclass
@@ -139,6 +141,7 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
     plans: dict[Path | None, dict[str, _PlannedCell]] = {}
     groups: dict[Path | None, Group] = {}
     unread: list[str] = []
+    searched: set[str] = set()
     for folder in found:
         home = _sweep_of(folder)
         try:
@@ -151,11 +154,18 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
             name = (sweep.name or home.name) if home else ""
             groups[home] = Group(name, sweep.view, axes=tuple(sweep.axes or ()), planned_cells=len(sweep.cells))
             plans[home] = {cell.id: cell for cell in sweep.cells}
-        groups[home].samples.append(_sample(loaded, plans[home] if home else None))
+        sample = _sample(loaded, plans[home] if home else None)
+        if (search := sample.record.sweep and sample.record.sweep.search) is not None and sample.cell is not None:
+            # Its id is that of the cell, and the value it was tried with: `<cell>-batch_size-64`.
+            searched.add(sample.cell.rsplit("-", 2)[0])
+        if search == "trial":
+            groups[home].trials += 1
+        else:
+            groups[home].samples.append(sample)
     if not groups:
         raise UsageError(unread[0])
     for home, group in groups.items():
-        seen = {sample.cell for sample in group.samples}
+        seen = {sample.cell for sample in group.samples} | searched
         group.missing_cells = tuple(cell for cell in plans[home] if cell not in seen)
     return Gathered(sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread)
 

@@ -229,9 +229,10 @@ def _reason(sample: Sample) -> str:
 
 
 def _missing_lines(group: Group) -> list[str]:
+    trials = [f"{_count(group.trials, 'more run')} tried what fits, and more than that"] if group.trials else []
     if not group.missing_cells:
-        return []
-    return [f"{len(group.missing_cells)} of {_count(group.planned_cells, 'cell')} have no run yet"]
+        return trials
+    return [*trials, f"{len(group.missing_cells)} of {_count(group.planned_cells, 'cell')} have no run yet"]
 
 
 def _environment_lines(cells: Iterable[Cell]) -> list[str]:

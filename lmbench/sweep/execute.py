@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import held
@@ -22,7 +23,9 @@ from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder, write_whole
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.sweep.environments import ServerLost
+from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
+from lmbench.sweep.largest import does_fit, next_value, trial_of
 from lmbench.sweep.outcome import (
     Ending,
     cost_of,
@@ -61,11 +64,20 @@ class _FirstRepeat:
 class Execution:
     """A plan being carried out in its folder, which is open."""
 
-    def __init__(self, plan: Plan, folder: SweepFolder, servers: Servers, progress: Progress) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: SweepFolder,
+        servers: Servers,
+        progress: Progress,
+        predict: Callable[[GridCell, str], int | None] = lambda cell, option: None,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._servers = servers
         self._progress = progress
+        self._predict = predict
+        self._found: dict[str, GridCell] = {}
         self._first: dict[str, _FirstRepeat] = {}
         servers.begin_round(self._rounds_to_come(0))
         self.exit_code = ExitCode.OK
@@ -85,7 +97,12 @@ class Execution:
                 self._servers.begin_round(self._rounds_to_come(repeat))
             self._bring_sides_together(jobs)
             for job in jobs:
-                self._bring_to_end(job)
+                if self._plan.file.largest is None:
+                    self._bring_to_end(job)
+                elif job.repeat == 0:
+                    self._search(job.cell, self._plan.file.largest)
+                elif job.cell.id in self._found:
+                    self._bring_to_end(Job(self._found[job.cell.id], job.repeat))
             if is_enough(repeat + 1):
                 break
         self._folder.remove_compile_cache()
@@ -98,7 +115,30 @@ class Execution:
             with suppress(ServerLost):
                 self._servers.await_ready([self._plan.environment_of(job.cell) for job in jobs])
 
-    def _bring_to_end(self, job: Job) -> None:
+    def _search(self, cell: GridCell, spec: LargestSpec) -> None:
+        """Try values, each in a process of its own, until the largest that fits is known."""
+        tried: dict[int, RunRecord] = {}
+        fits: dict[int, bool] = {}
+        first = self._predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit))
+        while (value := next_value(fits, first, spec)) is not None:
+            tried[value] = self._bring_to_end(Job(trial_of(cell, value, spec), 0))
+            does = does_fit(tried[value])
+            if does is None:
+                break
+            fits[value] = does
+        # Where nothing fits, the smallest value tells it; where a run failed for another reason, that run does.
+        largest = max((each for each, does in fits.items() if does), default=min(tried)) if value is None else value
+        for each, record in tried.items():
+            self._mark(Job(trial_of(cell, each, spec), 0), record, "largest" if each == largest else "trial")
+        if tried[largest].outcome == "ok":
+            self._found[cell.id] = trial_of(cell, largest, spec)
+
+    def _mark(self, job: Job, record: RunRecord, search: Literal["trial", "largest"]) -> None:
+        if record.sweep is not None and record.sweep.search != search:
+            record.sweep.search = search
+            write_whole(self._folder.runs / job.name / RUN_FILE, encode_run(record).decode())
+
+    def _bring_to_end(self, job: Job) -> RunRecord:
         try:
             kept = self._folder.finished(job)
             record = self._adopt(job, kept) if kept is not None else self._measure(job)
@@ -113,6 +153,7 @@ class Execution:
             self._first[job.cell.id] = _FirstRepeat(ending_of(record), record.compile.cache == "private")
         if record.exit_code == ExitCode.GUARD_FAILED:
             self.exit_code = ExitCode.GUARD_FAILED
+        return record
 
     # a run of an earlier start
 

@@ -45,6 +45,8 @@ _OWN = {
     "measure.run_id": "the sweep names its runs itself",
 }
 _COMMAND_LINE = "the command line"
+#: Values that a kernel likes, where `largest` names the option alone.
+_UNITS = {"data.context_length": 64}
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,11 +61,20 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     variables: dict[str, str] = field(default_factory=dict)
 
 
+class LargestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What each cell looks for: the largest value of an option that fits, a multiple of `unit` and at most `most`."""
+
+    option: str
+    unit: Annotated[int, Meta(ge=1)] = 1
+    most: Annotated[int, Meta(ge=1)] = 2**20
+
+
 class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A sweep as it was written.
 
     `base` are options of every cell (with `config`, a configuration by name or path); `matrix` are the axes: by an
-    option's name a list of its values, by a name of their own a list of mappings of options. `view` is the report's.
+    option's name a list of its values, by a name of their own a list of mappings of options. `largest` names an option
+    of which each cell looks for the largest value that fits. `view` is the report's.
     `sides` are two cells that are measured in turn, to be compared: by name the options of each, with a `config` and an
     `environment` of its own where it has one.
     """
@@ -78,6 +89,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
     repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    largest: LargestSpec | None = None
     view: Any = None
 
     def axes(self) -> list[list[Options]]:
@@ -130,6 +142,7 @@ _FORMS = {
     "modes": f"a list of some of {', '.join(MODES)}",
     "passes": f"a list of some of {', '.join(PASSES)}",
     "environments": "a mapping of names, each to a mapping of python, revision, tree, variables",
+    "largest": "an option, or {option: data.context_length, unit: 64, most: 65536}",
     "repeats": f"a whole number from 1 to {MOST_REPEATS}",
     "timeout_s": "a number of seconds above 0",
 }
@@ -164,6 +177,8 @@ def sweep_from(content: Any) -> SweepFile:
     given = {key: value for key, value in _with_texts(content).items() if value is not None}
     if isinstance(environments := given.get("environments"), dict):
         given["environments"] = {name: _environment(spec or {}) for name, spec in environments.items()}
+    if isinstance(option := given.get("largest"), str):
+        given["largest"] = {"option": option, "unit": _UNITS.get(option, 1)}
     try:
         sweep = msgspec.convert(given, SweepFile)
     except msgspec.ValidationError as error:
@@ -179,6 +194,7 @@ def sweep_from(content: Any) -> SweepFile:
         _check_choice(entry, PASS, PASSES)
         _check_choice(entry, ENVIRONMENT, sweep.environments)
     _check_sides(sweep)
+    _check_largest(sweep)
     for name, spec in sweep.environments.items():
         _check_environment(name, spec)
     if not (sweep.sides or sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
@@ -256,6 +272,21 @@ def _check_sides(sweep: SweepFile) -> None:
         _check_options(f"sides: {name}", set(options) - {ENVIRONMENT, MODE})
         _check_choice(options, MODE, MODES)
         _check_choice(options, ENVIRONMENT, sweep.environments)
+
+
+def _check_largest(sweep: SweepFile) -> None:
+    spec = sweep.largest
+    if spec is None:
+        return
+    _check_options("largest", [spec.option])
+    if sweep.sides or sweep.passes:
+        raise UsageError(f"largest goes with neither {'sides' if sweep.sides else 'passes'}; leave one of them out")
+    if spec.option in sweep.axis_options():
+        raise UsageError(f"largest: {spec.option} is an axis of this sweep; take it out of the matrix")
+    if not str(start := sweep.base.get(spec.option, 1)).isdecimal():
+        raise UsageError(f"largest: {spec.option} begins at {start!r} in base; it must be a whole number")
+    if spec.most < spec.unit:
+        raise UsageError(f"largest: most is {spec.most}, less than unit {spec.unit}; give a larger one")
 
 
 def _check_environment(name: str, spec: EnvironmentSpec) -> None:

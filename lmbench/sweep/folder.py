@@ -45,6 +45,7 @@ _LOCK = ".lock"
 
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
+_TRIAL_NAME = re.compile(r"(?P<cell>.+)-\w+-\d+-r\d+")
 _RUN_NAME = re.compile(r"(?P<cell>.+)-r\d+")
 
 
@@ -180,6 +181,8 @@ class SweepFolder:
         ids = {cell.id for cell in plan.cells}
         for path in sorted(self.runs.iterdir()):
             match = _RUN_NAME.fullmatch(path.name)
+            if match is not None and plan.file.largest is not None:
+                match = _TRIAL_NAME.fullmatch(path.name) or match
             if path.is_dir() and match is not None and match["cell"] not in ids and is_run_folder(path):
                 raise UsageError(
                     f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "

@@ -71,9 +71,9 @@ class Progress:
 
     def __init__(self, plan: Plan, estimate: Estimate, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        # Nobody knows how many rounds two sides will take.
-        self._is_open = bool(plan.file.sides)
-        self._command = "compare" if self._is_open else "sweep"
+        # Nobody knows how many rounds two sides will take, or how many trials a search.
+        self.is_open = bool(plan.file.sides or plan.file.largest)
+        self._command = "compare" if plan.file.sides else "sweep"
         self._is_live = self._stream.isatty()
         self._estimate = estimate
         self._plan = plan
@@ -85,8 +85,14 @@ class Progress:
 
     def begin(self) -> None:
         """What the sweep will take, as far as that is known before anything has run."""
-        if self._is_open:
+        if self._plan.file.sides:
             self.said("two sides in turn, in rounds until the verdict stands")
+            return
+        if (spec := self._plan.file.largest) is not None:
+            cells = _count_of(len(self._plan.cells), "cell")
+            self.said(
+                f"{cells}, each tried with one {spec.option} after the other until the largest that fits is known"
+            )
             return
         self.said(f"{extent(self._plan)}: {cost(self._plan, self._estimate)}")
 
@@ -128,10 +134,11 @@ class Progress:
     def _count(self, job: Job, run: RunRecord) -> None:
         self._done += 1
         self.outcomes[run.outcome] += 1
-        self._estimate.done(job, run)
+        if not self.is_open:
+            self._estimate.done(job, run)
 
     def _place(self, index: int, elapsed_s: float = 0.0) -> str:
-        if self._is_open:
+        if self.is_open:
             return f"[{index}]"
         left = f"{duration(self._estimate.left_s(elapsed_s))} left"
         return f"[{index:>{len(str(self.total))}}/{self.total}] {left:>12}"
