@@ -24,7 +24,7 @@ def next_value(tried: Mapping[int, bool], first: int, spec: LargestSpec) -> int 
         return min(max(first // unit * unit, unit), most)
     fits = max((value for value, does in tried.items() if does), default=0)
     fails = min((value for value, does in tried.items() if not does and value > fits), default=None)
-    stride = max(1, round(first * _FIRST_STRIDE / unit)) * unit * 2 ** (len(tried) - 1)
+    stride = max(1, round(first * _FIRST_STRIDE / unit)) * unit << (len(tried) - 1)
     if fails is None:
         return None if fits >= most else min(fits + stride, most)
     if fails - fits <= unit:
