@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
-from lmbench.memory.history.attribution import collapsed
 from lmbench.memory.history.bands import NONE
 from lmbench.memory.history.findings import Findings, frames_of
 from lmbench.memory.history.replay import Flags, Integers, held_bytes
@@ -134,7 +133,7 @@ def _blocks(
     stacks: dict[int, int] = {NONE: 0}
     rows = []
     for place in chosen:
-        part = collapsed(told.owners[told.owner[place]]) if told.owner[place] != NONE else ""
+        part = told.owners[told.owner[place]] if told.owner[place] != NONE else ""
         phase = told.bands.phase_at.names[told.phase[place]] if told.phase[place] != NONE else ""
         operator = told.operators[told.operator[place]] if told.operator[place] != NONE else ""
         rows.append(

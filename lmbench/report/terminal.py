@@ -175,6 +175,8 @@ def _memory_lines(run: RunRecord) -> list[Line]:
         return []
     if history.reason:
         return [("peak is", f"not known: {history.reason}")]
+    if not history.categories:
+        return []
     largest = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name.removesuffix('_bytes').replace('_', ' ')} {gib(size)}" for name, size in largest)
     return [("peak is", f"in {history.peak_phase}: {names}")]

@@ -6,8 +6,7 @@ The layout is that of `torch.cuda.memory._snapshot()` (torch/csrc/cuda/memory_sn
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -138,14 +137,14 @@ class _Stacks:
         self._of_value: dict[Frame, int] = {}
         self._count = 0
 
-    def indices(self, lists: list[Any]) -> list[int]:
+    def indices(self, lists: Iterable[Any]) -> Iterator[int]:
         """The stack of each; None stands for none."""
-        ids = list(map(id, lists))
         known = self._of_list
-        for own, frames in zip(ids, lists, strict=True):
+        for frames in lists:
+            own = id(frames)
             if own not in known:
                 known[own] = self._add(frames)
-        return list(map(known.__getitem__, ids))
+            yield known[own]
 
     def _add(self, frames: Any) -> int:
         given = _sequence(frames, "frames")[:MAX_FRAMES]
@@ -177,15 +176,17 @@ def _trace(entries: Sequence[Any], device: int, stacks: _Stacks) -> Trace:
     if not set(map(type, entries)) <= {dict}:
         raise Malformed(f"an entry of {where} is no mapping")
     try:
-        names = list(map(itemgetter("action"), entries))
-        action = bytes(_CODES.get(name, _OTHER) for name in names)
-        # An entry about a lack of memory has `device_free` in the place of an address.
-        address = [entry.get("addr", 0) for entry in entries]
-        size = [entry.get("size", 0) for entry in entries]
-        # PyTorch 2.0 noted no times.
-        time_us = [entry.get("time_us", 0) for entry in entries]
-        stack = stacks.indices([entry.get("frames") for entry in entries])
-        return Trace(len(entries), action, *map(_column, (address, size, time_us, stack)))
+        # One column after the other, and no lists between: there may be millions of entries.
+        return Trace(
+            len(entries),
+            bytes(_CODES.get(entry["action"], _OTHER) for entry in entries),
+            # An entry about a lack of memory has `device_free` in the place of an address.
+            _column(entry.get("addr", 0) for entry in entries),
+            _column(entry.get("size", 0) for entry in entries),
+            # PyTorch 2.0 noted no times.
+            _column(entry.get("time_us", 0) for entry in entries),
+            _column(stacks.indices(entry.get("frames") for entry in entries)),
+        )
     except KeyError as error:
         raise Malformed(f"an entry of {where} has no {error}") from None
     except (TypeError, OverflowError):
@@ -220,7 +221,7 @@ def _segments(segments: Sequence[Any], blocks: Sequence[Sequence[Any]], stacks: 
             _column([row["size"] for row in rows]),
             _column([row.get("requested_size", row["size"]) for row in rows]),
             _column(state),
-            _column(stacks.indices([_block_frames(row) for row in rows])),
+            _column(stacks.indices(_block_frames(row) for row in rows)),
         )
     except KeyError as error:
         raise Malformed(f"a segment or block has no {error}") from None
