@@ -122,6 +122,8 @@ def _peak(found: Findings) -> str:
 
 def _reserved(found: Findings) -> str:
     between = found.peak_reserved_bytes - found.peak_bytes
+    if between < 0:
+        return "not known: segments are missing in this snapshot"
     fraction = between / found.peak_reserved_bytes if found.peak_reserved_bytes else 0.0
     return (
         f"{gib(found.peak_reserved_bytes)} at the peak, {gib(between)} ({percent(fraction)}) of it in no block; at the "
@@ -188,13 +190,14 @@ def part_table(found: Findings) -> Table:
     names = _shown_categories(list(found.by_part.values()))
     rows, rest = [], dict[Category, int]()
     others = 0
+    common = _common(found)
     for part, sizes in found.by_part.items():
         if sum(sizes.values()) < _PART_FRACTION * found.peak_bytes:
             others += 1
             for name, size in sizes.items():
                 rest[name] = rest.get(name, 0) + size
         else:
-            label = _part(part)
+            label = _part(part, common)
             rows.append([fact(label), Entry(gib_number(sum(sizes.values()))), *_sizes(sizes, names)])
     if rest:
         label = f"{others} more part{'s' if others > 1 else ''}"
@@ -207,15 +210,28 @@ def part_table(found: Findings) -> Table:
     return Table("By part of the model", caption, headings, rows)
 
 
-def _part(owner: str) -> str:
-    return owner or "(none)"
+def _part(owner: str, common: str) -> str:
+    return owner.removeprefix(common) or "(none)"
+
+
+def _common(found: Findings) -> str:
+    """What every part's path begins with, such as `network.`: it tells nothing."""
+    first = {part.partition(".")[0] for part in found.by_part if part}
+    inner = all("." in part for part in found.by_part if part)
+    return f"{first.pop()}." if len(first) == 1 and inner else ""
 
 
 def largest_table(found: Findings, top: int) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = []
+    common = _common(found)
     for each in found.largest[:top]:
-        words = (CATEGORY_LABELS[each.category], _part(each.owner), each.phase or "before", _frame(each.user_frame))
+        words = (
+            CATEGORY_LABELS[each.category],
+            _part(each.owner, common),
+            each.phase or "before",
+            _frame(each.user_frame),
+        )
         figures = (_mib(each.size_bytes), whole(each.count), gib_number(each.total_bytes))
         rows.append([*map(Entry, figures), *map(fact, words)])
     if rest := found.largest[top:]:
@@ -261,7 +277,7 @@ def operator_table(found: Findings) -> Table:
         [fact(operator), Entry(gib_number(size)), Entry(percent(size / total if total else 0.0))]
         for operator, size in sorted(sums.items(), key=lambda item: -item[1])
     ]
-    caption = "of several operators that save a storage, the first"
+    caption = "of several operators that save a storage, the one nearest to where it was made"
     return Table("Saved by which operators", caption, [*generated("operator"), *numbers("GiB", "share")], rows)
 
 

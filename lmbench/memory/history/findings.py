@@ -239,17 +239,20 @@ def phase_of(told: Attribution, time_us: int) -> str:
 
 
 def _phases(played: Replay, told: Attribution) -> list[PhasePeak]:
-    names = told.bands.phase_at.names
-    of_entry = told.bands.phase_at.at(played.time_us)
-    found = []
+    entries: dict[str, list[int]] = {}
+    for band in told.bands.phases:
+        first, end = np.searchsorted(played.time_us, [band.start_us, band.end_us])
+        # A phase may allocate nothing, as a fused optimizer does: it has what was there when it began.
+        first = max(int(first) - 1, 0)
+        peak = first + int(np.argmax(played.allocated_bytes[first : max(int(end), first + 1)]))
+        entries.setdefault(band.name, []).append(peak)
     order: dict[str, int] = {phase: place for place, phase in enumerate(PHASES)}
-    for index in sorted(range(len(names)), key=lambda index: order.get(names[index], len(order))):
-        entries = np.flatnonzero(of_entry == index)
-        if len(entries):
-            peak = int(entries[np.argmax(played.allocated_bytes[entries])])
-            by_category = _categories(played, told, played.blocks.held_at(peak))
-            allocated, reserved = int(played.allocated_bytes[peak]), int(played.reserved_bytes[entries].max())
-            found.append(PhasePeak(names[index], allocated, reserved, by_category))
+    found = []
+    for phase in sorted(entries, key=lambda phase: order.get(phase, len(order))):
+        peak = max(entries[phase], key=lambda entry: int(played.allocated_bytes[entry]))
+        by_category = _categories(played, told, played.blocks.held_at(peak))
+        allocated, reserved = int(played.allocated_bytes[peak]), int(played.reserved_bytes[peak])
+        found.append(PhasePeak(phase, allocated, reserved, by_category))
     return found
 
 

@@ -187,14 +187,15 @@ def _category(known: Category, operator: str) -> Category:
 
 
 def _operators(result: Any) -> dict[int, str]:
-    """By address of a storage, the first operator found that saved it for the backward of a result."""
+    """By address of a storage, the operator that saved it for the backward of a result."""
     found: dict[int, str] = {}
     waiting = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen: set[Node] = set(waiting)
     while waiting:
         node = waiting.pop()
         for tensor in _saved_by(node):
-            found.setdefault(tensor.untyped_storage().data_ptr(), node.name())
+            # The walk goes backwards: of several, whoever made the tensor comes last.
+            found[tensor.untyped_storage().data_ptr()] = node.name()
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
