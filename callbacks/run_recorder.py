@@ -27,6 +27,7 @@ from lmbench.measure.training import loss_facts
 from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.prediction import MemoryPrediction
 from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -242,8 +243,10 @@ class RunRecorder(Observer):
         *,
         kernels: KernelSummary | None = None,
         memory_history: MemoryHistoryRecord | None = None,
+        memory_prediction: MemoryPrediction | None = None,
     ) -> None:
-        """Add what the closed run's trace or history says; a guard that fails counts under `strict` as any other.
+        """Add what the closed run's trace, history or prediction says; a guard that fails counts under `strict` as any
+        other.
 
         Raises OSError if it cannot be written.
         """
@@ -251,6 +254,7 @@ class RunRecorder(Observer):
         with held():
             self.run.kernels = kernels or self.run.kernels
             self.run.memory_history = memory_history or self.run.memory_history
+            self.run.memory_prediction = memory_prediction or self.run.memory_prediction
             self.run.guards += guards
             if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))

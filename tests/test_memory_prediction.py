@@ -264,6 +264,22 @@ def test_a_misspelt_word_is_the_users_mistake() -> None:
         predict("--model.siz", "tiny")
 
 
+# beside a run
+
+
+def test_a_run_keeps_its_prediction(tmp_path: Path) -> None:
+    from lmbench.records.load import find_runs, load_run
+
+    words = ["fit", "--config", "smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s", "0"]
+    assert main([*words, "--memory.predict", "true", "--wandb.mode", "disabled", "--quiet"]) == 0
+    found = load_run(find_runs([tmp_path])[0]).record.memory_prediction
+    assert found is not None
+    assert found.reason is None
+    assert found.peak_allocated_bytes
+    # On a CPU there is nothing that it could be held against.
+    assert found.error_fraction is None
+
+
 # the allocator
 
 

@@ -15,7 +15,8 @@ DESCRIPTION = """\
 Without a recorded run it predicts one: the peak of each phase by category, whether it
 fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and context
 that do. Takes every option of `lmbench fit` and takes its step on fake tensors, which
-needs no GPU and no weights."""
+needs no GPU and no weights:
+`lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`."""
 
 
 def run(words: list[str]) -> int:

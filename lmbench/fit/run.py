@@ -19,6 +19,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.kernel_summary import add_kernels
+from lmbench.fit.memory_prediction import add_prediction
 from lmbench.fit.memory_summary import add_memory
 from lmbench.fit.messages import translate
 from lmbench.interruption import exit_code, held, received
@@ -71,6 +72,8 @@ def run(args: list[str]) -> int:
     assert recorder is not None
     add_kernels(recorder)
     add_memory(recorder)
+    if _is_predicted():
+        add_prediction(recorder)
     code = _finish(recorder, words.as_json, words.is_quiet)
     _publish(recorder, is_loud)
     signum = received()
@@ -150,6 +153,10 @@ def quiet() -> None:
 
 def _recorder() -> RunRecorder | None:
     return Measurement.latest.recorder if Measurement.latest else None
+
+
+def _is_predicted() -> bool:
+    return Measurement.latest is not None and Measurement.latest.memory.predict
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:

@@ -66,14 +66,16 @@ class MeasureSettings:
 
 @dataclass
 class MemorySettings:
-    """Whether the device's allocator is watched, for `lmbench memory`: that makes the run no timing.
+    """What is told of the device's memory, for `lmbench memory`.
 
     Args:
-        history: record the allocator's history over a few steps after the warm-up.
+        predict: predict the run's memory too, when it is over and in a process of its own, and keep both figures.
+        history: record the allocator's history over a few steps after the warm-up; that makes the run no timing.
         steps: steps to record; they are the run's window, whatever measure.steps and measure.min_window_s say.
         max_entries: entries that the history may hold; older ones are lost, and that is said.
     """
 
+    predict: bool = False
     history: bool = False
     steps: int = 3
     max_entries: int = 1_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from msgspec import Struct
 
@@ -22,6 +23,8 @@ OFFERED_FRACTION = 0.985
 CONTEXT_UNIT = 64
 #: A prediction from few blocks counts where it meets a third point, or the whole, as near as this.
 ALIKE_FRACTION = 0.01
+#: The same of phases that are not the highest.
+ROUGHLY_FRACTION = 0.05
 _MOST_BATCHES = 2**16
 _MOST_CONTEXT = 2**22
 _MOST_ROUNDS = 3
@@ -145,7 +148,8 @@ class Predictor:
     """
 
     def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
-        self._take_step = take_step
+        # A search comes by the same place more than once.
+        self._take_step = cache(take_step)
         self.batch_size, self.context_length = batch_size, context_length
         self._is_slow = is_slow
         self._block_count: int | None = None
@@ -250,10 +254,12 @@ def peak_bytes(peaks: list[PhasePeak]) -> int:
 
 
 def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
+    """Whether the highest peaks agree, and roughly all: how the allocator rounds is no line."""
     if [one.phase for one in left] != [one.phase for one in right]:
         return False
-    pairs = zip(left, right, strict=True)
-    return all(abs(a.peak.total_bytes / max(b.peak.total_bytes, 1) - 1) <= ALIKE_FRACTION for a, b in pairs)
+    pairs = [(a.peak.total_bytes, max(b.peak.total_bytes, 1)) for a, b in zip(left, right, strict=True)]
+    highest = abs(peak_bytes(left) / peak_bytes(right) - 1) <= ALIKE_FRACTION
+    return highest and all(abs(a / b - 1) <= ROUGHLY_FRACTION for a, b in pairs)
 
 
 def largest_batch(reserve: Callable[[int], int], gpu: Gpu, start: int) -> Largest:

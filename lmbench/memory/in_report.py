@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
 from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.prediction import MemoryPrediction
 from lmbench.report.cells import Cell
 from lmbench.report.columns import GIB, PERCENT, Column, Measure, Reader
 from lmbench.report.feature import Feature, PagePart
@@ -18,6 +19,19 @@ def _of_history(read: Callable[[MemoryHistoryRecord], float | None]) -> Reader:
         for sample in (*cell.samples, *cell.passes):
             history = sample.record.memory_history
             if sample.outcome == "ok" and history is not None and (value := read(history)) is not None:
+                return Measure(value)
+        return None
+
+    return of_cell
+
+
+def _of_prediction(read: Callable[[MemoryPrediction], float | None]) -> Reader:
+    """A number of what was predicted of a cell's runs, which have all one configuration."""
+
+    def of_cell(cell: Cell, _baseline: Cell | None) -> Measure | None:
+        for sample in cell.samples:
+            prediction = sample.record.memory_prediction
+            if prediction is not None and (value := read(prediction)) is not None:
                 return Measure(value)
         return None
 
@@ -51,6 +65,8 @@ def _timelines() -> PagePart:
 
 MEMORY = Feature(
     columns=(
+        Column("predicted_peak_bytes", "predicted", _of_prediction(lambda found: found.peak_allocated_bytes), GIB),
+        Column("prediction_error_fraction", "error", _of_prediction(lambda found: found.error_fraction), PERCENT),
         Column("history_peak_bytes", "history's peak", _of_history(lambda found: found.peak_allocated_bytes), GIB),
         *(Column(f"peak_{name}_bytes", CATEGORY_LABELS[name], _by_category(name), GIB) for name in CATEGORIES),
         Column("peak_unknown_fraction", "unknown", _of_history(lambda found: found.unknown_fraction), PERCENT),

@@ -24,6 +24,7 @@ from lmbench.records.measured import (
     Window,
 )
 from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.prediction import MemoryPrediction
 from lmbench.records.vocabulary import Mode
 
 #: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
@@ -216,3 +217,4 @@ class RunRecord(Struct):
     probe: Probe = field(default_factory=Probe)
     kernels: KernelSummary | None = None
     memory_history: MemoryHistoryRecord | None = None
+    memory_prediction: MemoryPrediction | None = None
