@@ -112,6 +112,8 @@ def test_a_list_that_stands_at_a_million_places_is_counted_once_or_refused(tmp_p
         (pickle.dumps({"segments": [], "device_traces": [[{"action": []}]]}), "wrong type"),
         (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": "x"}]]}), "wrong type"),
         (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1 << 70}]]}), "out of range"),
+        (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": -1}]]}), "out of range"),
+        (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "size": 1 << 60}]]}), "out of range"),
         (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "frames": 3}]]}), "frames is no list"),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "frames": [{"line": []}]}]]}),

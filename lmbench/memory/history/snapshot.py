@@ -28,6 +28,8 @@ MAX_FRAMES = 400
 MAX_DEVICES = 64
 #: Entries, blocks and frames together: one list in a file can stand at a million places.
 MAX_ITEMS = 100_000_000
+#: Of a block or segment: a PiB, beyond which sums would be nonsense.
+MAX_BYTES = 1 << 50
 NO_STACK = -1
 
 
@@ -182,7 +184,7 @@ def _trace(entries: Sequence[Any], device: int, stacks: _Stacks) -> Trace:
             bytes(_CODES.get(entry["action"], _OTHER) for entry in entries),
             # An entry about a lack of memory has `device_free` in the place of an address.
             _column(entry.get("addr", 0) for entry in entries),
-            _column(entry.get("size", 0) for entry in entries),
+            _sizes(entry.get("size", 0) for entry in entries),
             # PyTorch 2.0 noted no times.
             _column(entry.get("time_us", 0) for entry in entries),
             _column(stacks.indices(entry.get("frames") for entry in entries)),
@@ -218,8 +220,8 @@ def _segments(segments: Sequence[Any], blocks: Sequence[Sequence[Any]], stacks: 
             allocated,
             _column(of_segment),
             _column([row["address"] for row in rows]),
-            _column([row["size"] for row in rows]),
-            _column([row.get("requested_size", row["size"]) for row in rows]),
+            _sizes(row["size"] for row in rows),
+            _sizes(row.get("requested_size", row["size"]) for row in rows),
             _column(state),
             _column(stacks.indices(_block_frames(row) for row in rows)),
         )
@@ -261,6 +263,14 @@ def _settings(given: Any) -> dict[str, str | int | float | bool]:
 def _column(values: Iterable[Any]) -> bytes:
     """Raises TypeError for what is no whole number, OverflowError for one that takes more than 64 bits."""
     return array("q", values).tobytes()
+
+
+def _sizes(values: Iterable[Any]) -> bytes:
+    """The same, of bytes of memory. Raises OverflowError for what no device has."""
+    column = array("q", values)
+    if column and not 0 <= min(column) <= max(column) <= MAX_BYTES:
+        raise OverflowError
+    return column.tobytes()
 
 
 def _whole(value: Any) -> int:
