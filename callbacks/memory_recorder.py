@@ -6,10 +6,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
+from lmbench.measure.held import held_by, watch_refusals
 from lmbench.measure.host import peak_rss_bytes
 from lmbench.measure.schedule import ProbeKind
 from lmbench.records.field import PerPhase
-from lmbench.records.measured import Memory
+from lmbench.records.measured import Memory, RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage
 
 
@@ -20,12 +21,16 @@ class MemoryRecorder(Observer):
     window's end: what decides whether a run fits; PyTorch has one set of peaks, reset when the window opens and in
     probe steps, so a reading of your own sees less), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
     (the window's own), `phase_peak_allocated_bytes`, `run_alloc_retry_count`, `window_alloc_retry_count`,
-    `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`. On a CPU only the last is known.
+    `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where the device ran out of memory
+    `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
+        self._module = pl_module
+        # The allocator calls it before anything is freed by the exception's way up.
+        watch_refusals(self._refused)
         self._run_allocated = 0
         self._run_reserved = 0
         self._phase_peaks: dict[str, int] = {}
@@ -88,6 +93,21 @@ class MemoryRecorder(Observer):
         if self._trainer.strategy.root_device.type == "cuda":
             self._take_run_peak()
             self._leave_run_peak(memory)
+
+    def _refused(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
+        held = held_by(self._module, self._trainer.optimizers)
+        allocated = torch.cuda.memory_allocated(device)
+        self.session.run.memory.refused = RefusedAllocation(
+            phase=self.session.track.current,
+            requested_bytes=requested_bytes,
+            allocated_bytes=allocated,
+            reserved_bytes=torch.cuda.memory_reserved(device),
+            device_free_bytes=device_free_bytes,
+            parameters_bytes=held.parameters_bytes,
+            gradients_bytes=held.gradients_bytes,
+            optimizer_state_bytes=held.optimizer_state_bytes,
+            rest_bytes=max(0, allocated - held.total_bytes),
+        )
 
     def _border(self, phase: str) -> None:
         """What was allocated at most since the last border belongs to the phase that ends here."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.memory.recorded import SNAPSHOT_FILE
 
 if TYPE_CHECKING:
     from lmbench.memory.history.findings import Findings
+    from lmbench.records.load import Run
 
 DESCRIPTION = (
     """\
@@ -22,7 +24,8 @@ allocator: bytes by category and by part of the model, the largest allocations w
 where they come from, what is saved for the backward, and what is reserved in vain. RUN
 is a result recorded with `lmbench fit ... --memory.history true`; SNAPSHOT is any
 snapshot that torch.cuda.memory._dump_snapshot wrote, lmbench's or not: read as a
-pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch.
+pickle of plain values, from which nothing is run. Needs no GPU and no PyTorch. Of a run
+that ended out of memory it says what was held, and what would fit.
 
 """
     + memory_prediction.DESCRIPTION
@@ -56,6 +59,8 @@ def run(args: list[str]) -> int:
     for target in (options.html, options.svg):
         if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
             raise UsageError(f"{str(target)!r} cannot be written; name a file in a folder that exists")
+    if (short := _ran_out(options.source)) is not None:
+        return _explain(short, options.json)
     found = examine(options.source, options.device)
     _draw(found, options.html, options.svg)
     if options.json:
@@ -66,6 +71,31 @@ def run(args: list[str]) -> int:
         sys.stdout.write(to_markdown(found, options.top))
     else:
         print_findings(found, options.top, make_console())
+    return ExitCode.OK
+
+
+def _ran_out(source: str) -> Run | None:
+    """The run, where it ended for want of memory and has no history that shows more."""
+    from lmbench.records.load import is_run_folder, load_run
+
+    path = Path(source)
+    if not is_run_folder(path) or (path / SNAPSHOT_FILE).is_file():
+        return None
+    found = load_run(path, with_steps=False)
+    return found if found.outcome == "oom" else None
+
+
+def _explain(found: Run, as_json: bool) -> int:
+    from lmbench.memory.shortage import explain
+    from lmbench.memory.shortage_table import as_json_text, print_shortage
+    from lmbench.report.screen import make_console
+
+    print("lmbench: predicting what would fit; about a minute", file=sys.stderr)
+    told = explain(found.record, found.path)
+    if as_json:
+        print(as_json_text(told))
+    else:
+        print_shortage(told, make_console())
     return ExitCode.OK
 
 

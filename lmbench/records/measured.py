@@ -105,6 +105,20 @@ class Loss(Struct):
     perplexity: Annotated[float | None, About("1", "perplexity", "exp(`loss.mean`).", "down")] = None
 
 
+class RefusedAllocation(Struct):
+    """Memory: what the device held when it had no room for one more tensor."""
+
+    phase: Annotated[str | None, About("text", "refused in", "Phase in which the allocator was refused.")] = None
+    requested_bytes: Annotated[int | None, About("bytes", "refused", "Bytes asked for, as the allocator rounds them.", "down")] = None
+    allocated_bytes: Annotated[int | None, About("bytes", "held", "Allocated at that moment.", "down")] = None
+    reserved_bytes: Annotated[int | None, About("bytes", "reserved then", "Reserved by the allocator at that moment.", "down")] = None
+    device_free_bytes: Annotated[int | None, About("bytes", "free then", "Free on the device at that moment, held by nobody.", "up")] = None
+    parameters_bytes: Annotated[int | None, About("bytes", "parameters held", "Of `allocated_bytes`: parameters and buffers.", "down")] = None
+    gradients_bytes: Annotated[int | None, About("bytes", "gradients held", "Of `allocated_bytes`: gradients of parameters.", "down")] = None
+    optimizer_state_bytes: Annotated[int | None, About("bytes", "optimizer state held", "Of `allocated_bytes`: state of the optimizers.", "down")] = None
+    rest_bytes: Annotated[int | None, About("bytes", "activations and the rest", "What remains of `allocated_bytes`: activations, inputs, temporaries, workspaces.", "down")] = None
+
+
 class Memory(Struct):
     """Memory: peaks of the allocator and of the process."""
 
@@ -117,6 +131,7 @@ class Memory(Struct):
     run_alloc_retry_count: Annotated[int | None, About("count", "retries", "Allocations that worked only after the cache was emptied.", "down")] = None
     window_alloc_retry_count: Annotated[int | None, About("count", "retries in window", "The same within the window.", "down")] = None
     window_reserved_growth_bytes: Annotated[int | None, About("bytes", "growth", "What the allocator reserved more at the window's end than at its start.", "down")] = None
+    refused: RefusedAllocation | None = None
     host_peak_rss_bytes: Annotated[int | None, About("bytes", "host peak", "Peak resident memory of the process.", "down")] = None
 
 

@@ -158,6 +158,10 @@ def figures(run: RunRecord) -> list[Line]:
         lines.append(("peak memory", f"{gib(memory.run_peak_allocated_bytes)} allocated, {reserved}{steady}"))
     elif memory.host_peak_rss_bytes:
         lines.append(("peak memory", f"{gib(memory.host_peak_rss_bytes)} resident (host)"))
+    if (refused := memory.refused) is not None:
+        free = f"{gib(refused.device_free_bytes)} free"
+        held = f"{gib(refused.allocated_bytes)} held, {free}"
+        lines.append(("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
     lines += _memory_lines(run)
     lines += _kernel_lines(run)
     if power_w:
@@ -231,6 +235,7 @@ def where(run: RunRecord, path: Path) -> list[Line]:
     has_trace = run.profile is not None and run.profile.trace_file
     kernels = f"lmbench kernels {shlex.quote(str(path))}" if has_trace else None
     has_history = run.memory_history is not None and run.memory_history.snapshot_file
-    memory = f"lmbench memory {shlex.quote(str(path))}" if has_history else None
+    is_explained = has_history or (run.outcome == "oom" and run.memory.refused is not None)
+    memory = f"lmbench memory {shlex.quote(str(path))}" if is_explained else None
     commands = [("next", kernels), ("next", memory), ("repeat", run.replay_command)]
     return [("result", str(path)), *((label, command) for label, command in commands if command)]

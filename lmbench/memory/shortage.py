@@ -1,0 +1,130 @@
+"""Why a run ran out of the device's memory, and what would make it fit, each with the peak that is predicted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmbench.errors import UsageError
+from lmbench.hardware import find_gpu
+from lmbench.memory.asking import PredictionFailed, Request, ask_forecast
+from lmbench.memory.forecast import Forecast, Gpu
+from lmbench.records.measured import RefusedAllocation
+from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
+
+#: lmbench's own Transformer, whose options are known.
+_OWN_MODEL = "lmbench.model.language_model.LanguageModel"
+#: Predictions are made by processes of one thread or two, and each takes some hundred megabytes.
+_AT_ONCE = 2
+#: Let the allocator grow segments instead of keeping parts of many in vain (PyTorch's notes on CUDA's memory).
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change, as the words that make it, and what was predicted for it (None: it could not be, for the reason)."""
+
+    change: str
+    words: tuple[str, ...]
+    forecast: Forecast | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A run that ran out of memory: what it held, what is predicted for it as it is, and for each change of it."""
+
+    path: Path
+    run: RunRecord
+    gpu: Gpu | None
+    as_it_is: Remedy
+    remedies: list[Remedy] = field(default_factory=list)
+
+    @property
+    def refused(self) -> RefusedAllocation | None:
+        return self.run.memory.refused
+
+    @property
+    def unused_bytes(self) -> int | None:
+        """Reserved by the allocator and not allocated, when it was refused: in pieces too small for what was asked."""
+        held = self.refused
+        if held is None or held.reserved_bytes is None or held.allocated_bytes is None:
+            return None
+        return held.reserved_bytes - held.allocated_bytes
+
+    @property
+    def is_fragmented(self) -> bool:
+        """What was asked for would have fitted into what the allocator held in vain and what was free."""
+        held, unused = self.refused, self.unused_bytes
+        if held is None or unused is None or held.requested_bytes is None:
+            return False
+        return unused + (held.device_free_bytes or 0) >= held.requested_bytes
+
+
+def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Forecast] = ask_forecast) -> Shortage:
+    """Predict the run as it was and with each change that may help; takes some 10 s each, two at a time.
+
+    `path` is the run's folder, whose configuration is predicted. `ask` is who predicts.
+    """
+    gpu = _gpu_of(run)
+    config = path / "config.yaml"
+    if not config.is_file():
+        return Shortage(path, run, gpu, Remedy("as it is", (), reason="config.yaml is missing"))
+
+    def predicted(remedy: Remedy) -> Remedy:
+        finds_largest = not remedy.words and gpu is not None
+        try:
+            made = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest))
+        except (UsageError, PredictionFailed) as error:
+            return Remedy(remedy.change, remedy.words, reason=str(error))
+        return Remedy(remedy.change, remedy.words, made)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        as_it_is, *others = pool.map(predicted, [Remedy("as it is", ()), *_changes(run)])
+    remedies = [*_smaller_batch(run, as_it_is, predicted), *others]
+    # The ones that help most come first; what could not be predicted last.
+    remedies.sort(key=lambda each: each.forecast.highest.peak.total_bytes if each.forecast else float("inf"))
+    return Shortage(path, run, gpu, as_it_is, remedies)
+
+
+def _gpu_of(run: RunRecord) -> Gpu | None:
+    name = run.environment.gpu.name if run.environment else None
+    total = run.memory.device_total_bytes
+    if name is None or total is None:
+        return None
+    known = find_gpu(name)
+    return Gpu(name, total, known.matmul_workspace_bytes if known else 32 * 2**20, is_here=False)
+
+
+def _changes(run: RunRecord) -> Iterator[Remedy]:
+    """What may help, leaving out what the run had already."""
+    precision = run.precision
+    if precision == "32-true":
+        yield Remedy("bfloat16 autocast", ("--trainer.precision=bf16-mixed",))
+    if precision != "bf16-true":
+        yield Remedy("bfloat16 throughout: weights too, look at the loss", ("--trainer.precision=bf16-true",))
+    if run.model.name != _OWN_MODEL:
+        return
+    if run.model.attention in ("naive", "sdpa_math"):
+        yield Remedy("fused attention", ("--model.attention=sdpa",))
+    if run.model.checkpoint == "none" and run.mode in ("train_step", "forward_backward"):
+        yield Remedy("checkpoint each block", ("--model.checkpoint=block",))
+        yield Remedy("selective checkpoints", ("--model.checkpoint=selective",))
+
+
+def _smaller_batch(run: RunRecord, as_it_is: Remedy, predicted: Callable[[Remedy], Remedy]) -> Sequence[Remedy]:
+    """The largest batch that fits, accumulated to what the batch was; that changes no result but the time."""
+    batch, made = run.data.batch_size, as_it_is.forecast
+    if batch is None or made is None or made.largest_batch_size is None or not made.largest_batch_size.value:
+        return []
+    fits = made.largest_batch_size.value
+    size = next((each for each in range(min(fits, batch), 0, -1) if batch % each == 0), 1)
+    if size == batch:
+        return []
+    before = value_at(run, "config.trainer.accumulate_grad_batches")
+    times = batch // size * (before if isinstance(before, int) else 1)
+    words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
+    return [predicted(Remedy(f"batch {size}, {times} of them accumulated: the same step", words))]

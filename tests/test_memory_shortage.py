@@ -1,0 +1,165 @@
+"""A lack of memory is explained: what was held, and what would fit, each with the peak predicted for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lmbench.cli import main
+from lmbench.errors import UsageError
+from lmbench.measure.held import held_by
+from lmbench.memory import shortage
+from lmbench.memory.asking import PredictionFailed
+from lmbench.memory.forecast import CategoryBytes, Forecast, Largest, PhasePeak
+from lmbench.memory.shortage import explain
+from lmbench.records.codec import encode_run
+from lmbench.records.environment import Environment, Gpu
+from lmbench.records.measured import Memory, RefusedAllocation, RunError
+from lmbench.records.run import Data, Model, RunRecord
+
+GIB = 2**30
+
+
+def out_of_memory(folder: Path, **changes) -> RunRecord:
+    """A run of the large model in float32 that was refused 2 GiB, as its folder has it."""
+    run = RunRecord(schema_version=1, outcome="oom", run_id="short", precision="32-true", mode="train_step")
+    run.error = RunError("OutOfMemoryError", "CUDA out of memory", "forward", 2 * GIB, "device")
+    run.model = Model(name="lmbench.model.language_model.LanguageModel", attention="naive", checkpoint="none")
+    run.data = Data(batch_size=96)
+    run.environment = Environment(gpu=Gpu(name="NVIDIA H200"))
+    run.memory = Memory(device_total_bytes=140 * GIB)
+    run.memory.refused = RefusedAllocation(
+        "forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 4 * GIB, 4 * GIB, 8 * GIB, 121 * GIB
+    )
+    for name, value in changes.items():
+        setattr(run, name, value)
+    folder.mkdir()
+    (folder / "run.json").write_bytes(encode_run(run))
+    (folder / "config.yaml").write_text("{}")
+    return run
+
+
+#: Predicted peaks in GiB, by the option that is changed.
+PEAKS = {
+    "": 150,
+    "--trainer.precision=bf16-mixed": 141,
+    "--trainer.precision=bf16-true": 80,
+    "--model.attention=sdpa": 120,
+    "--model.checkpoint=block": 40,
+    "--model.checkpoint=selective": 90,
+    "--data.batch_size=48": 75,
+}
+
+
+def ask(words, request):
+    """A forecast as if it had been predicted."""
+    assert words[0].startswith("--config=")
+    peak = PEAKS[words[1] if len(words) > 1 else ""] * GIB
+    phases = [PhasePeak("forward", CategoryBytes(activations=peak), "aten.mm")]
+    largest = Largest(80, 139 * GIB) if request.finds_largest else None
+    return Forecast(
+        batch_size=96,
+        context_length=512,
+        precision="",
+        mode="train_step",
+        zero_grad="",
+        is_compiled=False,
+        phases=phases,
+        reserved_bytes=peak,
+        method="",
+        gpu=request.gpu,
+        fits=peak < 135 * GIB,
+        largest_batch_size=largest,
+    )
+
+
+def test_every_change_that_the_run_did_not_have_is_predicted_and_the_mildest_that_fits_is_advised(tmp_path):
+    found = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", ask)
+    assert [each.words[0] for each in found.remedies] == [
+        "--model.checkpoint=block", "--data.batch_size=48", "--trainer.precision=bf16-true",
+        "--model.checkpoint=selective", "--model.attention=sdpa", "--trainer.precision=bf16-mixed",
+    ]  # fmt: skip
+    batch = next(each for each in found.remedies if "batch_size" in each.words[0])
+    assert batch.words[1] == "--trainer.accumulate_grad_batches=2"
+    assert shortage_advice(found) == "fused attention: --model.attention=sdpa"
+
+
+def shortage_advice(found):
+    from lmbench.memory.shortage_table import advice
+
+    return advice(found)
+
+
+def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(tmp_path):
+    model = Model(name="my.Net")
+    found = explain(out_of_memory(tmp_path / "run", model=model, precision="bf16-true"), tmp_path / "run", ask)
+    assert [each.words[0] for each in found.remedies] == ["--data.batch_size=48"]
+
+
+def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_path):
+    run = out_of_memory(tmp_path / "run")
+    run.memory.refused.allocated_bytes = 130 * GIB
+    assert shortage_advice(explain(run, tmp_path / "run", ask)).startswith(
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments"
+    )
+
+
+@pytest.mark.parametrize("error", [UsageError("training_step reads values"), PredictionFailed("killed")])
+def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
+    def refuses(words, request):
+        if "--model.attention=sdpa" in words:
+            raise error
+        return ask(words, request)
+
+    found = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses)
+    assert (found.remedies[-1].forecast, found.remedies[-1].reason) == (None, str(error))
+    assert shortage_advice(found) == "selective checkpoints: --model.checkpoint=selective"
+
+
+def test_the_command_prints_what_was_held_and_what_fits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shortage.explain, "__defaults__", (ask,))
+    out_of_memory(tmp_path / "run")
+    assert main(["memory", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "2.00 GiB more in forward, with 0.50 GiB free" in out
+    assert "parameters 4.00 GiB, gradients 4.00 GiB" in out
+    assert "--model.checkpoint=block" in out
+    assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["refused"]["allocated_bytes"] == 137 * GIB
+    assert len(told["remedies"]) == 6
+
+
+def test_a_lack_of_the_hosts_memory_is_not_explained_by_the_device(tmp_path):
+    error = RunError("OutOfMemoryKill", "the kernel ended it for lack of memory", "data", None, "host")
+    run = out_of_memory(tmp_path / "run", error=error)
+    run.memory.refused = None
+    assert "host" in shortage_advice(explain(run, tmp_path / "run", ask))
+
+
+def test_what_a_module_holds_is_counted_by_storage():
+    net = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
+    net[1].weight = net[0].weight
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    net(torch.ones(1, 128)).sum().backward()
+    optimizer.step()
+    held = held_by(net, [optimizer], "cpu")
+    assert (held.parameters_bytes, held.gradients_bytes) == (65536, 65536)
+    # Two moments, and the step's count in a block of its own.
+    assert held.optimizer_state_bytes == 2 * 65536 + 512
+
+
+@pytest.mark.gpu
+def test_a_real_refusal_is_recorded_before_anything_is_freed(tmp_path):
+    words = ["--model.size=large", "--data.batch_size=2048", "--data.context_length=1024", "--measure.steps=2"]
+    assert main(["fit", *words, "--measure.min_window_s=0", f"--measure.results_dir={tmp_path}"]) == 3
+    (path,) = tmp_path.glob("*/run.json")
+    held = json.loads(path.read_text())["memory"]["refused"]
+    assert held["phase"] in ("forward", "backward")
+    assert held["parameters_bytes"] == pytest.approx(969_411_840 * 4, rel=0.01)
+    assert held["allocated_bytes"] > 60 * GIB
+    assert held["requested_bytes"] > held["device_free_bytes"]
