@@ -161,6 +161,27 @@ def test_a_lower_true_precision_halves_everything_of_the_weights() -> None:
     assert peak_of(half, "optimizer").gradients == pytest.approx(peak_of(full, "optimizer").gradients / 2, rel=0.01)
 
 
+def test_double_precision_doubles_them_and_a_short_name_is_known() -> None:
+    full, double = (predict(*TINY, "--trainer.precision", name) for name in ("32-true", "64-true"))
+    # But for what the allocator does not split.
+    assert peak_of(double, "optimizer").gradients == pytest.approx(2 * peak_of(full, "optimizer").gradients, rel=0.06)
+    assert (
+        predict(*TINY, "--trainer.precision", "bf16").phases
+        == predict(*TINY, "--trainer.precision", "bf16-mixed").phases
+    )
+
+
+def test_a_precision_of_another_library_is_refused() -> None:
+    with pytest.raises(UsageError, match="precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"):
+        predict(*TINY, "--trainer.precision", "transformer-engine")
+
+
+def test_checkpointing_keeps_less() -> None:
+    words = ["--model.size", "tiny", "--data.batch_size", "16"]
+    kept, again = (predict(*words, "--model.checkpoint", how) for how in ("none", "block"))
+    assert peak_of(again, "forward").activations < 0.5 * peak_of(kept, "forward").activations
+
+
 def test_the_mode_forward_has_no_optimizer_state() -> None:
     made = predict(*TINY, "--measure.mode", "forward")
     assert {one.phase for one in made.phases} >= {"forward"}

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.observer import LeanCallback
+from lmbench.errors import UsageError
 from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.measure.compiling import CompileOptions, compile_targets
 from lmbench.measure.phases import BorderProfiler, PhaseTrack
@@ -24,7 +25,7 @@ from lmbench.memory.prediction.alike import AlikeBlocks, find_alike_blocks, para
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.cuda_on_cpu import CudaAttention
 from lmbench.memory.prediction.tracker import Tracker
-from lmbench.precision import find_precision
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES, Phase
 
 #: The first step makes the optimizer's state; the second is like every later one.
@@ -209,13 +210,20 @@ class _FakeHalfPrecision(HalfPrecision):
 def _precision_plugin(name: str) -> Precision:
     """Lightning's plugin of a precision for a GPU, without the loss scaler, which has no memory worth naming."""
     precision = find_precision(name)
-    if precision is None or precision.compute == "float32":
+    if precision is None or name.startswith("transformer-engine"):
+        allowed = ", ".join(known for known in PRECISIONS if not known.startswith("transformer-engine"))
+        raise UsageError(f"precision {name} cannot be predicted; allowed: {allowed}")
+    full_name = next(known for known, meaning in PRECISIONS.items() if meaning == precision)
+    if precision.compute == precision.weights == "float32":
         return Precision()
     if not precision.is_mixed:
-        return _FakeHalfPrecision(f"{name.partition('-')[0]}-true")  # type: ignore[arg-type]
-    plugin = RepairedMixedPrecision("bf16-mixed", "cpu")
-    plugin.precision = name  # type: ignore[assignment]
-    return plugin
+        half = _FakeHalfPrecision()
+        half._desired_input_dtype = precision.weight_dtype()
+        half.precision = cast(Any, full_name)
+        return half
+    mixed = RepairedMixedPrecision("bf16-mixed", "cpu")
+    mixed.precision = cast(Any, full_name)
+    return mixed
 
 
 def _trial(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
