@@ -1,6 +1,6 @@
 """The allocator's history on a GPU: 512 MiB are planted in each category, and found.
 
-python -m pytest -q -m gpu tests/gpu/test_memory_history.py
+python -m pytest -q -m gpu tests/gpu/test_gpu_memory_history.py
 """
 
 from __future__ import annotations
