@@ -176,6 +176,25 @@ def test_a_precision_of_another_library_is_refused() -> None:
         predict(*TINY, "--trainer.precision", "transformer-engine")
 
 
+def _with_a_strangers_operator() -> int:
+    import torch
+
+    strangers = torch.library.Library("strangers", "DEF")
+    strangers.define("warp(Tensor x) -> Tensor")
+    for key in ("AutocastCUDA", "AutocastCPU"):
+        strangers.define(f"only_{key.lower()}(Tensor x) -> Tensor")
+        strangers.impl(f"only_{key.lower()}", torch.library.fallthrough_kernel, key)
+    strangers.impl("warp", torch.library.fallthrough_kernel, "AutocastCUDA")
+    return _forecast([*TINY, "--trainer.precision", "bf16-mixed"], None, False).highest.peak.total_bytes
+
+
+def test_an_operator_of_another_library_in_autocasts_list_changes_nothing() -> None:
+    import lmbench.fit.prediction  # noqa: F401
+
+    alone = predict(*TINY, "--trainer.precision", "bf16-mixed")
+    assert _forked(_with_a_strangers_operator) == alone.highest.peak.total_bytes
+
+
 def test_checkpointing_keeps_less() -> None:
     words = ["--model.size", "tiny", "--data.batch_size", "16"]
     kept, again = (predict(*words, "--model.checkpoint", how) for how in ("none", "block"))

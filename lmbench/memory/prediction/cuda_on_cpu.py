@@ -55,18 +55,19 @@ def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _take_autocast_lists() -> None:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key
-    cuda, cpu = set(registered("AutocastCUDA")), set(registered("AutocastCPU"))
+    cuda, cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
-    for full_name in sorted(cuda - cpu):
-        name = full_name.removeprefix("aten::")
-        if name not in _LEFT:
-            library.impl(name, _in_float32(name), "AutocastCPU")
-    for full_name in sorted(cpu - cuda):
-        library.impl(
-            full_name.removeprefix("aten::"), torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True
-        )
+    for name in sorted(cuda - cpu - _LEFT):
+        library.impl(name, _in_float32(name), "AutocastCPU")
+    for name in sorted(cpu - cuda):
+        library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
+
+
+def _registered(key: str) -> set[str]:
+    """PyTorch's own operators in a list; other libraries' (torchvision's, from its import on) keep what they have."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
 def _in_float32(name: str) -> Callable[..., Any]:
