@@ -100,7 +100,21 @@ def test_with_many_long_phases_the_screen_still_needs_eighty_columns(
         trace.kernel(number, f"gemm_{phase}", 1_000 * number + 50, 900 - 100 * number)
     lines = shown(capsys, str(trace.write(tmp_path / "t.json"))).splitlines()
     assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
-    assert any("optimizer within step only" in line for line in lines)
+    assert any("optimizer within all only" in line for line in lines)
+
+
+def test_parts_are_not_shown_where_most_of_them_are_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = HandWritten()
+    for number, name in enumerate(("gemm", "vectorized_layer_norm_kernel"), start=1):
+        trace.launch(number, 1_000 * number)
+        trace.kernel(number, name, 1_000 * number + 50, 700 if name == "gemm" else 300)
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    assert "Kernel time by part" not in text
+    told = " ".join(text.partition("parts ")[2].partition("\n\n")[0].split())
+    assert told.startswith("not shown: the trace has no ranges of modules")
+    assert "70.0 % of kernel time" in told
+    assert "unclassified" not in text
+    assert "Launches: in the whole trace" in text
 
 
 def test_top_sets_the_number_of_kernels_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

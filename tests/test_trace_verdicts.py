@@ -11,7 +11,7 @@ import pytest
 from test_trace_clocks import Plan, simulated
 from trace_events import HandWritten
 
-from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.kernels.trace.findings import Findings, examine, summarize
 from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.shares import attention_times, flop_ratio
 from lmbench.kernels.trace.verdicts import PhaseVerdict
@@ -242,6 +242,25 @@ def test_a_trace_without_phases_is_all_of_one_step(tmp_path: Path) -> None:
     assert found.matmul_fractions == {"step": pytest.approx(2 / 3)}
 
 
+def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.step(0, 0, 1_000)
+    trace.phase("backward", 100, 100)
+    for number, (at, name) in enumerate(((110, "ampere_sgemm_128x64_tn"), (300, "ncclDevKernel_AllReduce")), start=1):
+        trace.launch(number, at)
+        trace.kernel(number, name, at + 10, 10 * number)
+    trace.kernel(99, "ampere_sgemm_128x64_tn", 400, 30)
+    found = examine(trace.write(tmp_path / "t.json"))
+    assert found.step.kernel_s == pytest.approx(found.captured_s) == pytest.approx(60e-6)
+    assert found.step.kinds_s == {"gemm": pytest.approx(40e-6), "comm": pytest.approx(20e-6)}
+    assert found.matmul_fractions == {"backward": pytest.approx(1.0), "step": pytest.approx(4 / 6)}
+    assert found.step.top_other
+    assert found.step.top_other.share_fraction == pytest.approx(2 / 6)
+    summary = summarize(found)
+    assert summary.phases.step
+    assert summary.phases.step.kernel_s == pytest.approx(summary.kernel_s)
+
+
 def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.op("aten::mm", 0, 50)
@@ -249,6 +268,8 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> No
     found = examine(trace.write(tmp_path / "t.json"))
     assert "the device was not recorded" in found.why_no_kernels
     assert guards(found) == {"device_recorded": "fail"}
+    # Calls are noted with the host's activities, too: it need not be a matter of permission.
+    assert "ProfilerActivity.CUDA" in found.guards[0].advice
     other = HandWritten()
     other.op("aten::mm", 0, 50)
     found = examine(other.write(tmp_path / "u.json"))

@@ -15,7 +15,7 @@ from lmbench.kernels.tables import Line, all_as_markdown, not_passed, print_all,
 from lmbench.kernels.trace.clocks import PhaseClock
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.parts import part_order
-from lmbench.kernels.trace.phases import NO_PHASE, PHASE_ORDER
+from lmbench.kernels.trace.phases import PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
 from lmbench.records.settings import differences
 from lmbench.report.table import Entry, Table, fact, generated, numbers
@@ -91,7 +91,7 @@ class ClockDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """B against A. `phases` add up to `step`; what is outside of any phase is no part of it, but among `phases`."""
+    """B against A. `phases`, with what is outside of any phase, add up to `step`."""
 
     a: Findings
     b: Findings
@@ -120,13 +120,12 @@ def difference(a: Findings, b: Findings) -> Difference:
     per_phase: dict[str, _Pair] = {phase: (mine.get(phase), theirs.get(phase)) for phase in present}
     steps = (a.steps, b.steps)
     phases = [_of_phase(phase, {phase: pair}, steps) for phase, pair in per_phase.items()]
-    of_step = {phase: pair for phase, pair in per_phase.items() if phase not in NO_PHASE} or per_phase
     return Difference(
         a,
         b,
         [str(one) for one in differences(a.run, b.run)] if a.run and b.run else [],
         _judged(phases),
-        _of_phase(STEP, of_step, steps),
+        _of_phase(STEP, per_phase, steps),
         _clocks(a, b),
     )
 
@@ -310,7 +309,7 @@ def _columns(found: Difference) -> list[str]:
     gross = sum(abs(one.total.difference_s) for one in found.phases)
     long = [one for one in found.phases if abs(one.total.difference_s) > _COLUMN_FRACTION * gross]
     longest = sorted(long, key=lambda one: -abs(one.total.difference_s))[:_MAX_COLUMNS]
-    names = [one.phase for one in found.phases if one in longest and one.phase in found.step.total.by_phase_s]
+    names = [one.phase for one in found.phases if one in longest]
     return names if len(names) > 1 else []
 
 
@@ -392,8 +391,6 @@ def _phase_table(found: Difference) -> Table:
         rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _changed(change)])
     headings = [*generated("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *generated("")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
-    if any(one.phase in NO_PHASE for one in found.phases):
-        caption += "; all: without what is of no phase"
     return Table("Kernel time by phase", caption, headings, rows)
 
 

@@ -17,7 +17,7 @@ from lmbench.kernels.roofline import Roofline, roofline_lines, roofline_table
 from lmbench.kernels.trace.clocks import DeviceTime
 from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
-from lmbench.kernels.trace.kinds import KINDS
+from lmbench.kernels.trace.kinds import KINDS, UNCLASSIFIED
 from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import NO_PHASE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
@@ -33,6 +33,8 @@ from lmbench.report.units import MISSING, instances, microseconds, milliseconds,
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
 _COLUMN_FRACTION = 0.005
 _MAX_COLUMNS = 3
+# Parts that are known of less than this share of kernel time are not shown: a reader would take them for all there is.
+_KNOWN_PARTS_FRACTION = 0.5
 # Idle shares of the clock and between a device's first kernel and its last that differ by more are both said.
 _SAME_IDLE_FRACTION = 0.01
 _OPERATORS = "below are operators on the host, with the time of each without those inside it"
@@ -110,9 +112,10 @@ def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
     """All tables that this trace, and what its kernels attain, have something for."""
     if not found.has_kernels:
         return operator_tables(found, top)
-    kinds = share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)
-    parts = share_table(found, "part", lambda share: share.parts_s, part_order)
-    made = [phase_table(found), kinds, parts, *kernel_tables(found, top)]
+    made = [phase_table(found), share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)]
+    if _shows_parts(found):
+        made.append(share_table(found, "part", lambda share: share.parts_s, part_order))
+    made += kernel_tables(found, top)
     if found.annotations.rows:
         made.append(annotation_table(found, top))
     if found.clocks.phases:
@@ -197,11 +200,17 @@ def run_line(run: RunRecord) -> str:
 
 
 def _matmul(found: Findings) -> str:
-    shares = [f"{percent(share)} of {name}" for name, share in found.matmul_fractions.items()]
+    named = {name if name != "step" else _whole(found): share for name, share in found.matmul_fractions.items()}
+    shares = [f"{percent(share)} of {name}" for name, share in named.items()]
     text, other = ", ".join(shares), found.step.top_other
     if other is not None:
         text += f"; top other kernel {shortened(other.short_name, KERNEL_WIDTH)}, {percent(other.share_fraction)}"
     return text
+
+
+def _whole(found: Findings) -> str:
+    """What all phases and what is outside of them are together."""
+    return "step" if found.has_step_count else "all"
 
 
 def _source(found: Findings) -> list[Line]:
@@ -216,8 +225,18 @@ def _source(found: Findings) -> list[Line]:
 
 
 def _parts(found: Findings) -> list[Line]:
+    if not _shows_parts(found):
+        unknown = percent(found.step.parts_s.get(UNCLASSIFIED, 0.0) / found.step.kernel_s)
+        why = "no range of a module" if found.has_modules else "the trace has no ranges of modules, and no operator"
+        return [("parts", f"not shown: {why} tells what {unknown} of kernel time is for")]
     told = "the trace has no ranges of modules: only operators tell them, and what they do not tell is unclassified"
     return [] if found.has_modules else [("parts", told)]
+
+
+def _shows_parts(found: Findings) -> bool:
+    """Whether the part of enough kernel time is known."""
+    unknown_s = found.step.parts_s.get(UNCLASSIFIED, 0.0)
+    return unknown_s <= (1 - _KNOWN_PARTS_FRACTION) * found.step.kernel_s
 
 
 def closing(found: Findings, roof: Roofline | None) -> list[Line]:
@@ -252,8 +271,7 @@ def phase_table(found: Findings) -> Table:
     if len(found.phases) > 1:
         count = sum(share.instances for share in found.phases)
         total = [milliseconds(found.captured_s / found.steps), percent(1.0), whole(count / found.steps)]
-        matmul_s = sum(share.kernel_s * share.matmul_fraction for share in found.phases)
-        matmul = percent(matmul_s / found.captured_s if found.captured_s else None)
+        matmul = percent(found.step.matmul_fraction)
         rows.append([fact("all"), *map(Entry, (*total, matmul)), fact(""), Entry("")])
     headings = [*generated("phase"), *numbers("ms", "share", "kernels", "matmul")]
     headings += [*generated("top kernel but matmul"), *numbers("")]
@@ -281,7 +299,6 @@ def share_table(
     """A row for each kind or part; for each long phase its ms and share; last the whole step."""
     enough = _COLUMN_FRACTION * found.captured_s
     long = [share for share in found.phases if share.kernel_s >= enough or share.phase in NO_PHASE]
-    # What is of no phase is in no other column.
     longest = sorted(long, key=lambda share: (share.phase not in NO_PHASE, -share.kernel_s))[:_MAX_COLUMNS]
     columns = [share for share in long if share in longest]
     if len(columns) != 1:
@@ -290,10 +307,10 @@ def share_table(
     rows = [
         [fact(name), *(_time_and_share(sums(share).get(name), share, found) for share in columns)] for name in names
     ]
-    headings = [*generated(axis), *numbers(*(share.phase for share in columns))]
+    headings = [*generated(axis), *numbers(*(_whole(found) if one is found.step else one.phase for one in columns))]
     caption = "ms per step and share of the phase" if found.has_step_count else "ms and share of the phase"
     if shorter := [share.phase for share in long if share not in longest]:
-        caption += f"; {' and '.join(shorter)} within step only"
+        caption += f"; {' and '.join(shorter)} within {_whole(found)} only"
     return Table(f"Kernel time by {axis}", caption, headings, rows)
 
 
@@ -305,12 +322,13 @@ def _time_and_share(seconds: float | None, share: PhaseShares, found: Findings) 
 
 def kernel_tables(found: Findings, top: int) -> list[Table]:
     """The longest kernels of every phase that takes some time, and what is outside; the rest of each in one row."""
-    headings = [*generated("kernel"), *generated("kind", "part"), *numbers("ms", "share", "n", "us")]
+    has_parts = _shows_parts(found)
+    headings = [*generated("kernel", "kind", *(["part"] if has_parts else [])), *numbers("ms", "share", "n", "us")]
     made = []
     for share in found.phases:
         if share.kernel_s < _COLUMN_FRACTION * found.captured_s and share.phase not in NO_PHASE:
             continue
-        rows = [_kernel_row(row, found.steps) for row in share.rows[:top]]
+        rows = [_kernel_row(row, found.steps, has_parts) for row in share.rows[:top]]
         if rest := share.rows[top:]:
             total = sum(row.total_s for row in rest)
             count = sum(row.instances for row in rest)
@@ -318,14 +336,16 @@ def kernel_tables(found: Findings, top: int) -> list[Table]:
             figures = (milliseconds(total / found.steps), percent(fraction), instances(count / found.steps))
             mean = microseconds(total / count)
             label = f"{len(rest)} more kernel{'s' if len(rest) > 1 else ''}"
-            rows.append([fact(label), fact(""), fact(""), *map(Entry, (*figures, mean))])
+            blank = [fact("")] * (2 if has_parts else 1)
+            rows.append([fact(label), *blank, *map(Entry, (*figures, mean))])
         caption = "ms and number n per step" if found.has_step_count else "ms and number n in the whole trace"
-        caption += ", us each; the part with most of its time (+ number of other parts)"
+        caption += ", us each"
+        caption += "; the part with most of its time (+ number of other parts)" if has_parts else ""
         made.append(Table(f"Top kernels of {share.phase}", caption, headings, rows))
     return made
 
 
-def _kernel_row(row: KernelRow, steps: int) -> list[Entry]:
+def _kernel_row(row: KernelRow, steps: int, has_parts: bool) -> list[Entry]:
     part = f"{row.part} +{len(row.parts_s) - 1}" if len(row.parts_s) > 1 else row.part
     figures = (
         milliseconds(row.total_s / steps),
@@ -333,7 +353,7 @@ def _kernel_row(row: KernelRow, steps: int) -> list[Entry]:
         instances(row.instances / steps),
         microseconds(row.mean_s),
     )
-    return [fact(row.short_name), fact(row.kind), fact(part), *map(Entry, figures)]
+    return [fact(row.short_name), fact(row.kind), *([fact(part)] if has_parts else []), *map(Entry, figures)]
 
 
 def annotation_table(found: Findings, top: int) -> Table:
@@ -449,8 +469,9 @@ def launch_table(found: Findings) -> Table:
         *numbers("calls", "kernels", "median", "gap", "host", "waits"),
         *generated("trace", "lag"),
     ]
+    unit = "per step" if found.has_step_count else "in the whole trace"
     caption = (
-        "per step; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
+        f"{unit}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
         "kernels, host: host time per launch, waiting for a full queue included; waits: share of the window in which "
         "the device waits for the host; trace, lag: verdicts of the trace and of the unprofiled steps' lag"
     )

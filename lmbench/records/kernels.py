@@ -23,7 +23,7 @@ class TopKernel(Struct):
 
 
 class PhaseKernels(Struct):
-    """Kernels: of one phase, or of the step."""
+    """Kernels: of one phase, or of the step with what lies outside of all phases."""
 
     kernel_s: Annotated[float | None, About("s", "<phase> kernels", "Sum of the kernels of <phase>.", "down")] = None
     kernel_count: Annotated[float | None, About("count", "kernels in <phase>", "Kernels, copies and fills.")] = None

@@ -138,13 +138,8 @@ class Clocks:
     is_whole_trace: bool
 
     @property
-    def step(self) -> DeviceTime:
-        """All phases together, without what is of no phase unless there is nothing else."""
-        return total([clock for clock in self.phases if clock.phase not in NO_PHASE] or self.phases)
-
-    @property
     def whole(self) -> DeviceTime:
-        """All that the clocks run over."""
+        """All that the clocks run over, outside of phases, too."""
         return total(self.devices)
 
 

@@ -119,7 +119,11 @@ def device_guards(trace: Trace) -> list[Guard]:
         return [Guard("device_recorded", "fail", unread, 0, "1", why, "the host's operators are all that is shown")]
     if not launches:
         return [not_applicable("device_recorded", why), *_unfinished(trace)]
-    advice = "PyTorch needs permission for CUPTI (NVIDIA's error ERR_NVGPUCTRPERM); then record the trace again"
+    # With ProfilerActivity.CPU alone PyTorch notes the calls, too.
+    advice = (
+        "record it with ProfilerActivity.CUDA among the activities; if it was, PyTorch lacked permission for CUPTI "
+        "(NVIDIA's error ERR_NVGPUCTRPERM) or had lost it to another profiler"
+    )
     return [Guard("device_recorded", "fail", launches, 0, "1", why, advice)]
 
 

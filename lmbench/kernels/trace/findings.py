@@ -208,7 +208,7 @@ def summarize(found: Findings) -> KernelSummary:
 
 
 def _phases(found: Findings) -> PerPhase[PhaseKernels]:
-    """Every phase with kernels or a clock, and the whole step: all phases, without what lies outside of them."""
+    """Every phase with kernels or a clock, and the whole step: all phases, and what lies outside of them."""
     shares = {share.phase: share for share in found.phases} | {"step": found.step}
     verdicts: dict[str, PhaseVerdict] = {one.phase: one for one in found.verdicts}
     per_phase = PerPhase[PhaseKernels]()
@@ -232,7 +232,7 @@ def _phases(found: Findings) -> PerPhase[PhaseKernels]:
             summary.host_s, summary.launch_count = one.clock.host_s, one.clock.launches
             summary.median_kernel_s, summary.verdict = one.clock.median_kernel_s, one.verdict
         elif span == "step" and found.clocks.phases:
-            _set_times(summary, found.clocks.step)
+            _set_times(summary, found.clocks.whole)
         per_phase.set(span, summary)
     return per_phase
 

@@ -12,7 +12,7 @@ import numpy as np
 from lmbench.kernels.trace.events import NONE, Integers
 from lmbench.kernels.trace.kernels import KernelTable, Trace
 from lmbench.kernels.trace.kinds import MATMUL, UNCLASSIFIED, short_name
-from lmbench.kernels.trace.phases import NO_PHASE, OUTSIDE, PHASE_ORDER
+from lmbench.kernels.trace.phases import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.trace.scopes import ENGINE
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
@@ -82,9 +82,8 @@ def shares_by_phase(kernels: KernelTable) -> list[PhaseShares]:
 
 
 def whole_step(phases: Iterable[PhaseShares]) -> PhaseShares:
-    """All phases together; what lies outside of any phase is no part of a step, unless there is nothing else."""
-    phases = list(phases)
-    members = [phase for phase in phases if phase.phase not in NO_PHASE] or phases
+    """All that was traced: every phase, what lies outside of any, and what has no launch."""
+    members = list(phases)
     rows = [row for phase in members for row in phase.rows]
     total = sum(phase.kernel_s for phase in members)
     return PhaseShares(
