@@ -117,7 +117,7 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, capsys):
     (tmp_path / "noise.json").write_text("{")
     assert main(["compare", *words]) == 10
     text = " ".join(capsys.readouterr().out.split())
-    assert "noise.json' cannot be read; remove it" in text
+    assert "noise.json' cannot be read (it is no JSON: Input data was truncated); remove it" in text
     assert "no A/A noise floor is known; `lmbench noise` measures it" in text
 
 

@@ -203,7 +203,7 @@ def test_a_file_that_is_no_timeline_is_said_in_one_line(content: bytes, tmp_path
         with pytest.raises(DamagedRecord) as caught:
             read_timeline(tmp_path)
         assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(DamagedRecord, match="cannot be read"):
+    with pytest.raises(DamagedRecord, match="is not read: it is missing"):
         read_timeline(tmp_path / "nowhere")
 
 

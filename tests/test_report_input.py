@@ -119,4 +119,4 @@ def test_text_from_a_result_cannot_break_a_table(tmp_path: Path, capsys: pytest.
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) == 4
     assert r"a\|b" in rows[3]
-    assert r"&lt;b>\*x\* \| y \|" in rows[2]
+    assert r"&lt;b>\*x\*\\n\| y \|" in rows[2]

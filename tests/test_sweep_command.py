@@ -41,7 +41,7 @@ MISTAKES = {
     "an axis for every cell": (["FILE", "--model.num_layers=1"], "is an axis of this sweep"),
     "an option without a value": (["FILE", "--model.size"], "--model.size has no value"),
     "a stray word": (["FILE", "more"], "'more' was not understood"),
-    "no repeats": (["FILE", "--repeats", "0"], "at least 1"),
+    "no repeats": (["FILE", "--repeats", "0"], "from 1 to 1000"),
     "repeats a text": (["FILE", "--repeats", "x"], "invalid int value: 'x'"),
     "no end": (["FILE", "--timeout", "inf"], "a number of seconds above 0"),
     "a mode for every cell": (["FILE", "--measure.mode", "forward"], "list modes under `modes`"),

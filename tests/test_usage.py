@@ -10,7 +10,7 @@ import pytest
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import OPTIONS
-from lmbench.fit.run import _Measurement
+from lmbench.fit.run import Measurement
 
 NONSENSE = [
     *([name, "--bogus"] for name in COMMANDS if name != "overhead"),
@@ -80,7 +80,7 @@ def test_help_needs_neither_torch_nor_lightning_nor_scipy():
 
 def test_the_short_help_names_real_options(capsys):
     with pytest.raises(SystemExit):
-        _Measurement(["fit", "--help"], announces=False)
+        Measurement(["fit", "--help"], announces=False)
     full = capsys.readouterr().out
     for name in (name for options in OPTIONS.values() for name, _, _ in options):
         # Taken before the parser sees the words.

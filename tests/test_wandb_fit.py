@@ -52,7 +52,10 @@ def test_every_run_is_there_offline_without_account_or_network(tmp_path, capsys)
     environment = {name: value for name, value in os.environ.items() if "WANDB" in name}
     result = fit(tmp_path, "--wandb.project", "speed", "--wandb.tags", "[a, b]")
     output = capsys.readouterr()
-    assert f"W&B          offline, beside the result\nupload       lmbench upload {result.path}\n" in output.out
+    assert (
+        f"W&B          offline, beside the result\nupload       lmbench upload {result.path} --project=speed\n"
+        in output.out
+    )
     assert output.err == ""
     assert len(list(result.path.glob("wandb/offline-run-*/*.wandb"))) == 1
     filed = result.record.wandb

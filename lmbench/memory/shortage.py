@@ -57,9 +57,12 @@ class Shortage:
 
     @property
     def is_fragmented(self) -> bool:
-        """What was asked for would have fitted into what the allocator held in vain and what was free."""
-        held, unused = self.refused, self.unused_bytes
-        if held is None or unused is None or held.requested_bytes is None:
+        """By its tensors the run fits, and what was asked for would have fitted into what was held in vain and what
+        was free: only the pieces were too small."""
+        held, unused, made = self.refused, self.unused_bytes, self.as_it_is.forecast
+        if held is None or unused is None or held.requested_bytes is None or made is None or self.gpu is None:
+            return False
+        if not self.gpu.fits(made.highest.peak.total_bytes):
             return False
         return unused + (held.device_free_bytes or 0) >= held.requested_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from textwrap import shorten
 
 import msgspec
 from rich.console import Console
@@ -22,6 +23,8 @@ def print_shortage(found: Shortage, console: Console) -> None:
         console.out("")
         print_table(remedies_table(found), console)
         console.out("")
+        for reason in dict.fromkeys(each.reason for each in (found.as_it_is, *found.remedies) if each.reason):
+            print_line("not known", reason, console)
     print_line("do", advice(found), console)
 
 
@@ -43,7 +46,8 @@ def happened(found: Shortage) -> list[tuple[str, str]]:
     """What was asked for where, what the device held, and what was predicted."""
     error, held, memory = found.run.error, found.refused, found.run.memory
     where = f" in {error.phase}" if error and error.phase else ""
-    lines = [("outcome", f"out of memory{where}: {error.message if error else 'nothing more is known'}")]
+    message = shorten(error.message or "", 160, placeholder=" ...") if error else "nothing more is known"
+    lines = [("outcome", f"out of memory{where}: {message}")]
     if held is None:
         if error and error.where == "host":
             lines.append(
@@ -84,7 +88,7 @@ def _sizes(made: Forecast | None) -> list[Entry]:
 
 def _fits(each: Remedy) -> str:
     if each.forecast is None:
-        return f"not known: {each.reason}"
+        return "not known"
     return {True: "yes", False: "no", None: ""}[each.forecast.fits]
 
 
