@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 from damage import change_bytes, change_json, change_lines, change_packed, change_tree
+from planted_memory import planted_run, write
 from report_results import add_kernels, make_record, write_run, write_sweep
 from simulated_cells import SimulatedServers, sweep
+from trace_events import HandWritten
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
@@ -80,14 +82,18 @@ def change_study(data: bytes, chance: random.Random) -> bytes:
 
 _PAIR = ("show here", "compare here/a here/b", "compare here/b here/a --markdown", "noise here", "upload here")
 SUBJECTS = {
-    "run.json": Subject("pair", "a/r/run.json", change_json, 200, (*_PAIR, "compare here/a here/b --json"), 2),
+    "run.json": Subject("pair", "a/r/run.json", change_json, 160, (*_PAIR, "compare here/a here/b --json"), 2),
     "steps.jsonl": Subject("pair", "a/r/steps.jsonl", change_lines, 60, _PAIR[::4], 2),
-    "run.json in tables": Subject("pair", "a/r/run.json", change_json, 80, ("report here", "report here --format csv")),
+    "run.json in tables": Subject("pair", "a/r/run.json", change_json, 70, ("report here", "report here --format csv")),
     "run.json on a page": Subject("pair", "a/r/run.json", change_json, 20, ("report here --html here/page",)),
     "repeats": Subject("sides", "A/runs/small-32-true-r3/run.json", change_json, 30, ("compare here/A here/B",)),
     "noise.json": Subject("sides", "A/noise.json", change_json, 25, ("compare here/A here/B",)),
     "sweep.json": Subject("sweep", "sweep.json", change_json, 45, ("sweep here --dry-run", "report here")),
     "study": Subject("study", "study.yaml", change_study, 30, ("sweep here/study.yaml --dry-run",)),
+    "trace": Subject(
+        "trace", "trace.json", change_json, 40, ("kernels here/trace.json", "kernels here/trace.json --json")
+    ),
+    "snapshot": Subject("snapshot", "snapshot.pickle", change_bytes, 10, ("memory here/snapshot.pickle",)),
     "timeline.json.gz": Subject("profiled", "timeline.json.gz", change_packed, 10, ("report here --html here/page",)),
 }
 
@@ -112,6 +118,17 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (root / "study").mkdir()
     shutil.copy(shipped_studies()["precision"], root / "study" / "study.yaml")
     write_run(root / "profiled", profiled)
+    for name in ("trace", "snapshot"):
+        (root / name).mkdir()
+    trace = HandWritten()
+    for step in range(2):
+        at = 1000.0 * step
+        trace.step(step, at, 900)
+        trace.op("aten::mm", at + 10, 50)
+        trace.launch(2 * step + 1, at + 20)
+        trace.kernel(2 * step + 1, "nvjet_sm90_tst_128x128", at + 60, 300)
+    trace.write(root / "trace" / "trace.json")
+    write(root / "snapshot" / "snapshot.pickle", planted_run().memory)
     (root / "profiled" / "timeline.json.gz").write_bytes(gzip.compress(json.dumps(TIMELINE).encode()))
     return {path.name: path for path in root.iterdir()}
 

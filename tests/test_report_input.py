@@ -120,3 +120,14 @@ def test_text_from_a_result_cannot_break_a_table(tmp_path: Path, capsys: pytest.
     assert len(rows) == 4
     assert r"a\|b" in rows[3]
     assert r"&lt;b>\*x\*\\n\| y \|" in rows[2]
+
+
+def test_show_goes_on_past_a_run_that_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", make_record({}, edit=lambda run: run.update(schema_version=99)))
+    write_run(tmp_path / "b", make_record({"model.size": "medium"}))
+    assert main(["show", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "medium" in out
+    assert "schema version 99" in err
+    assert err.count("\n") == 1
+    assert main(["show", str(tmp_path / "a")]) == 2

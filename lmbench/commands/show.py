@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmbench.commands.parser import command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.load import Run, find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.terminal import print_run
@@ -20,14 +20,23 @@ def run(args: list[str]) -> int:
     if any(arg in ("-h", "--help") for arg in args[1:]):
         print(HELP)
         return ExitCode.OK
-    for place, folder in enumerate(find_runs(_paths(args[1:]))):
-        loaded = load_run(folder)
-        if place:
+    unread: list[str] = []
+    shown = 0
+    for folder in find_runs(_paths(args[1:])):
+        try:
+            loaded = load_run(folder)
+        except UsageError as error:
+            unread.append(str(error))
+            continue
+        if shown:
             print()
+        shown += 1
         # One that says `running` may have been killed.
         loaded.record.outcome = loaded.outcome
         print_run(loaded.record, folder, notes=_notes(loaded))
-    return ExitCode.OK
+    for line in unread:
+        tell(line)
+    return ExitCode.OK if shown else ExitCode.USAGE
 
 
 def _notes(loaded: Run) -> list[tuple[str, str]]:

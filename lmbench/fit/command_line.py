@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmbench.configs import shipped_configs
+from lmbench.configs import parse_yaml, read_yaml, shipped_configs
 from lmbench.errors import UsageError, suggest
 
 KERNEL_PROFILER = "lmbench.KernelProfiler"
@@ -68,8 +68,13 @@ def _replaced(words: list[str], options: tuple[str, ...], new: Callable[[str], s
 
 
 def _find(given: str) -> str:
+    if Path(given).exists():
+        # Refused here where it is more than a configuration ever is; what it says is the parser's.
+        read_yaml(Path(given), f"config {given!r}")
+        return given
     # A configuration may also be given as YAML or JSON text.
-    if Path(given).exists() or ":" in given:
+    if ":" in given:
+        parse_yaml(given, "--config")
         return given
     path, shipped = Path(given), shipped_configs()
     is_named = path.parent.name in ("", "configs") and not path.is_absolute() and path.suffix in ("", ".yaml")
