@@ -25,7 +25,7 @@ def snapshot(tmp_path: Path) -> Path:
 def test_it_prints_what_the_peak_is_made_of(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(snapshot)]) == 0
     text = capsys.readouterr().out
-    assert "0.25 GiB allocated in backward of step 7" in text
+    assert "0.25 GiB in backward of step 7" in text
     assert "optimizer state  0.078   31.7 %" in text
     assert "train.py:21 forward" in text
 
@@ -35,7 +35,7 @@ def test_a_cut_history_is_said_before_any_number(tmp_path: Path, capsys: pytest.
     (tmp_path / "memory_notes.json").write_bytes(notes_of(step, max_entries=40))
     assert main(["memory", str(write(tmp_path / "memory_snapshot.pickle", step.memory))]) == 0
     text = capsys.readouterr().out
-    assert 0 < text.index("INCOMPLETE") < text.index("GiB")
+    assert text.startswith("INCOMPLETE")
 
 
 def test_json_csv_and_markdown(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:

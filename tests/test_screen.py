@@ -19,6 +19,7 @@ from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.screen import make_console
 from lmbench.report.terminal import print_run
+from lmbench.report.text import folded
 
 DATA = (Path(__file__).parent / "report_data" / "h200_run.json").read_bytes()
 H200 = decode_run(DATA)
@@ -126,3 +127,16 @@ def test_there_is_no_live_line_in_a_log_file():
     log = io.StringIO()
     ProgressLine(log)._show("window 3/20 steps")
     assert log.getvalue() == ""
+
+
+def test_a_path_too_long_for_its_column_goes_on_in_the_next_line() -> None:
+    path = "model.layers.*.self_attention.rotary_embedding.inverse_frequencies"
+    lines = folded(f"{path}, modeling.py:82 forward", 34)
+    assert lines == [
+        "model.layers.*.self_attention.",
+        "rotary_embedding.",
+        "inverse_frequencies,",
+        "modeling.py:82 forward",
+    ]
+    assert all(len(line) <= 34 for line in lines)
+    assert folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from rich.console import Console
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
-from lmbench.memory.history.findings import Findings
+from lmbench.memory.history.findings import Allocation, Findings
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, generated, numbers
-from lmbench.report.text import shortened
+from lmbench.report.table import Entry, Table, fact, numbers, paths, words
 from lmbench.report.units import MISSING, gib, gib_number, percent, whole
 from lmbench.text import shown
 
 #: Parts with less of the peak than this are together in one row.
 _PART_FRACTION = 0.005
-_FRAME_WIDTH = 46
+#: A category with less of the peak than this has no column of its own beside the model's parts.
+_COLUMN_FRACTION = 0.03
+#: A column with less in every row is left out.
+_COLUMN_BYTES = 2**20
 Line = tuple[str, str]
 
 
 def print_findings(found: Findings, top: int, console: Console) -> None:
-    """Print all lines and tables, readable at 80 columns."""
+    """Print the answer, then all lines and tables, readable at 80 columns."""
     for label, text in head(found):
-        print_line(label, text, console, is_whole=label == "snapshot")
+        print_line(label, text, console)
     for table in tables(found, top):
         print_table(table, console)
     console.out("")
-    for line in closing(found):
-        print_line(*line, console)
+    for label, text in closing(found):
+        print_line(label, text, console, is_whole=label == "snapshot")
 
 
 def to_markdown(found: Findings, top: int) -> str:
@@ -48,8 +51,7 @@ def to_markdown(found: Findings, top: int) -> str:
 
 def tables_html(found: Findings, top: int = 40) -> str:
     """All lines and tables as HTML."""
-    parts = ['<ul class="facts">', *(f"<li>{escape(shown(f'{label}: {text}'))}</li>" for label, text in head(found))]
-    parts.append("</ul>")
+    parts = _facts_html(head(found))
     for table in tables(found, top):
         headings = "".join(
             f"<th scope='col'{' class=number' if heading.is_number else ''}>{escape(heading.text)}</th>"
@@ -69,7 +71,12 @@ def tables_html(found: Findings, top: int = 40) -> str:
             f'</figcaption><div class="scroll" tabindex="0"><table><thead><tr>{headings}</tr></thead>'
             f"<tbody>{rows}</tbody></table></div></figure>"
         )
-    return "\n".join(parts)
+    return "\n".join([*parts, *_facts_html(closing(found))])
+
+
+def _facts_html(lines: Sequence[Line]) -> list[str]:
+    items = (f"<li>{escape(shown(f'{label}: {text}' if label else text))}</li>" for label, text in lines)
+    return ['<ul class="facts">', *items, "</ul>"]
 
 
 def to_csv(found: Findings) -> str:
@@ -85,39 +92,43 @@ def to_csv(found: Findings) -> str:
 
 
 def head(found: Findings) -> list[Line]:
-    """What was recorded, and the peak in one line each."""
-    played = found.played
-    lines = [("snapshot", str(found.path))]
-    if found.run is not None and found.run.run_id:
-        lines.append(("run", found.run.run_id))
-    steps = len(found.attribution.bands.steps)
-    of_steps = f", {steps} step{'s' if steps != 1 else ''}" if steps else ""
-    whose = "" if found.notes is not None else ", without lmbench's notes: categories by stacks"
-    lines.append(("history", f"device {played.device}, {played.entry_count:,} entries{of_steps}{whose}"))
+    """What is missing in the history, and what the peak is made of, in two sentences."""
+    lines = []
     if not found.is_complete:
         lines.append(("INCOMPLETE", "; ".join(found.cuts)))
-    lines.append(("peak", _peak(found)))
+    lines += [("peak", f"{_peak(found)}: {_largest_categories(found)}. {_largest_part(found)}")]
     lines.append(("reserved", _reserved(found)))
-    if found.attribution.unmatched:
-        lines.append(("notes", f"{found.attribution.unmatched:,} noted storages are in no block of the history"))
-    if found.notes is not None and found.notes.peaks is not None:
-        peaks = found.notes.peaks
-        rest = peaks.allocated_bytes - found.peak_bytes
-        lines.append((
-            "allocator",
-            f"its own peaks: {gib(peaks.allocated_bytes)} allocated, {gib(peaks.requested_bytes)} asked for, "
-            f"{gib(peaks.reserved_bytes)} reserved; {gib(rest)} allocated are ends of blocks that it left "
-            "whole",
-        ))  # fmt: skip
     return lines
 
 
 def _peak(found: Findings) -> str:
     step = f" of step {found.peak_step}" if found.peak_step else ""
     where = f" in {found.peak_phase}{step}" if found.attribution.bands.is_own else ""
-    pending = int(found.played.pending_bytes[found.peak])
-    waiting = f"; {gib(pending)} more wait for another stream" if pending else ""
-    return f"{gib(found.peak_bytes)} allocated{where} ({gib(found.peak_requested_bytes)} asked for){waiting}"
+    return f"{gib(found.peak_bytes)}{where}"
+
+
+def _share(size_bytes: int, found: Findings) -> str:
+    return f"{gib(size_bytes)} ({percent(size_bytes / found.peak_bytes if found.peak_bytes else 0.0)})"
+
+
+def _largest_categories(found: Findings) -> str:
+    largest = sorted(found.by_category.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{CATEGORY_LABELS[name]} {_share(size, found)}" for name, size in largest) or "nothing"
+
+
+def _largest_part(found: Findings) -> str:
+    """The part with most, or where nobody knows parts, the allocations."""
+    part = next((part for part in found.by_part if part), None)
+    if part is not None:
+        sizes = found.by_part[part]
+        name, most = max(sizes.items(), key=lambda item: item[1])
+        of_it = f"{gib(most) if len(sizes) > 1 else 'all'} of it {CATEGORY_LABELS[name]}"
+        return f"Most is made by {_part(part, _common(found))}: {_share(sum(sizes.values()), found)}, {of_it}."
+    if not found.largest:
+        return ""
+    first = found.largest[0]
+    where = f" from {_frame(first.user_frame)}" if first.user_frame else ""
+    return f"Most is in {whole(first.count)} x {_mib(first.size_bytes)} MiB{where}: {_share(first.total_bytes, found)}."
 
 
 def _reserved(found: Findings) -> str:
@@ -152,15 +163,20 @@ def category_table(found: Findings) -> Table:
         for name, size in found.by_category.items()
     ]
     rows.append([fact("peak"), Entry(gib_number(total)), Entry(percent(1.0))])
-    return Table("At the peak", "GiB", [*generated("category"), *numbers("GiB", "share")], rows, has_total=True)
+    return Table("At the peak", "GiB", [*words("category"), *numbers("GiB", "share")], rows, has_total=True)
 
 
 def _shown_categories(sizes: Sequence[Mapping[Category, int]]) -> list[Category]:
-    return [name for name in CATEGORIES if any(own.get(name) for own in sizes)]
+    """Those with something worth a column in any row."""
+    return [name for name in CATEGORIES if any(own.get(name, 0) >= _COLUMN_BYTES for own in sizes)]
 
 
 def _sizes(by_category: Mapping[Category, int], names: Sequence[Category]) -> list[Entry]:
-    return [Entry(gib_number(by_category[name]) if name in by_category else MISSING) for name in names]
+    return [_size(by_category.get(name)) for name in names]
+
+
+def _size(size_bytes: int | None) -> Entry:
+    return Entry(MISSING if size_bytes is None else gib_number(size_bytes))
 
 
 #: Headings of narrow columns.
@@ -181,33 +197,43 @@ def phase_table(found: Findings) -> Table:
         [fact(phase.phase), Entry(gib_number(phase.allocated_bytes)), *_sizes(phase.by_category, names)]
         for phase in found.phases
     ]
-    headings = [*generated("phase"), *numbers("peak", *_short(names))]
+    headings = [*words("phase"), *numbers("peak", *_short(names))]
     return Table("Each phase's peak", "GiB; the most that was allocated in a phase, over all steps", headings, rows)
 
 
 def part_table(found: Findings) -> Table:
-    """Bytes at the peak by part of the model."""
-    names = _shown_categories(list(found.by_part.values()))
-    rows, rest = [], dict[Category, int]()
-    others = 0
+    """Bytes at the peak by part of the model; small categories are together in one column."""
+    known = _shown_categories([found.by_category])
+    small = [name for name in known if found.by_category[name] < _COLUMN_FRACTION * found.peak_bytes]
+    names = known if len(small) < 2 else [name for name in known if name not in small]
+    has_rest = names != known
+
+    def row(label: str, sizes: Mapping[Category, int]) -> list[Entry]:
+        together = sum(size for name, size in sizes.items() if name not in names)
+        rest = [_size(together or None)] if has_rest else []
+        return [fact(label), _size(sum(sizes.values())), *_sizes(sizes, names), *rest]
+
+    rows, others, together = [], 0, dict[Category, int]()
     common = _common(found)
     for part, sizes in found.by_part.items():
         if sum(sizes.values()) < _PART_FRACTION * found.peak_bytes:
             others += 1
             for name, size in sizes.items():
-                rest[name] = rest.get(name, 0) + size
+                together[name] = together.get(name, 0) + size
         else:
-            label = _part(part, common)
-            rows.append([fact(label), Entry(gib_number(sum(sizes.values()))), *_sizes(sizes, names)])
-    if rest:
-        label = f"{others} more part{'s' if others > 1 else ''}"
-        rows.append([fact(label), Entry(gib_number(sum(rest.values()))), *_sizes(rest, names)])
-    headings = [*generated("part"), *numbers("all", *_short(names))]
+            rows.append(row(_part(part, common), sizes))
+    if others:
+        rows.append(row(f"{others} more part{'s' if others > 1 else ''}", together))
+    headings = [*paths("part"), *numbers("all", *_short(names), *(["rest"] if has_rest else []))]
     caption = (
         "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
         "parameter it belongs to; * is any block"
     )
-    return Table("By part of the model", caption, headings, rows)
+    return Table("By part of the model", f"{caption}{_beneath(common)}", headings, rows)
+
+
+def _beneath(common: str) -> str:
+    return f"; all are in {common.removesuffix('.')}" if common else ""
 
 
 def _part(owner: str, common: str) -> str:
@@ -215,32 +241,43 @@ def _part(owner: str, common: str) -> str:
 
 
 def _common(found: Findings) -> str:
-    """What every part's path begins with, such as `network.`: it tells nothing."""
-    first = {part.partition(".")[0] for part in found.by_part if part}
-    inner = all("." in part for part in found.by_part if part)
-    return f"{first.pop()}." if len(first) == 1 and inner else ""
+    """What every part's path begins with, such as `network.`: it tells nothing. Parts around it keep their names."""
+    known = [part.split(".") for part in found.by_part if part]
+    deepest = max(known, key=len, default=[])
+    shared = 0
+    for end in range(1, len(deepest)):
+        # What is listed stays with its list: `blocks.*`.
+        is_listed = "*" in deepest[: end + 1]
+        if is_listed or any(part[:end] != deepest[:end][: len(part)] for part in known):
+            break
+        shared = end
+    return "".join(f"{name}." for name in deepest[:shared])
 
 
 def largest_table(found: Findings, top: int) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = []
     common = _common(found)
-    for each in found.largest[:top]:
-        words = (
-            CATEGORY_LABELS[each.category],
-            _part(each.owner, common),
-            each.phase or "before",
-            _frame(each.user_frame),
-        )
+    shown_ones = found.largest[:top]
+    alike = Counter(map(_looks, shown_ones))
+    for each in shown_ones:
+        # What saved them tells apart what would look alike.
+        saved_by = f"saved by {each.operator}" if each.operator and alike[_looks(each)] > 1 else ""
+        where = ", ".join(filter(None, (_part(each.owner, common), _frame(each.user_frame), saved_by)))
         figures = (_mib(each.size_bytes), whole(each.count), gib_number(each.total_bytes))
-        rows.append([*map(Entry, figures), *map(fact, words)])
+        told = (CATEGORY_LABELS[each.category], each.phase or "before", where)
+        rows.append([*map(Entry, figures), *map(fact, told)])
     if rest := found.largest[top:]:
         total = sum(each.total_bytes for each in rest)
         figures = (MISSING, whole(sum(each.count for each in rest)), gib_number(total))
-        rows.append([*map(Entry, figures), fact(f"{len(rest)} more kinds"), *map(fact, ("", "", ""))])
-    caption = "each in MiB, n alike, together GiB; where from: the first frame that is not PyTorch's or Lightning's"
-    headings = [*numbers("MiB", "n", "GiB"), *generated("category", "part", "phase", "where from")]
+        rows.append([*map(Entry, figures), fact(f"{len(rest)} more kinds"), *map(fact, ("", ""))])
+    caption = "each in MiB, n alike, together GiB; the first frame that is not PyTorch's or Lightning's"
+    headings = [*numbers("MiB", "n", "GiB"), *words("category", "phase"), *paths("part, line")]
     return Table("Largest at the peak", caption, headings, rows)
+
+
+def _looks(each: Allocation) -> tuple[object, ...]:
+    return each.size_bytes, each.count, each.category, each.phase, each.owner, each.user_frame
 
 
 def _mib(size_bytes: int) -> str:
@@ -250,17 +287,18 @@ def _mib(size_bytes: int) -> str:
 
 def _frame(text: str) -> str:
     path, _, name = text.rpartition(" ")
-    return shortened(f"{path.rpartition('/')[2]} {name}".strip(), _FRAME_WIDTH)
+    return f"{path.rpartition('/')[2]} {name}".strip()
 
 
 def saved_table(found: Findings) -> Table:
     """What the forward leaves for the backward, by block of the model."""
-    rows = []
+    rows, common = [], _common(found)
     for each in found.saved:
-        name = each.first if each.count == 1 else f"{each.first} .. {each.last.rpartition('.')[2]}"
+        first = _part(each.first, common)
+        name = first if each.count == 1 else f"{first} .. {each.last.rpartition('.')[2]}"
         together = each.each_bytes * each.count
         rows.append([fact(name), Entry(whole(each.count)), Entry(_mib(each.each_bytes)), Entry(gib_number(together))])
-    headings = [*generated("block"), *numbers("n", "MiB each", "GiB")]
+    headings = [*paths("block"), *numbers("n", "MiB each", "GiB")]
     return Table(
         "Saved for the backward", "storages made in the forward, each once, without parameters", headings, rows
     )
@@ -278,17 +316,42 @@ def operator_table(found: Findings) -> Table:
         for operator, size in sorted(sums.items(), key=lambda item: -item[1])
     ]
     caption = "of several operators that save a storage, the one nearest to where it was made"
-    return Table("Saved by which operators", caption, [*generated("operator"), *numbers("GiB", "share")], rows)
+    return Table("Saved by which operators", caption, [*paths("operator"), *numbers("GiB", "share")], rows)
 
 
 def closing(found: Findings) -> list[Line]:
-    """The stream between the blocks, and guards that did not pass."""
+    """The stream between the blocks, what was recorded and how it agrees, and guards that did not pass."""
     lines = []
     if found.residual is not None:
         lines.append(("residual", _residual(found)))
+    lines += _recorded(found)
     for guard in found.guards:
         if guard.status == "warn":
             lines += [("WARN", guard.message), ("", guard.advice)]
+    return lines
+
+
+def _recorded(found: Findings) -> list[Line]:
+    played, pending = found.played, int(found.played.pending_bytes[found.peak])
+    steps = len(found.attribution.bands.steps)
+    of_steps = f", {steps} step{'s' if steps != 1 else ''}" if steps else ""
+    whose = "" if found.notes is not None else ", without lmbench's notes: categories by stacks"
+    waiting = f"; {gib(pending)} more wait for another stream at the peak" if pending else ""
+    lines = [("history", f"device {played.device}, {played.entry_count:,} entries{of_steps}{whose}{waiting}")]
+    if found.attribution.unmatched:
+        lines.append(("notes", f"{found.attribution.unmatched:,} noted storages are in no block of the history"))
+    if found.notes is not None and found.notes.peaks is not None:
+        peaks = found.notes.peaks
+        rest = peaks.allocated_bytes - found.peak_bytes
+        lines.append((
+            "allocator",
+            f"its own peaks: {gib(peaks.allocated_bytes)} allocated, {gib(peaks.requested_bytes)} asked for "
+            f"(replayed: {gib(found.peak_requested_bytes)}), {gib(peaks.reserved_bytes)} reserved; {gib(rest)} "
+            "allocated are ends of blocks that it left whole",
+        ))  # fmt: skip
+    if found.run is not None and found.run.run_id:
+        lines.append(("run", found.run.run_id))
+    lines.append(("snapshot", str(found.path)))
     return lines
 
 

@@ -13,14 +13,16 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from lmbench.masking import masked_message
-from lmbench.report.table import Table
-from lmbench.report.text import shortened
+from lmbench.report.table import Heading, Table
+from lmbench.report.text import folded, shortened
 from lmbench.text import shown, shown_lines
 
 _LABEL = 10
 _GAP = 2
 #: A name of a cell may take more than one line, each of this width or more.
 _CELL_WIDTH = 16
+#: A folded path's least width: a module's own name stays in one line.
+_PATH_WIDTH = 20
 #: Another word keeps this much of its beginning and end.
 _WORD_WIDTH = 12
 _ANY_WIDTH = 10_000
@@ -48,8 +50,8 @@ def make_console(stream: IO[str] | None = None) -> Console:
 def print_table(table: Table, console: Console, *, is_airy: bool = False) -> None:
     """Print title and caption, folded, and below them the table whole.
 
-    Where it is too wide for the screen, generated names are shortened; one that still is wider is not cropped, which
-    would falsify its figures.
+    Where it is too wide for the screen, generated names are shortened and paths folded; one that still is wider is not
+    cropped, which would falsify its figures.
 
     Args:
         is_airy: whether there is room for a third blank between columns.
@@ -95,24 +97,30 @@ def _on_screen(table: Table, width: int, is_airy: bool) -> ScreenTable:
     rows = [[entry.full_text for entry in row] for row in table.rows]
     headings = [heading.text for heading in table.headings]
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    words = []
+    least: dict[int, int] = {}
     for place, heading in enumerate(table.headings):
         if heading.text == "cell":
             widths[place] = min(_CELL_WIDTH, widths[place])
-        elif heading.is_generated:
-            words.append(place)
-    while words and sum(widths) + _GAP * (len(widths) - 1) > width:
-        widest = max(words, key=widths.__getitem__)
-        if widths[widest] <= _WORD_WIDTH:
+        elif heading.is_generated or heading.is_folded:
+            least[place] = _WORD_WIDTH if heading.is_generated else _PATH_WIDTH
+    while sum(widths) + _GAP * (len(widths) - 1) > width:
+        narrower = [place for place, enough in least.items() if widths[place] > enough]
+        if not narrower:
             break
-        widths[widest] -= 1
-    for heading, least in zip(table.headings, widths, strict=True):
+        widths[max(narrower, key=widths.__getitem__)] -= 1
+    for heading, own in zip(table.headings, widths, strict=True):
         screen.add_column(
-            Text(heading.text), justify="right" if heading.is_number else "left", overflow="fold", min_width=least
+            Text(heading.text), justify="right" if heading.is_number else "left", overflow="fold", min_width=own
         )
     for place, row in enumerate(rows):
         if table.has_total and place == len(rows) - 1:
             screen.add_section()
         # As text, where a string would be markup: `add[float]` has no style in it.
-        screen.add_row(*(Text(shortened(text, widths[at]) if at in words else text) for at, text in enumerate(row)))
+        screen.add_row(*map(Text, map(_fitted, row, widths, table.headings)))
     return screen
+
+
+def _fitted(text: str, width: int, heading: Heading) -> str:
+    if heading.is_generated:
+        return shortened(text, width)
+    return "\n".join(folded(text, width)) if heading.is_folded else text

@@ -14,12 +14,14 @@ Kind = Literal["fact", "number", "outcome", "missing"]
 class Heading:
     """A column's heading; numbers are aligned to the right.
 
-    The words of an `is_generated` column (kernels' names, say) may be shortened where the screen is narrow.
+    The words of an `is_generated` column (kernels' names, say) may be shortened where the screen is narrow; those of an
+    `is_folded` one (modules' paths, whose ends and middles tell them apart) go on in the next line.
     """
 
     text: str
     is_number: bool = True
     is_generated: bool = False
+    is_folded: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", shown(self.text))
@@ -74,6 +76,11 @@ def words(*names: str) -> list[Heading]:
 def generated(*names: str) -> list[Heading]:
     """Headings of columns of generated names."""
     return [Heading(name, is_number=False, is_generated=True) for name in names]
+
+
+def paths(*names: str) -> list[Heading]:
+    """Headings of columns of paths, and of what else has to stay whole."""
+    return [Heading(name, is_number=False, is_folded=True) for name in names]
 
 
 def numbers(*names: str) -> list[Heading]:

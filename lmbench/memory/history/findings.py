@@ -53,7 +53,8 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Blocks of one size, category, owner and origin that are held at the peak; `frames` from the innermost."""
+    """Blocks of one size, category, owner and origin that are held at the peak; `frames`, from the innermost, are the
+    first one's."""
 
     size_bytes: int
     count: int
@@ -263,26 +264,34 @@ def _largest(snapshot: Snapshot, played: Replay, told: Attribution, held: Flags)
     parts: dict[str, int] = {}
     of_owner = [parts.setdefault(collapsed(owner), len(parts)) for owner in told.owners]
     rows = np.flatnonzero(held)
+    # The same line of the user's code under other callers is the same origin: the first one's frames stand for all.
+    first: dict[str, int] = {}
+    alike = {stack: first.setdefault(_origin(snapshot, stack), stack) for stack in set(blocks.stack[rows].tolist())}
     for size, category, owner, phase, step, operator, stack in zip(
         *(column[rows].tolist() for column in (
             blocks.size_bytes, told.category, told.owner, told.phase, told.step, told.operator, blocks.stack
         )), strict=True
     ):  # fmt: skip
-        groups[size, category, of_owner[owner] if owner != NONE else NONE, phase, step, operator, stack] += 1
+        groups[size, category, of_owner[owner] if owner != NONE else NONE, phase, step, operator, alike[stack]] += 1
     names = list(parts)
     found = []
     for (size, category, part, phase, step, operator, stack), count in groups.items():
-        frame = user_frame(snapshot, stack)
         found.append((size * count, Allocation(
             size, count, CATEGORIES[category], names[part] if part != NONE else "",
             told.bands.phase_at.names[phase] if phase != NONE else "",
             told.bands.step_at.names[step] if step != NONE else "",
             told.operators[operator] if operator != NONE else "",
-            f"{frame.filename}:{frame.line} {frame.name}" if frame else "",
+            _origin(snapshot, stack),
             tuple(frames_of(snapshot, stack)),
         )))  # fmt: skip
     found.sort(key=lambda pair: -pair[0])
     return [allocation for _, allocation in found]
+
+
+def _origin(snapshot: Snapshot, stack: int) -> str:
+    """The first frame of the user's code, as text; empty where there is none."""
+    frame = user_frame(snapshot, stack)
+    return f"{frame.filename}:{frame.line} {frame.name}" if frame else ""
 
 
 def frames_of(snapshot: Snapshot, stack: int, limit: int = 30) -> Iterable[str]:
