@@ -100,8 +100,10 @@ def _explain(found: Run, as_json: bool) -> int:
 
 
 def _is_to_come(words: list[str]) -> bool:
-    """Whether the words are a configuration's, which is options and nothing else."""
+    """Whether the words are a configuration's, which is options and nothing else; `validate` is told so there."""
     first = next((word for word in words if word != "--json"), "")
+    if first == "validate" and not Path(first).exists():
+        return True
     return first.startswith("-") and first.partition("=")[0] not in _OF_RECORDED
 
 

@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from lmbench.commands.parser import CommandParser
-from lmbench.errors import ExitCode
+from lmbench.errors import ExitCode, UsageError
 
 #: How the command's help tells of it.
 USAGE = "lmbench memory [--gpu NAME] [--json] [OPTIONS OF lmbench fit]"
@@ -25,6 +25,11 @@ def run(words: list[str]) -> int:
     parser.add_argument("--gpu", metavar="NAME")
     parser.add_argument("--json", action="store_true")
     options, fit_words = parser.parse_known_args(words)
+    if "validate" in fit_words:
+        raise UsageError(
+            "a prediction takes a training step, not validate's; leave the word out, and give --measure.mode forward "
+            "for a forward alone (with what it keeps for a backward)"
+        )
     # Help does not wait for these.
     from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_for
     from lmbench.memory.forecast_table import print_forecast

@@ -60,10 +60,8 @@ class _Batches:
 class _Watch(LeanCallback):
     """Tells the tracker what is a parameter, a gradient or optimizer state, and where the steady step begins."""
 
-    def __init__(self, tracker: Tracker, track: PhaseTrack, found: list[AlikeBlocks], workspace_bytes: int) -> None:
+    def __init__(self, tracker: Tracker, track: PhaseTrack, found: list[AlikeBlocks]) -> None:
         self.tracker = tracker
-        self._workspace_bytes = workspace_bytes
-        self._without_workspace = {"forward", "backward"}
         self.steady_from = 0
         self.compile_options: CompileOptions | None = None
         self._found = found
@@ -76,10 +74,6 @@ class _Watch(LeanCallback):
         # depends on the number of blocks; the two are kept apart, and each is affine in that number.
         self._awaited = set(self._last_block)
         self.tracker.enter(phase, "first" if phase == "backward" else "")
-        if phase in self._without_workspace and self._workspace_bytes:
-            # Each of the two multiplies in a thread of its own, which gets its own workspace for good.
-            self._without_workspace.discard(phase)
-            self.tracker.allocate(self._workspace_bytes, "workspaces", "cuBLAS")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
@@ -143,12 +137,12 @@ def run_fake_step(
         keep_blocks: cut lists of alike blocks to so many.
         workspace_bytes: what a thread that multiplies matrices takes for it.
     """
-    tracker, track = Tracker(), PhaseTrack()
+    tracker, track = Tracker(workspace_bytes), PhaseTrack()
     found: list[AlikeBlocks] = []
     with FakeTensorMode(allow_non_fake_inputs=True), tracker, CudaAttention():
         module = build()
         _cut_when_built(module, found, keep_blocks)
-        watch = _Watch(tracker, track, found, workspace_bytes)
+        watch = _Watch(tracker, track, found)
         trainer = make_trainer([watch])
         trainer.strategy.precision_plugin = _precision_plugin(precision)
         # It is where it shall be; and a fake parameter cannot be moved in place.
@@ -193,18 +187,22 @@ class _FakeHalfPrecision(HalfPrecision):
     """`HalfPrecision` that gives a module new parameters, where fake ones cannot change in place."""
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        made: dict[int, nn.Parameter] = {}
-        for part in module.modules():
-            for name, parameter in part._parameters.items():
-                if parameter is not None and parameter.is_floating_point():
-                    if id(parameter) not in made:
-                        lower = parameter.detach().to(self._desired_input_dtype)
-                        made[id(parameter)] = nn.Parameter(lower, requires_grad=parameter.requires_grad)
-                    part._parameters[name] = made[id(parameter)]
-            for name, buffer in part._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    part._buffers[name] = buffer.to(self._desired_input_dtype)
+        self._convert(module, {})
         return module
+
+    def _convert(self, module: nn.Module, made: dict[int, nn.Parameter]) -> None:
+        # In the order of `Module.to`: what is freed when decides where later tensors lie.
+        for child in module.children():
+            self._convert(child, made)
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                if id(parameter) not in made:
+                    lower = parameter.detach().to(self._desired_input_dtype)
+                    made[id(parameter)] = nn.Parameter(lower, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(self._desired_input_dtype)
 
 
 def _precision_plugin(name: str) -> Precision:

@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch._inductor.decomposition import select_decomp_table
 
 from lmbench.memory.allocations import Allocation
-from lmbench.memory.prediction.tracker import Tracker
+from lmbench.memory.prediction.tracker import MATMULS, Tracker
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
 # and outputs are in memory, whatever else is fused into one pass.
@@ -151,6 +151,8 @@ class _Simulation:
         for step in self.steps:
             node = step.node
             name = str(node.target)
+            if _packet(node) in MATMULS:
+                tracker.multiply()
             if node in kept:
                 made[node] = [_fresh(value) for value in _values(node)]
             else:

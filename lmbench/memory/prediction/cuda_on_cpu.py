@@ -38,6 +38,7 @@ _libraries: list[torch.library.Library] = []
 def act_like_cuda() -> None:
     """Give this process's CPU CUDA's autocast lists and optimizers' defaults."""
     _take_autocast_lists()
+    _take_attention_layout()
     # An optimizer that is not told how to go over its parameters does it in one call on CUDA, in a loop on a CPU.
     from torch.optim import optimizer
 
@@ -102,16 +103,23 @@ class CudaAttention(TorchFunctionMode):
     """Lets the fused attention operator take a fused kernel where CUDA would.
 
     A CPU has one fused kernel and refuses dropout in it; its outputs (the values, and one float32 a head and token) are
-    those of each of CUDA's. Where only the unfused one is allowed, it is taken.
+    those of each of CUDA's. Where CUDA has none (float64), or only the unfused one is allowed, that is taken.
     """
+
+    #: No kernel is allowed but the memory-efficient one.
+    is_efficient_alone = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        cuda = torch.backends.cuda
-        if func is not _SDPA or not (
-            cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
-        ):
+        if func is not _SDPA:
             return func(*args, **kwargs)
+        cuda = torch.backends.cuda
+        others, efficient = cuda.flash_sdp_enabled() or cuda.cudnn_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+        query = args[0] if args else kwargs["query"]
+        if query.dtype is torch.float64 or not (others or efficient):
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **kwargs)
+        CudaAttention.is_efficient_alone = efficient and not others
         given = [*args, *([None] * (5 - len(args)))]
         kwargs = {**kwargs, "dropout_p": 0.0}
         if len(args) > 4:
@@ -119,3 +127,24 @@ class CudaAttention(TorchFunctionMode):
             given[4] = 0.0
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             return func(*given[: len(args)], **kwargs)
+
+
+def _take_attention_layout() -> None:
+    """Lay the values of fused attention out as CUDA's kernels do, since what follows copies them or not by that.
+
+    Flash and cuDNN follow the query; the memory-efficient kernel, which is the only one for float32, writes tokens
+    before heads (aten/src/ATen/native/transformers/cuda/attention.cu, `at::empty({B, M, num_heads, Kv})`).
+    """
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        batch, heads, tokens, _width = query.shape
+        if query.dtype is torch.float32 or CudaAttention.is_efficient_alone:
+            values = query.new_empty((batch, tokens, heads, value.shape[-1])).transpose(1, 2)
+        else:
+            values = torch.empty_like(query)
+        return values, query.new_empty((batch, tokens, heads), dtype=torch.float32).transpose(1, 2)
+
+    library.impl(name, run, "Meta", allow_override=True)

@@ -15,15 +15,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lmbench.memory.allocations import Allocation, Stretch
 from lmbench.memory.categories import Category
 
+#: Operators that cuBLAS runs.
+MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"})
+
 
 class Tracker(TorchDispatchMode):
     """A log of the allocations, with the phases they fall into.
 
     `allocations` and `stretches` are complete once `finish` was called. A storage is one allocation, however many
     tensors look at it.
+
+    Args:
+        workspace_bytes: what cuBLAS takes for good in a thread that multiplies matrices, at its first product. The
+            backward runs in a thread of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workspace_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocations: list[Allocation] = []
         self.stretches: list[Stretch] = []
@@ -31,6 +38,8 @@ class Tracker(TorchDispatchMode):
         self._seen: Any = WeakIdKeyDictionary()
         self._events = 0
         self._begun = (0, "setup", "")
+        self._workspace_bytes = workspace_bytes
+        self._has_workspace: set[bool] = set()
 
     # what happens
 
@@ -65,6 +74,13 @@ class Tracker(TorchDispatchMode):
         self.allocations.append(made)
         return made
 
+    def multiply(self) -> None:
+        """A product of matrices begins."""
+        is_backward = self.phase == "backward"
+        if is_backward not in self._has_workspace:
+            self._has_workspace.add(is_backward)
+            self.allocate(self._workspace_bytes, "workspaces", "cuBLAS")
+
     def free(self, allocation: Allocation) -> None:
         if allocation.died is None:
             allocation.died = self._tick()
@@ -94,6 +110,8 @@ class Tracker(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._is_paused:
             return out
+        if func._schema.name.rpartition("::")[2] in MATMULS:
+            self.multiply()
         self._operator = str(func)
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
