@@ -58,7 +58,7 @@ def simulated(steps: list[list[Plan]], numbered: bool = True, jitter: random.Ran
 
 def clocks_of(trace: HandWritten, path: Path) -> tuple[Trace, Clocks]:
     loaded = load_trace(trace.write(path / "t.json"))
-    return loaded, phase_clocks(loaded.kernels, loaded.events.launches, loaded.timeline)
+    return loaded, phase_clocks(loaded.kernels, loaded.events, loaded.timeline)
 
 
 def clock(clocks: Clocks, phase: str) -> PhaseClock:

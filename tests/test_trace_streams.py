@@ -238,7 +238,7 @@ def test_recorded_traces_agree_with_plain_sums(name: str) -> None:
     loaded = load_trace(path)
     # Without lmbench's steps the clock runs over everything.
     timeline = replace(loaded.timeline, step_start_ns=np.zeros(0, dtype=np.int64), steps=1)
-    (device,) = phase_clocks(loaded.kernels, loaded.events.launches, timeline).devices
+    (device,) = phase_clocks(loaded.kernels, loaded.events, timeline).devices
     assert device.busy_s == pytest.approx(plain["busy"], rel=1e-5)
     assert device.kernel_span_s == pytest.approx(plain["span"], rel=1e-5)
     assert device.comm_s == pytest.approx(plain["comm"], rel=1e-5)

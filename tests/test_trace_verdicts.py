@@ -201,6 +201,53 @@ def test_a_wait_before_the_first_kernel_is_not_blamed_on_launches(tmp_path: Path
     assert "launches of" not in one.advice
 
 
+def stopping(count: int) -> HandWritten:
+    """Kernels of 50 us that the host waits for one by one, and 138 us of work of its own behind each."""
+    trace = HandWritten()
+    for number in range(1, count + 1):
+        at = 200.0 * number
+        trace.launch(number, at)
+        trace.kernel(number, "ampere_sgemm_128x64_tn", at + 10, 50)
+        trace.add("cuda_runtime", "cudaStreamSynchronize", at + 5, 57, correlation=1000 + number)
+    return trace
+
+
+def test_waiting_behind_stops_of_the_host_is_not_blamed_on_launches(tmp_path: Path) -> None:
+    (one,) = examine(stopping(20).write(tmp_path / "t.json")).verdicts
+    assert (one.verdict, one.clock.stops) == ("host-bound", 20)
+    assert one.clock.stopped_s == pytest.approx(20 * 57e-6, rel=0.02)
+    assert one.clock.stop_wait_s == pytest.approx(19 * 144e-6, rel=0.05)
+    assert one.clock.host_s_per_launch == pytest.approx((19 * 200 + 50) * 1e-6 / 20 - 57e-6, rel=0.05)
+    assert one.advice.startswith("20 times the host stops until the device is done (1.13 ms in all)")
+
+
+def test_a_copy_that_its_call_waits_for_is_a_stop(tmp_path: Path) -> None:
+    trace = HandWritten()
+    for number in range(1, 21):
+        trace.launch(number, 200.0 * number, 62, name="cudaMemcpyAsync")
+        trace.kernel(number, "Memcpy DtoH (Device -> Pageable)", 200.0 * number + 10, 50)
+    (one,) = examine(trace.write(tmp_path / "t.json")).verdicts
+    assert one.clock.stops == pytest.approx(20, abs=1)
+    assert "times the host stops" in one.advice
+
+
+def test_a_wait_on_a_thread_that_launches_nothing_stops_nobody(tmp_path: Path) -> None:
+    trace = stopping(20)
+    for event in trace.events:
+        if event["name"] == "cudaStreamSynchronize":
+            event["tid"] = 777
+    (one,) = examine(trace.write(tmp_path / "t.json")).verdicts
+    assert (one.clock.stops, one.clock.stopped_s, one.clock.stop_wait_s) == (0, 0, 0)
+    assert "launches of" in one.advice
+
+
+def test_who_has_graphs_is_not_told_of_them_as_of_something_new(tmp_path: Path) -> None:
+    trace = simulated([[MANY_SLOW], [MANY_SLOW]])
+    [event for event in trace.events if "Launch" in event["name"]][-1]["name"] = "cudaGraphLaunch"
+    advice = forward(examine(trace.write(tmp_path / "t.json"))).advice
+    assert "CUDA graphs for more of it (1 of the calls launch one)" in advice
+
+
 def test_queued_matmuls_in_fp32_are_told_of_lower_precisions(tmp_path: Path) -> None:
     trace = renamed(simulated([[MANY_FAST], [MANY_FAST]]), "ampere_sgemm_128x64_tn")
     facts = {"precision": "32-true", "matmul_precision": "highest"}

@@ -33,7 +33,8 @@ from lmbench.report.units import MISSING, instances, microseconds, milliseconds,
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
 _COLUMN_FRACTION = 0.005
 _MAX_COLUMNS = 3
-# Parts that are known of less than this share of kernel time are not shown: a reader would take them for all there is.
+# Parts that are known of less than this share of kernel time, communication apart, are not shown: a reader would take
+# them for all there is.
 _KNOWN_PARTS_FRACTION = 0.5
 # Idle shares of the clock and between a device's first kernel and its last that differ by more are both said.
 _SAME_IDLE_FRACTION = 0.01
@@ -235,8 +236,8 @@ def _parts(found: Findings) -> list[Line]:
 
 def _shows_parts(found: Findings) -> bool:
     """Whether the part of enough kernel time is known."""
-    unknown_s = found.step.parts_s.get(UNCLASSIFIED, 0.0)
-    return unknown_s <= (1 - _KNOWN_PARTS_FRACTION) * found.step.kernel_s
+    computing_s = found.step.kernel_s - found.step.parts_s.get("comm", 0.0)
+    return found.step.parts_s.get(UNCLASSIFIED, 0.0) <= (1 - _KNOWN_PARTS_FRACTION) * computing_s
 
 
 def closing(found: Findings, roof: Roofline | None) -> list[Line]:
@@ -442,9 +443,9 @@ def communication_table(found: Findings) -> Table:
     headings = [*generated("phase"), *numbers("ms", "beside compute", "exposed", "overlap", "of all")]
     unit = "ms per step" if found.has_step_count else "ms in the whole trace"
     caption = (
-        f"{unit} in which collectives run, of the phase that launched them; beside compute: beside kernels that are no "
-        "communication and no copies; exposed: the rest; overlap: share beside compute; of all: exposed "
-        "share of the device's time"
+        f"{unit} in which collectives run, waiting for other ranks included, of the phase that launched them; beside "
+        "compute: beside kernels that are no communication and no copies; exposed: the rest; overlap: share beside "
+        "compute; of all: exposed share of the device's time"
     )
     return Table("Communication", caption, headings, rows)
 
@@ -472,8 +473,9 @@ def launch_table(found: Findings) -> Table:
     unit = "per step" if found.has_step_count else "in the whole trace"
     caption = (
         f"{unit}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
-        "kernels, host: host time per launch, waiting for a full queue included; waits: share of the window in which "
-        "the device waits for the host; trace, lag: verdicts of the trace and of the unprofiled steps' lag"
+        "kernels, host: host time per launch, with waiting for a full queue and without waiting until the device is "
+        "done; waits: share of the window in which the device waits for the host; trace, lag: verdicts of the trace "
+        "and of the unprofiled steps' lag"
     )
     return Table("Launches", caption, headings, rows)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lmbench.kernels.trace.events import Flags, Integers, Launches
+from lmbench.kernels.trace.events import Events, Flags, Integers, Launches, Stops
 from lmbench.kernels.trace.kernels import KernelTable
 from lmbench.kernels.trace.phases import NO_PHASE, OUTSIDE, PHASE_ORDER, UNLINKED, PhaseTimeline, TracePhase
 
@@ -88,22 +88,29 @@ class PhaseClock(DeviceTime):
     """The device's time with one phase, summed over devices.
 
     `queued_gaps` is the number of gaps in `queued_gap_s`, `first_wait_s` the part of `host_wait_s` before the phase's
-    first kernel, `longest_idle_s` the longest unbroken idle time of all steps. `host_s` is the host's time in the phase
-    under the profiler. `launches` are calls of the host.
+    first kernel, `stop_wait_s` that part of which follows a stop of the host, `longest_idle_s` the longest unbroken
+    idle time of all steps. `host_s` is the host's time in the phase under the profiler, `stopped_s` of it that of its
+    `stops`: calls in which it waits until the device is done. `launches` are calls of the host, `graph_launches` those
+    of them that launch a graph.
     """
 
     phase: TracePhase
     host_s: float
+    stopped_s: float
+    stops: float
     queued_gaps: float
     first_wait_s: float
+    stop_wait_s: float
     longest_idle_s: float
     launches: float
+    graph_launches: float
     kernels: float
     median_kernel_s: float | None
 
     @property
     def host_s_per_launch(self) -> float | None:
-        return self.host_s / self.launches if self.launches else None
+        """Without its stops."""
+        return (self.host_s - self.stopped_s) / self.launches if self.launches else None
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ def total(parts: Sequence[DeviceTime]) -> DeviceTime:
     return DeviceTime(*(sum(getattr(part, one.name) for part in parts) for one in fields(DeviceTime)))
 
 
-def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeline) -> Clocks:
+def phase_clocks(kernels: KernelTable, events: Events, timeline: PhaseTimeline) -> Clocks:
     """Clocks of every phase that the host was in or that has kernels.
 
     Each moment of each device belongs to one phase. Where kernels run it is that of their launch; of several phases'
@@ -168,16 +175,17 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
     steps = timeline.steps - skipped
     if not kernels.names:
         return Clocks([], [], steps, skipped, is_whole)
-    queue = _queue(kernels, launches)
+    queue = _queue(kernels, events.launches)
     pieces = _pieces(queue, timeline, None if is_whole else skipped)
     place = pieces.place(queue)
+    stops = _stops(kernels, events.launches, events.stops, pieces.begin_ns)
     is_clocked = np.zeros(len(pieces.border_ns) + 1, dtype=np.bool_)
     is_clocked[[index for index, _ in pieces.clocked]] = True
     sums: dict[TracePhase, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     devices = []
     for device in np.unique(kernels.device).tolist():
         own = np.flatnonzero(kernels.device == device)
-        columns = _device(queue.of(own), place[own], pieces)
+        columns = _device(queue.of(own), place[own], pieces, stops)
         times: dict[str, float] = defaultdict(float)
         for index, phase in pieces.clocked:
             of_phase = sums[phase]
@@ -188,14 +196,18 @@ def phase_clocks(kernels: KernelTable, launches: Launches, timeline: PhaseTimeli
         own = own[is_clocked[place[own]]]
         span_ns = int(kernels.end_ns[own].max() - kernels.start_ns[own].min()) if len(own) else 0
         devices.append(DeviceClock(**_means(times, steps), device=device, kernel_span_s=span_ns / 1e9 / steps))
-    host_ns = np.append(np.diff(pieces.border_ns), 0)
+    # The host may have launched for long before the device's clock begins.
+    borders = np.maximum(pieces.border_ns, pieces.begin_ns)
+    host_ns, stopped_ns = (np.append(np.diff(time), 0) for time in (borders, _covered(*stops)(borders)))
+    stop_count = np.append(np.diff(np.searchsorted(stops[0], pieces.border_ns)), 0)
     for index, phase in pieces.clocked:
-        sums[phase]["host"] += float(host_ns[index])
+        for name, column in (("host", host_ns), ("stopped", stopped_ns), ("stops", stop_count)):
+            sums[phase][name] += float(column[index])
     sliver_ns = _SLIVER_FRACTION * sum(of_phase["window"] for of_phase in sums.values())
     present = [phase for phase in PHASE_ORDER if phase in sums]
     present = [p for p in present if p not in NO_PHASE or sums[p]["busy"] or sums[p]["window"] > sliver_ns]
     members = np.flatnonzero(is_clocked[place])
-    clocks = [_clock(phase, sums[phase], kernels, members, steps) for phase in present]
+    clocks = [_clock(phase, sums[phase], kernels, events.launches, members, steps) for phase in present]
     return Clocks(clocks, devices, steps, skipped, is_whole)
 
 
@@ -209,18 +221,22 @@ def _means(sums: dict[str, float], steps: int) -> dict[str, float]:
 
 
 def _clock(
-    phase: TracePhase, sums: dict[str, float], kernels: KernelTable, members: Integers, steps: int
+    phase: TracePhase, sums: dict[str, float], kernels: KernelTable, launches: Launches, members: Integers, steps: int
 ) -> PhaseClock:
     own = np.array([index for index in members if kernels.phases[index] == phase], dtype=np.int64)
-    launch = kernels.launch[own][kernels.is_linked[own]]
+    launch = np.unique(kernels.launch[own][kernels.is_linked[own]])
     return PhaseClock(
         **_means(sums, steps),
         phase=phase,
         host_s=sums["host"] / 1e9 / steps,
+        stopped_s=sums["stopped"] / 1e9 / steps,
+        stops=sums["stops"] / steps,
         queued_gaps=sums["gaps"] / steps,
         first_wait_s=sums["first_wait"] / 1e9 / steps,
+        stop_wait_s=sums["stop_wait"] / 1e9 / steps,
         longest_idle_s=sums["longest"] / 1e9,
-        launches=len(np.unique(launch)) / steps,
+        launches=len(launch) / steps,
+        graph_launches=sum("GraphLaunch" in launches.names[index] for index in launch) / steps,
         kernels=len(own) / steps,
         median_kernel_s=float(np.median(kernels.duration_ns[own])) / 1e9 if len(own) else None,
     )
@@ -266,6 +282,26 @@ def _queue(kernels: KernelTable, launches: Launches) -> _Queue:
         kernels.start_ns, kernels.end_ns, is_linked, is_next, begun, returned,
         kinds == "comm", ~np.isin(kinds, _NO_COMPUTE), latency,
     )  # fmt: skip
+
+
+def _stops(kernels: KernelTable, launches: Launches, stops: Stops, begin_ns: int) -> tuple[Integers, Integers]:
+    """Start and end of the host's stops, apart from each other: of threads that launch, and without a launch
+    meanwhile, as far as they end after the device's clock began.
+
+    A copy is one, too, if its call returned after it had ended, as copies to memory that is not pinned do.
+    """
+    is_launching = np.isin(stops.thread, launches.thread)
+    copies = np.flatnonzero(kernels.is_linked & (np.array(kernels.kinds) == "memcpy"))
+    calls = kernels.launch[copies]
+    calls = calls[launches.end_ns[calls] >= kernels.end_ns[copies]] if len(copies) else calls
+    start = np.concatenate((stops.start_ns[is_launching], launches.start_ns[calls]))
+    end = np.concatenate((stops.end_ns[is_launching], launches.end_ns[calls]))
+    # The call of a copy is a launch itself.
+    launched = np.searchsorted(launches.start_ns, end) - np.searchsorted(launches.start_ns, start, side="right")
+    is_stop = (launched == 0) & (end > begin_ns)
+    start, end = start[is_stop], end[is_stop]
+    order = np.argsort(start, kind="stable")
+    return _owned(start[order], end[order])[:2]
 
 
 @dataclass(frozen=True)
@@ -317,10 +353,10 @@ def _pieces(queue: _Queue, timeline: PhaseTimeline, skipped: int | None) -> _Pie
     return _Pieces(borders, [*clocked, (len(named), UNLINKED)], begin, end)
 
 
-def _device(queue: _Queue, place: Integers, pieces: _Pieces) -> dict[str, Integers]:
+def _device(queue: _Queue, place: Integers, pieces: _Pieces, stops: tuple[Integers, Integers]) -> dict[str, Integers]:
     """One device's times in ns by place: the sum of busy, gaps, waits and other idle time is the window."""
     count = pieces.count + 2
-    gaps = _Gaps(queue, place, pieces)
+    gaps = _Gaps(queue, place, pieces, stops)
 
     def by_place(where: Integers, weights: Integers) -> Integers:
         return np.bincount(where, weights=weights, minlength=count).astype(np.int64)
@@ -340,6 +376,7 @@ def _device(queue: _Queue, place: Integers, pieces: _Pieces) -> dict[str, Intege
         "gaps": by_place(gaps.queued_place, (gaps.queued_ns > 0).astype(np.int64)),
         "wait": gaps.wait_ns,
         "first_wait": gaps.first_wait_ns,
+        "stop_wait": by_place(place, gaps.stop_wait_ns),
         "other": by_place(place, gaps.other_ns),
         "longest": gaps.longest_ns,
     }
@@ -350,7 +387,7 @@ def _device(queue: _Queue, place: Integers, pieces: _Pieces) -> dict[str, Intege
 class _Gaps:
     """Idle time of one device: before each kernel what is queued and other, by place what waits for the host."""
 
-    def __init__(self, queue: _Queue, place: Integers, pieces: _Pieces) -> None:
+    def __init__(self, queue: _Queue, place: Integers, pieces: _Pieces, stops: tuple[Integers, Integers]) -> None:
         start, count = queue.start_ns, pieces.count + 2
         since = min(pieces.begin_ns, int(start[0]))
         done = np.concatenate(([since], np.maximum.accumulate(queue.end_ns)))
@@ -371,6 +408,8 @@ class _Gaps:
         self.other_ns = np.where(is_short, 0, start - waited)
         # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
         launched = np.clip(queue.begun_ns, done, waited)
+        # The device ran empty while the host waited for just that.
+        self.stop_wait_ns = np.where(_is_within(done, *stops), waited - done, 0)
         borders = pieces.border_ns
         before = _covered(np.append(done, tail), np.append(launched, max(tail, pieces.end_ns)))
         self.wait_ns = np.bincount(place, weights=waited - launched, minlength=count).astype(np.int64)
@@ -418,6 +457,15 @@ def _owned(start: Integers, end: Integers, rank: Integers | None = None) -> tupl
     run(int(end.max()))
     columns = np.array(found, dtype=np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def _is_within(moments: Integers, start: Integers, end: Integers) -> Flags:
+    """Which moments lie in one of these intervals, which come by start and are apart from each other."""
+    place = np.searchsorted(start, moments, side="right") - 1
+    if not len(start):
+        return np.zeros(len(moments), dtype=np.bool_)
+    found: Flags = (place >= 0) & (moments <= end[place])
+    return found
 
 
 def _covered(start: Integers, end: Integers) -> Callable[[Integers], Integers]:

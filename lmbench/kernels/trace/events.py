@@ -48,6 +48,8 @@ NONE = -1
 # Microseconds since 1970, as older profilers write them, are about 2e15; in ns they still fit into 64 bits.
 _MAX_US = 9e15
 _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
+# Calls that return when the device is done. `StreamWaitEvent` makes a stream wait, and not the host.
+_STOPPING = re.compile(r"Synchronize|EventWait$|QueueFinish", re.IGNORECASE)
 _BEGIN_CAPTURE, _END_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
 #: The most events of a trace, and of them the most operators, calls and kernels, which are kept.
 MAX_EVENTS, MAX_KEPT_EVENTS = 20_000_000, 5_000_000
@@ -87,6 +89,15 @@ class Launches:
 
 
 @dataclass(frozen=True)
+class Stops:
+    """Calls in which a thread of the host waits until the device is done (`cudaStreamSynchronize` ...), by start."""
+
+    start_ns: Integers
+    end_ns: Integers
+    thread: Integers
+
+
+@dataclass(frozen=True)
 class DeviceEvents:
     """Kernels, copies and fills on the device, by start. `device` is its number in the trace, else it counts."""
 
@@ -121,6 +132,7 @@ class Events:
 
     host: HostEvents
     launches: Launches
+    stops: Stops
     device: DeviceEvents
     device_ranges: DeviceRanges
     main_thread: int
@@ -270,8 +282,8 @@ class _Reader:
         begun_us = min(min(one.start_us) for one in (self._device, self._calls, self._host) if len(one))
         device, host = self._device_events(begun_us), self._host_events(begun_us)
         return Events(
-            host, self._launches(begun_us, device), device, self._ranges(begun_us), _main_thread(host), begun_us,
-            self._unread, self._unfinished,
+            host, self._launches(begun_us, device), self._stops(begun_us), device, self._ranges(begun_us),
+            _main_thread(host), begun_us, self._unread, self._unfinished,
         )  # fmt: skip
 
     def _check(self) -> None:
@@ -331,6 +343,14 @@ class _Reader:
             [names[index] for index in kept], start[kept], end[kept], thread[kept], correlation[kept], external[kept],
             _within(captures, start[kept]),
         )  # fmt: skip
+
+    def _stops(self, begun_us: float) -> Stops:
+        start, end = self._calls.times(begun_us)
+        thread = self._calls.place()
+        of_name = {name: _STOPPING.search(name) is not None for name in set(self._calls.names)}
+        kept = np.flatnonzero(np.array([of_name[name] for name in self._calls.names], dtype=np.bool_))
+        kept = kept[np.argsort(start[kept], kind="stable")]
+        return Stops(start[kept], end[kept], thread[kept])
 
 
 def _whole(value: Any) -> int:

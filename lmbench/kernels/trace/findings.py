@@ -85,7 +85,7 @@ def findings_of(trace: Trace) -> Findings:
     run, steps = trace.run, trace.source.run.steps if trace.source.run else []
     shares = shares_by_phase(trace.kernels)
     step = whole_step(shares)
-    clocks = phase_clocks(trace.kernels, trace.events.launches, trace.timeline)
+    clocks = phase_clocks(trace.kernels, trace.events, trace.timeline)
     verdicts = judge_phases(clocks, shares, run, steps)
     has_kernels, count = trace.events.has_kernels, completeness(trace)
     return Findings(

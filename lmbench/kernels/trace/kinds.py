@@ -101,7 +101,7 @@ _FUNCTIONS = (
     ),
     ("pooling", r"pool(?!ed) | adaptive_?(average|max) | roi_align"),
     # Before what they prepare: layout for a convolution, positions for attention.
-    ("elementwise", r"^(nchw|nhwc)_ | repack | rotary | (?<![a-z])rope(?![a-z])"),
+    ("elementwise", r"^(folded_)?(nchw|nhwc)_ | repack | rotary | (?<![a-z])rope(?![a-z])"),
     (
         "gemm",
         r"""

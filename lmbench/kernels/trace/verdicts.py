@@ -181,6 +181,9 @@ def _advise(verdict: str, clock: PhaseClock, share: PhaseShares, run: RunRecord)
         return _host_bound(clock, share, run)
     if verdict == "stalled":
         return _stalled(clock, share, run)
+    if verdict == "mixed" and clock.stopped_s > clock.host_s / 2:
+        stopped = _percent(clock.stopped_s / clock.host_s)
+        return f"the host has time to spare: it waits itself until the device is done in {stopped} of the phase"
     if verdict == "mixed":
         return "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"
     return _queued(clock, share, run)
@@ -238,6 +241,13 @@ def _host_bound(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
             f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
             f"what keeps the device busy there helps {clock.phase}, too"
         )
+    if clock.stop_wait_s > clock.host_wait_s / 2:
+        times = f"{clock.stops:,.0f} times" if clock.stops > 1 else "once"
+        return (
+            f"{times} the host stops until the device is done ({clock.stopped_s * 1e3:,.2f} ms in all), and most of "
+            "the waiting comes behind that: fewer copies to the host, .item(), .cpu() and synchronizing let it launch "
+            "ahead"
+        )
     cost = f"{clock.launches:,.0f} launches of {(clock.host_s_per_launch or 0.0) * 1e6:.1f} us each"
     return f"{cost} keep the host busy: {_fewer(clock, share, run)}; faster kernels would only wait longer"
 
@@ -248,6 +258,8 @@ def _fewer(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
         return "a fused optimizer is one kernel or a few"
     if clock.phase in ("optimizer", "clip"):
         return "fewer parameters, or a larger batch per step"
+    if clock.graph_launches and clock.launches > clock.kernels / 2:
+        return f"CUDA graphs for more of it ({clock.graph_launches:,.0f} of the calls launch one), or a larger batch"
     if not _is_compiled(share, run):
         return f"compile ({_compile(run)}), or give each kernel more to do with a larger batch"
     if run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2:
