@@ -27,7 +27,8 @@ class MemoryHistory(Observer):
 
     Beside the snapshot it leaves notes, which say what addresses are: parameters, gradients, optimizer state, inputs,
     what autograd saved and by which operator, what modules returned. Steps, phases and modules are ranges in the
-    history. All of that takes time: the run is no timing.
+    history. All of that takes time: the run is no timing. Each step before the window is recorded too, and forgotten
+    when it is over: of a run that an exception ends, such as a lack of memory, the last step's history is left.
 
     Args:
         steps: steps to record.
@@ -55,9 +56,19 @@ class MemoryHistory(Observer):
         super().setup(trainer, pl_module, stage)
         self._trainer, self._module = trainer, pl_module
         self._history = None
+        self._is_window = False
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
 
+    def run_started(self) -> None:
+        self._begin()
+
     def window_opened(self) -> None:
+        self._forget()
+        self._is_window = True
+        self._begin()
+
+    def _begin(self) -> None:
+        """Remember from here on, as far as there is a history on this device and rank."""
         device = self.session.device
         if self._make_history is None and device.type != "cuda":
             self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
@@ -69,7 +80,7 @@ class MemoryHistory(Observer):
             device=device.index or 0, first_step=self.session.steps_done, max_entries=self.max_entries
         )
         self._history = (self._make_history or CudaHistory)(device)
-        self._history.start(self.max_entries)
+        self._history.start(self.max_entries, resets_peaks=self._is_window)
         vocab_size = getattr(self._module, "vocab_size", None)
         self._ledger = Ledger(self._module, device, vocab_size if isinstance(vocab_size, int) else None)
         self._ledger.note_state(self._trainer.optimizers)
@@ -102,6 +113,10 @@ class MemoryHistory(Observer):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if self._history is None:
             return
+        if not self._is_window:
+            self._forget()
+            self._begin()
+            return
         self._ledger.note_state(self._trainer.optimizers)
         self._ranges.end()
         self._record.steps = self._notes.steps = (self._record.steps or 0) + 1
@@ -115,19 +130,38 @@ class MemoryHistory(Observer):
 
     def run_closing(self, exception: BaseException | None) -> None:
         """Also after an exception: the history would go on in this process."""
-        self._stop()
+        try:
+            if exception is not None and self._history is not None:
+                # Its traceback keeps what was there.
+                self._ledger.note_saved(None)
+                self._ledger.note_state(self._trainer.optimizers)
+                self._record.steps = self._notes.steps = (self._record.steps or 0) + self._ranges.is_in_step
+        finally:
+            if exception is None and not self._is_window:
+                self._forget()
+            self._stop()
+
+    def _take_away(self) -> History | None:
+        """Put an end to what is noted; returns the history, if there is one."""
+        history, self._history = self._history, None
+        if history is not None:
+            with suppress(ValueError):
+                self.session.track.listeners.remove(self._ranges.border)
+            self._ranges.end()
+            self._modules.remove()
+            self._ledger.close()
+        return history
+
+    def _forget(self) -> None:
+        if (history := self._take_away()) is not None:
+            history.stop()
 
     def _stop(self) -> None:
-        history, self._history = self._history, None
-        if history is None:
+        if (history := self._take_away()) is None:
             return
-        with suppress(ValueError):
-            self.session.track.listeners.remove(self._ranges.border)
-        self._ranges.end()
-        self._modules.remove()
-        self._ledger.close()
         try:
-            self._notes.peaks = history.peaks()
+            # Before the window there are other steps' peaks in them.
+            self._notes.peaks = history.peaks() if self._is_window else None
             self._ledger.drop_workspaces(history.drop_workspaces)
             self._notes.moments = self._ledger.moments
             folder = self._folder()

@@ -37,7 +37,7 @@ class CpuHistory(TorchDispatchMode):
 
     # lmbench.memory.recording.history.History
 
-    def start(self, max_entries: int) -> None:
+    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
         self.max_entries = max_entries
         self.is_on = True
         self.__enter__()

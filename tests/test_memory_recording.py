@@ -18,6 +18,7 @@ from lmbench.memory.categories import CATEGORIES
 from lmbench.memory.history.findings import Findings, examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.memory.recording import ledger
+from lmbench.records.load import load_run
 
 from conftest import quiet_trainer
 
@@ -200,6 +201,42 @@ def test_accumulation_and_an_exception_leave_nothing_on(tmp_path: Path, monkeypa
 
     with pytest.raises(RuntimeError, match="planted"):
         record(tmp_path / "failed", monkeypatch, Fails())
+    assert CpuHistory.latest is not None
+    assert not CpuHistory.latest.is_on
+
+
+@pytest.mark.parametrize(("failing_step", "phase"), [(0, "forward"), (3, "forward"), (1, "backward")])
+def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
+    failing_step: int, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the warm-up too, where most runs end that do not fit."""
+
+    class Refused(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            if self.global_step == failing_step and phase == "forward":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+            return loss
+
+        def on_after_backward(self) -> None:
+            if self.global_step == failing_step and phase == "backward":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        record(tmp_path, monkeypatch, Refused())
+    run = load_run(tmp_path / "run").record
+    assert (run.outcome, run.error and run.error.phase) == ("oom", phase)
+    assert run.memory_history is not None
+    assert run.memory_history.snapshot_file == SNAPSHOT_FILE
+    found = examine(tmp_path / "run")
+    assert [band.name for band in found.attribution.bands.steps][-1] == str(failing_step)
+    assert next(each for each in found.phases if each.phase == phase).by_category["parameters"] == rounded(*WEIGHTS)
+    last = next(each for each in found.phases if each.phase == "other")
+    # What each block's product and relu left for a backward that did not come.
+    if phase == "forward":
+        assert last.by_category["activations"] >= 2 * rounded(4 * BATCH * WIDTH, BATCH * WIDTH)
+    if phase == "backward":
+        assert last.by_category["gradients"] > 0
     assert CpuHistory.latest is not None
     assert not CpuHistory.latest.is_on
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted_memory import notes_of, planted_run, write
 from torch import nn
 
 from lmbench.cli import main
@@ -128,6 +129,23 @@ def test_the_command_prints_what_was_held_and_what_fits(tmp_path, capsys, monkey
     told = json.loads(capsys.readouterr().out)
     assert told["refused"]["allocated_bytes"] == 137 * GIB
     assert len(told["remedies"]) == 6
+
+
+def test_a_history_of_the_step_that_ran_out_is_told_with_what_would_fit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shortage.explain, "__defaults__", (ask,))
+    out_of_memory(tmp_path / "run")
+    step = planted_run()
+    write(tmp_path / "run" / "memory_snapshot.pickle", step.memory)
+    (tmp_path / "run" / "memory_notes.json").write_bytes(notes_of(step))
+    assert main(["memory", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    said = ("2.00 GiB more in forward", "--model.checkpoint=block", "0.25 GiB in backward of step 7")
+    places = [out.index(words) for words in said]
+    assert places == sorted(places)
+    assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["peak"]["allocated_bytes"] == 252 << 20
+    assert told["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
 
 
 def test_a_lack_of_the_hosts_memory_is_not_explained_by_the_device(tmp_path):

@@ -15,6 +15,7 @@ from lmbench.memory.recorded import SNAPSHOT_FILE
 
 if TYPE_CHECKING:
     from lmbench.memory.history.findings import Findings
+    from lmbench.memory.shortage import Shortage
     from lmbench.records.load import Run
 
 DESCRIPTION = (
@@ -59,44 +60,61 @@ def run(args: list[str]) -> int:
     for target in (options.html, options.svg):
         if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
             raise UsageError(f"{str(target)!r} cannot be written; name a file in a folder that exists")
-    if (short := _ran_out(options.source)) is not None:
+    short = _ran_out(options.source)
+    if short is not None and not (short.path / SNAPSHOT_FILE).is_file():
         return _explain(short, options.json)
     found = examine(options.source, options.device)
     _draw(found, options.html, options.svg)
     if options.json:
-        print(json.dumps(as_record(found), indent=1, allow_nan=False))
+        told = as_record(found)
+        if short is not None:
+            told["shortage"] = json.loads(_shortage_json(short))
+        print(json.dumps(told, indent=1, allow_nan=False))
     elif options.format == "csv":
         sys.stdout.write(to_csv(found))
     elif options.format == "markdown":
         sys.stdout.write(to_markdown(found, options.top))
     else:
+        if short is not None:
+            _explain(short, as_json=False)
+            print("\nThe history until then:\n")
         print_findings(found, options.top, make_console())
     return ExitCode.OK
 
 
 def _ran_out(source: str) -> Run | None:
-    """The run, where it ended for want of memory and has no history that shows more."""
+    """The run, where it ended for want of memory."""
     from lmbench.records.load import is_run_folder, load_run
 
     path = Path(source)
-    if not is_run_folder(path) or (path / SNAPSHOT_FILE).is_file():
+    if not is_run_folder(path):
         return None
     found = load_run(path, with_steps=False)
     return found if found.outcome == "oom" else None
 
 
 def _explain(found: Run, as_json: bool) -> int:
-    from lmbench.memory.shortage import explain
-    from lmbench.memory.shortage_table import as_json_text, print_shortage
+    from lmbench.memory.shortage_table import print_shortage
     from lmbench.report.screen import make_console
 
-    print("lmbench: predicting what would fit; about a minute", file=sys.stderr)
-    told = explain(found.record, found.path)
     if as_json:
-        print(as_json_text(told))
+        print(_shortage_json(found))
     else:
-        print_shortage(told, make_console())
+        print_shortage(_shortage(found), make_console())
     return ExitCode.OK
+
+
+def _shortage(found: Run) -> Shortage:
+    from lmbench.memory.shortage import explain
+
+    print("lmbench: predicting what would fit; about a minute", file=sys.stderr)
+    return explain(found.record, found.path)
+
+
+def _shortage_json(found: Run) -> str:
+    from lmbench.memory.shortage_table import as_json_text
+
+    return as_json_text(_shortage(found))
 
 
 def _is_to_come(words: list[str]) -> bool:

@@ -14,7 +14,7 @@ def add_memory(recorder: RunRecorder) -> None:
     """Complete the record with the history's figures and guards; whatever goes wrong, the run stays as it is."""
     folder, run = recorder.folder, recorder.run
     history = run.memory_history
-    if folder is None or run.outcome != "ok" or history is None or not history.snapshot_file:
+    if folder is None or run.outcome not in ("ok", "oom") or history is None or not history.snapshot_file:
         return
     try:
         guards = examine_run(folder.path, history)

@@ -106,3 +106,19 @@ def test_a_run_of_the_command_explains_its_peak(tmp_path: Path) -> None:
         8 * run["model"]["parameter_count"], rel=0.01
     )
     assert history["peak_allocated_bytes"] == pytest.approx(run["memory"]["steady_peak_allocated_bytes"], rel=0.02)
+
+
+def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path: Path) -> None:
+    words = ["--model.size", "large", "--data.batch_size", "512", "--data.context_length", "1024"]
+    command = [sys.executable, "-m", "lmbench", "fit", *words, "--memory.history", "true"]
+    done = subprocess.run([*command, "--measure.results_dir", str(tmp_path)], capture_output=True, check=False)
+    assert done.returncode == 3
+    (folder,) = (path.parent for path in tmp_path.glob("*/run.json"))
+    found = examine(folder)
+    assert found.run is not None
+    assert found.run.memory.refused is not None
+    assert found.peak_phase == found.run.memory.refused.phase
+    assert found.peak_bytes == pytest.approx(found.run.memory.refused.allocated_bytes, rel=0.01)
+    weights = 4 * (found.run.model.parameter_count or 0)
+    assert found.by_category["parameters"] == pytest.approx(weights, rel=0.01)
+    assert found.by_category["activations"] > 0.5 * found.peak_bytes

@@ -19,14 +19,15 @@ _PROTOCOL = 4
 class History(Protocol):
     """An allocator that can remember what it does."""
 
-    def start(self, max_entries: int) -> None:
-        """Forget what was, and remember up to so many entries from now on."""
+    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
+        """Forget what was, and remember up to so many entries from now on; the allocator's peaks begin anew too where
+        that is wanted."""
 
     def drop_workspaces(self) -> None:
         """Give back what the matrix libraries keep between calls."""
 
     def peaks(self) -> AllocatorPeaks:
-        """The allocator's own figures since the start."""
+        """The allocator's own figures since they were reset."""
 
     def write(self, path: Path) -> int:
         """The history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""
@@ -41,9 +42,10 @@ class CudaHistory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def start(self, max_entries: int) -> None:
-        # From here on the peaks are those of the recorded steps.
-        torch.cuda.reset_peak_memory_stats(self._device)
+    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
+        if resets_peaks:
+            # From here on they are those of the recorded steps.
+            torch.cuda.reset_peak_memory_stats(self._device)
         record = torch.cuda.memory._record_memory_history
         wanted = {"clear_history": True, "global_record_annotations": True}
         # Ranges of other threads than this one, which runs the backward of a CUDA device on none of Python's, are
