@@ -124,7 +124,7 @@ def test_the_command_prints_what_was_held_and_what_fits(tmp_path, capsys, monkey
     out = capsys.readouterr().out
     assert "2.00 GiB more in forward, with 0.50 GiB free" in out
     assert "parameters 4.00 GiB, gradients 4.00 GiB" in out
-    assert "--model.checkpoint=block" in out
+    assert "model.checkpoint=block" in out
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["refused"]["allocated_bytes"] == 137 * GIB
@@ -139,7 +139,7 @@ def test_a_history_of_the_step_that_ran_out_is_told_with_what_would_fit(tmp_path
     (tmp_path / "run" / "memory_notes.json").write_bytes(notes_of(step))
     assert main(["memory", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    said = ("2.00 GiB more in forward", "--model.checkpoint=block", "0.25 GiB in backward of step 7")
+    said = ("2.00 GiB more in forward", "model.checkpoint=block", "0.25 GiB in backward of step 7")
     places = [out.index(words) for words in said]
     assert places == sorted(places)
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0

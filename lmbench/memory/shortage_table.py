@@ -72,12 +72,17 @@ def remedies_table(found: Shortage) -> Table:
     """The run as it is and each change: predicted peak, what the allocator will reserve, and whether that fits."""
     gpu = found.gpu
     caption = f"on {gpu.name} with {gib(gpu.total_bytes)}; GiB" if gpu is not None else "GiB"
-    headings = [*words("change"), *numbers("peak", "reserved"), *words("fits", "options")]
+    headings = [*words("options"), *numbers("peak", "reserved"), *words("fits")]
     rows = [
-        [fact(each.change), *_sizes(each.forecast), fact(_fits(each)), fact(shlex.join(each.words))]
+        [fact(_options(each) or each.change), *_sizes(each.forecast), fact(_fits(each))]
         for each in (found.as_it_is, *found.remedies)
     ]
     return Table("What would fit, predicted", caption, headings, rows)
+
+
+def _options(each: Remedy) -> str:
+    """A change as its options, without what all of them begin with."""
+    return " ".join(word.removeprefix("--") for word in each.words)
 
 
 def _sizes(made: Forecast | None) -> list[Entry]:
