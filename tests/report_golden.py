@@ -147,6 +147,32 @@ def attention_parts(folder: Path) -> list[str]:
     return [str(home), "--reference"]
 
 
+def memory(folder: Path) -> list[str]:
+    """Predictions beside what was measured, histories from runs of their own, one of them none; a run on a CPU, of
+    which all is predicted."""
+
+    def edit(run: dict[str, Any], axes: Mapping[str, Any], repeat: int) -> None:
+        peak = run["memory"]["run_peak_allocated_bytes"]
+        if repeat == 1:
+            sizes = {"parameters_bytes": 0.25, "optimizer_state_bytes": 0.5, "activations_bytes": 0.2}
+            run["memory_history"] = {
+                "steps": 3, "is_complete": True, "peak_allocated_bytes": peak, "unknown_fraction": 0.0,
+                "categories": {name: int(share * peak) for name, share in sizes.items()},
+            }  # fmt: skip
+            if axes["model.checkpoint"] == "block":
+                run["memory_history"] = {"steps": 0, "reason": "the snapshot could not be written: no space"}
+            return
+        share = 0.5 if axes["model.checkpoint"] == "block" else 0.98
+        run["memory_prediction"] = {"peak_allocated_bytes": int(share * peak), "error_fraction": share - 1}
+        if axes["model.size"] == "medium":
+            run["memory"] = {"host_peak_rss_bytes": 2**30}
+            run["memory_prediction"]["error_fraction"] = None
+
+    axes = {"model.size": ["small", "medium"], "model.checkpoint": ["none", "block"]}
+    home = write_sweep(folder, "memory", axes, view="memory", fixed={"mode": "train_step"}, repeats=2, edit=edit)
+    return [str(home)]
+
+
 CASES: dict[str, Callable[[Path], list[str]]] = {
     "step_times": step_times,
     "context": context,
@@ -159,6 +185,7 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
     "unrelated": unrelated,
     "kernels": kernels,
     "attention_parts": attention_parts,
+    "memory": memory,
 }
 
 

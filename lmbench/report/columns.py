@@ -252,9 +252,15 @@ def _ratio(below: Cell, above: Cell | None, of_run: Number) -> Measure | None:
     return Measure(statistics.fmean(others) / statistics.fmean(values), low=found.low, high=found.high)
 
 
+def _predicted_peak(run: RunRecord) -> float | None:
+    return run.memory_prediction.peak_allocated_bytes if run.memory_prediction is not None else None
+
+
 def _memory_saved(cell: Cell, baseline: Cell | None) -> Measure | None:
+    """By the device's peaks; of runs on a CPU by those predicted for a device, else by resident memory."""
     peaks: tuple[Number, ...] = (
         lambda run: run.memory.run_peak_allocated_bytes,
+        _predicted_peak,
         lambda run: run.memory.host_peak_rss_bytes,
     )
     for peak in peaks:
