@@ -119,6 +119,18 @@ def test_parts_are_not_shown_where_most_of_them_are_unknown(tmp_path: Path, caps
     assert "Launches: in the whole trace" in text
 
 
+def test_a_forward_pass_that_nothing_tells_is_said_to_be_outside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = HandWritten()
+    trace.add("user_annotation", "Optimizer.step#SGD.step", 500, 100)
+    for number, at in enumerate((10, 510), start=1):
+        trace.launch(number, at)
+        trace.kernel(number, "gemm", at + 10, 50)
+    told = " ".join(shown(capsys, str(trace.write(tmp_path / "t.json"))).split())
+    assert "nothing in the trace tells forward and backward: they are outside" in told
+
+
 def test_top_sets_the_number_of_kernels_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, INFERENCE, "--top", "3")
     table = text.partition("Top kernels of forward")[2].partition("\n\n")[0]

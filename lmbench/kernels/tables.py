@@ -19,7 +19,7 @@ from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
 from lmbench.kernels.trace.kinds import KINDS, UNCLASSIFIED
 from lmbench.kernels.trace.parts import part_order
-from lmbench.kernels.trace.phases import NO_PHASE
+from lmbench.kernels.trace.phases import NO_PHASE, OUTSIDE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
 from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
@@ -219,9 +219,13 @@ def _source(found: Findings) -> list[Line]:
         told = "not recorded by lmbench: by the ranges of Lightning and PyTorch"
         if inferred := " and ".join(found.inferred_phases):
             told = f"{inferred} inferred from what autograd runs, the others by the ranges of Lightning and PyTorch"
+        present = {share.phase for share in found.phases} | found.operators.keys()
+        if OUTSIDE in present and "forward" not in present:
+            untold = "forward: it is outside" if "backward" in present else "forward and backward: they are outside"
+            told += f"; nothing in the trace tells {untold}"
         return [("phases", told)]
     if found.phase_source == "none":
-        return [("phases", "the trace has no ranges of phases and no backward pass: everything is outside")]
+        return [("phases", "the trace shows no ranges of phases and no backward pass: everything is outside")]
     return []
 
 
