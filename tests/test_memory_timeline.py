@@ -155,6 +155,16 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is inst
 
 
 @needs_browser
+def test_a_phase_too_narrow_for_its_name_is_named_below(page: Path) -> None:
+    legends = operate(page, 390, """
+        return [...page.querySelectorAll(".memory-legend")].map(legend => legend.textContent.split(/\\s+/));
+    """)  # fmt: skip
+    assert legends[0][0] == "phases"
+    assert {"forward", "backward", "optimizer", "zero_grad"} <= set(legends[0])
+    assert {"held", "parameters", "gradients"} <= set(legends[1])
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_browser_it_fits(page: Path, width: int) -> None:
     seen = look(page, width)
@@ -169,11 +179,11 @@ def test_a_block_that_is_pointed_at_says_what_it_is(page: Path) -> None:
     data = data_of(page.read_text())
     sums = [sum(sizes) for sizes in zip(*data["sizes"], strict=True)]
     column = sums.index(max(sums))
-    told = operate(
+    first, *told = operate(
         page, 1280,
         f"""
         const svg = page.querySelector("svg.memory-picture"), info = page.querySelector(".memory-info");
-        const place = svg.getBoundingClientRect(), at = [];
+        const place = svg.getBoundingClientRect(), at = [info.textContent];
         for (const bytes of [{40 + 60} * {MIB}, {data["most"]} * 0.999]) {{
           const y = place.top + {data["top"]} + (1 - bytes / {data["most"]}) * {data["height"]};
           const x = place.left + place.width * ({column} + .5) / {len(sums)};
@@ -183,6 +193,7 @@ def test_a_block_that_is_pointed_at_says_what_it_is(page: Path) -> None:
         return at;
         """,
     )  # fmt: skip
+    assert first.startswith("At the peak")
     assert told[0][0].startswith("40.0 MiB: optimizer state, blocks.1.ffn")
     assert told[0][1]
     assert "backward: 0.25 GiB" in told[1][0]

@@ -129,12 +129,12 @@ def _draw(found: Findings, page: Path | None, svg: Path | None) -> None:
     """Write the timeline where it was asked for."""
     if page is None and svg is None:
         return
-    from lmbench.memory.tables import tables_html
+    from lmbench.memory.tables import answer_html, tables_html
     from lmbench.memory.timeline import memory_timeline
     from lmbench.memory.timeline_picture import memory_picture, own_page, own_svg
 
     picture = memory_picture(found.title, memory_timeline(found))
-    for target, text in ((page, own_page(picture, tables_html(found))), (svg, own_svg(picture))):
+    for target, text in ((page, own_page(picture, answer_html(found), tables_html(found))), (svg, own_svg(picture))):
         if target is None:
             continue
         try:

@@ -49,9 +49,14 @@ def to_markdown(found: Findings, top: int) -> str:
     )
 
 
+def answer_html(found: Findings) -> str:
+    """What the peak is made of, as HTML."""
+    return "\n".join(_facts_html(head(found)))
+
+
 def tables_html(found: Findings, top: int = 40) -> str:
-    """All lines and tables as HTML."""
-    parts = _facts_html(head(found))
+    """All tables, and the lines after them, as HTML."""
+    parts: list[str] = []
     for table in tables(found, top):
         headings = "".join(
             f"<th scope='col'{' class=number' if heading.is_number else ''}>{escape(heading.text)}</th>"

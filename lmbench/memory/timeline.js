@@ -48,6 +48,8 @@ for (const box of document.querySelectorAll(".memory-timeline")) {
     height = (1 - (event.clientY - place.top - data.top) / data.height) * data.most;
     if (height >= 0) tell();
   };
+  // Until somebody points: the peak. Arrow keys start there.
+  column = data.peak; info.textContent = "At the peak, " + moment(column);
   svg.addEventListener("pointermove", point);
   svg.addEventListener("pointerdown", point);
   svg.tabIndex = 0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +26,9 @@ MAX_COLUMNS = 480
 #: Blocks that can be asked what they are: those with most memory times columns.
 MAX_BLOCKS = 600
 MAX_FRAMES = 12
+_DEPTH = 60
+#: Between a module and the one that calls it are three frames of this file, which tell nothing.
+_CALLING = "/torch/nn/modules/module.py:"
 MAX_BANDS = 200
 
 #: From the bottom of the stack: what stays, then what comes and goes.
@@ -148,7 +151,11 @@ def _blocks(
                 stack=stacks.setdefault(int(blocks.stack[place]), len(stacks)),
             )
         )
-    return rows, list(names), [list(frames_of(snapshot, stack, MAX_FRAMES)) for stack in stacks]
+    return rows, list(names), [_telling(frames_of(snapshot, stack, _DEPTH)) for stack in stacks]
+
+
+def _telling(frames: Iterable[str]) -> list[str]:
+    return [frame for frame in frames if _CALLING not in frame][:MAX_FRAMES]
 
 
 def _bands(found: Findings, borders: Integers) -> list[TimelineBand]:

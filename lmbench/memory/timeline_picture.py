@@ -26,19 +26,21 @@ CATEGORY_COLOURS: dict[str, int] = {
 
 BAND_TOP, BAND_HEIGHT, AREA_TOP, AREA_HEIGHT, AXIS_HEIGHT = 4, 20, 30, 280, 22
 HEIGHT = AREA_TOP + AREA_HEIGHT + AXIS_HEIGHT
+#: A band of less of the width has its name in it on wide screens only.
+_NARROW_PERCENT = 20
 #: Heights within the areas' own picture.
 _UNITS = 1000
 
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """One history: what it is of, the data as JSON, the static picture, what its colours mean, and what is said below.
-    `warning` is empty where the history is complete."""
+    """One history: what it is of, the data as JSON, the static picture, what its colours mean (of phases and of
+    categories), and what is said below. `warning` is empty where the history is complete."""
 
     title: str
     data: str
     svg: str
-    legend: list[tuple[str, str]]
+    legends: list[tuple[str, list[tuple[str, str]]]]
     note: str
     warning: str
 
@@ -82,8 +84,9 @@ class MemoryTimelines:
         return _section(pictures, notes) if pictures or notes else ""
 
 
-def own_page(picture: MemoryPicture, tables: str) -> str:
-    """A page with one history, which needs nothing else; `tables` are HTML of our own making."""
+def own_page(picture: MemoryPicture, answer: str, tables: str) -> str:
+    """A page with one history, which needs nothing else; `answer` and `tables`, above the picture and below it, are
+    HTML of our own making."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -95,6 +98,7 @@ def own_page(picture: MemoryPicture, tables: str) -> str:
         title=picture.title,
         style=Markup(_report_style() + _packaged("timeline.css")),
         section=Markup(_section([picture], [])),
+        answer=Markup(answer),
         tables=Markup(tables),
         script=Markup(script),
         script_source=script_hash(script),
@@ -105,15 +109,19 @@ def own_svg(picture: MemoryPicture) -> str:
     """The picture as a file of its own, light or dark as its viewer is."""
     palette = _report_style().partition("* {")[0]
     style = f"{palette}{_packaged('timeline.css')}text {{ font-family: system-ui, sans-serif; }}"
-    below = HEIGHT + 20 * (1 + bool(picture.warning))
-    legend, x = [], 0
-    for name, colour in picture.legend:
-        legend.append(
-            f'<rect x="{x}" y="{HEIGHT + 6}" width="10" height="10" fill="{colour}"/>'
-            f'<text class="row" x="{x + 14}" y="{HEIGHT + 15}">{escape(name)}</text>'
-        )
-        x += 30 + 7 * len(name)
-    warning = f'<text class="warning" x="0" y="{HEIGHT + 36}">{escape(picture.warning)}</text>'
+    legend, y = [], HEIGHT + 15
+    for of_what, entries in picture.legends:
+        legend.append(f'<text class="row" x="0" y="{y}">{escape(of_what)}</text>')
+        x = 60
+        for name, colour in entries:
+            legend.append(
+                f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/>'
+                f'<text class="row" x="{x + 14}" y="{y}">{escape(name)}</text>'
+            )
+            x += 30 + 7 * len(name)
+        y += 20
+    warning = f'<text class="warning" x="0" y="{y}">{escape(picture.warning)}</text>'
+    below = y + (20 if picture.warning else 0) - 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{below}">'
     ground = '<rect width="100%" height="100%" style="fill: var(--surface)"/>'
     return (
@@ -157,11 +165,16 @@ def memory_picture(title: str, timeline: MemoryTimeline) -> MemoryPicture:
         "top": AREA_TOP,
         "height": AREA_HEIGHT,
         "units": _UNITS,
+        "peak": timeline.peak,
     }
-    legend = [
+    phases = [(shown(name), _band_colour(name)) for name in dict.fromkeys(band.name for band in timeline.bands)]
+    categories = [
         (label, _css(CATEGORY_COLOURS.get(name, MUTED)))
         for name, label in zip(timeline.categories, timeline.labels, strict=True)
     ]
+    # A stranger's ranges have names of their own, many and all of one colour.
+    is_of_phases = any(band.name in PHASE_COLOURS for band in timeline.bands)
+    legends = [("phases", phases)] * is_of_phases + [("held", categories)]
     warning = f"Not complete: {'; '.join(timeline.cuts)}." if timeline.cuts else ""
     note = (
         f"{timeline.entry_count:,} entries of the allocator's history, from left to right, as many in each column, "
@@ -169,7 +182,7 @@ def memory_picture(title: str, timeline: MemoryTimeline) -> MemoryPicture:
         f"The peak, {gib(peak_bytes)}, is marked."
     )
     svg = _static(title, timeline, tops, most)
-    return MemoryPicture(title, json.dumps(data, separators=(",", ":")), svg, legend, note, shown(warning))
+    return MemoryPicture(title, json.dumps(data, separators=(",", ":")), svg, legends, note, shown(warning))
 
 
 def _tops(timeline: MemoryTimeline) -> list[list[int]]:
@@ -254,7 +267,7 @@ def _bands(timeline: MemoryTimeline, columns: int) -> list[str]:
     for band in timeline.bands:
         left, width = 100 * band.first / columns, 100 * (band.end - band.first) / columns
         name = escape(shown(band.name))
-        colour = _css(PHASE_COLOURS.get(band.name, MUTED))
+        colour = _band_colour(band.name)
         place = f'x="{left:.3f}%" y="{BAND_TOP}" width="{width:.3f}%" height="{BAND_HEIGHT}"'
         parts.append(f'<rect {place} fill="{colour}"><title>{name}</title></rect>')
         parts.append(
@@ -262,8 +275,13 @@ def _bands(timeline: MemoryTimeline, columns: int) -> list[str]:
         )
         if width > 6:
             # A picture in the picture cuts off what does not fit.
-            parts.append(f'<svg {place}><text class="on" x="5" y="{BAND_HEIGHT - 6}">{name}</text></svg>')
+            on = "on" if width > _NARROW_PERCENT else "on wide"
+            parts.append(f'<svg {place}><text class="{on}" x="5" y="{BAND_HEIGHT - 6}">{name}</text></svg>')
     return parts
+
+
+def _band_colour(name: str) -> str:
+    return _css(PHASE_COLOURS.get(name, MUTED))
 
 
 def _axes(timeline: MemoryTimeline, most: int) -> list[str]:
