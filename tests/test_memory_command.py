@@ -30,6 +30,18 @@ def test_it_prints_what_the_peak_is_made_of(snapshot: Path, capsys: pytest.Captu
     assert "train.py:21 forward" in text
 
 
+def test_of_a_compiled_region_it_says_that_it_is_one_operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = planted_run()
+    path = write(tmp_path / "memory_snapshot.pickle", step.memory)
+    notes = notes_of(step).decode()
+    for operator, is_said in (("MmBackward0", False), ("CompiledFunctionBackward", True)):
+        (tmp_path / "memory_notes.json").write_text(notes.replace("MmBackward0", operator))
+        assert main(["memory", str(path)]) == 0
+        assert ("each compiled region is one operator" in capsys.readouterr().out) is is_said
+
+
 def test_a_cut_history_is_said_before_any_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = planted_run(max_entries=40)
     (tmp_path / "memory_notes.json").write_bytes(notes_of(step, max_entries=40))

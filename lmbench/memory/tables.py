@@ -103,7 +103,22 @@ def head(found: Findings) -> list[Line]:
         lines.append(("INCOMPLETE", "; ".join(found.cuts)))
     lines += [("peak", f"{_peak(found)}: {_largest_categories(found)}. {_largest_part(found)}")]
     lines.append(("reserved", _reserved(found)))
+    if _is_compiled(found):
+        lines.append(("compiled", _COMPILED))
     return lines
+
+
+#: Autograd's name of what saves for all of a compiled region.
+_REGION = "CompiledFunction"
+_COMPILED = (
+    "each compiled region is one operator: what it makes and saves has its name, without the modules inside; "
+    "an eager run tells them apart"
+)
+
+
+def _is_compiled(found: Findings) -> bool:
+    is_asked_for = found.run is not None and bool(found.run.compile.is_enabled)
+    return is_asked_for or any(name.startswith(_REGION) for name in found.attribution.operators)
 
 
 def _peak(found: Findings) -> str:
