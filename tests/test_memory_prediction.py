@@ -290,6 +290,20 @@ def test_what_bends_is_followed_to_the_border() -> None:
     assert not ROOM.fits(peak(found.value + 1))
 
 
+def test_a_search_goes_on_from_what_was_seen_and_rounding_leads_it_not_astray() -> None:
+    asked = []
+
+    def peak(batch: int) -> int:
+        if batch not in (4, 16, 20, 22):
+            asked.append(batch)
+        # What is left over in segments bends three near points so that a parabola turns round behind them.
+        return 10 * 2**30 + batch * 2**32 - (batch == 22) * 2**30
+
+    found = largest_batch(peak, ROOM, start=4, seen=(4, 16, 20))
+    assert found.value == 22
+    assert len(asked) <= 4
+
+
 def test_nothing_fits_where_the_weights_alone_are_too_much() -> None:
     assert largest_batch(lambda batch: 200 * 2**30 + batch, ROOM, start=8).value is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,7 +28,7 @@ ROUGHLY_FRACTION = 0.05
 _MOST_BATCHES = 2**16
 _MOST_CONTEXT = 2**22
 _MOST_ROUNDS = 3
-#: From the first point of a search to its second.
+#: As many times the largest value that fits is tried next at most, where none is known that does not.
 _FIRST_STEP = 4
 #: After so many points of a search what is left is halved.
 _HALVING = range(6, 100)
@@ -131,7 +131,7 @@ class Trial:
 #: A batch size and a context for a value that is searched.
 At = Callable[[int], tuple[int, int | None]]
 #: `largest_batch` or `largest_context`.
-Search = Callable[[Callable[[int], int], "Gpu", int], "Largest"]
+Search = Callable[[Callable[[int], int], "Gpu", int, Collection[int]], "Largest"]
 #: Fake steps of a batch size and a context, with so many of the alike blocks (None: all of them).
 TakeStep = Callable[[int, int | None, int | None], Trial]
 
@@ -171,21 +171,22 @@ class Predictor:
     def _largest(self, at: At, search: Search, start: int, gpu: Gpu) -> Largest:
         """Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that."""
         known: dict[int, int] = {}
+        held_ratio = self._held_ratio
 
         def reserve(value: int) -> int:
             if value not in known:
                 known[value] = peak_bytes(self.peaks(*at(value)))
-            return round(known[value] * self._held_ratio)
+            return round(known[value] * held_ratio)
 
-        found = search(reserve, gpu, start)
+        found = search(reserve, gpu, start, ())
         for _ in range(_MOST_ROUNDS):
             if self._is_slow or found.value is None:
                 break
-            whole = self._whole(*at(found.value))
-            known[found.value] = peak_bytes(whole.peaks)
-            again = search(reserve, gpu, found.value)
+            # Peaks stay those from few blocks, so that they stay on one curve.
+            held_ratio = self._take_step(*at(found.value), None).reserved_bytes / known[found.value]
+            again = search(reserve, gpu, found.value, tuple(known))
             if again.value == found.value:
-                break
+                return again
             found = again
         return found
 
@@ -262,44 +263,61 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     return highest and all(abs(a / b - 1) <= ROUGHLY_FRACTION for a, b in pairs)
 
 
-def largest_batch(reserve: Callable[[int], int], gpu: Gpu, start: int) -> Largest:
-    """The largest batch size that fits, by what is reserved for each; begins at `start`."""
-    return _largest(reserve, gpu, start, 1, _MOST_BATCHES)
+def largest_batch(reserve: Callable[[int], int], gpu: Gpu, start: int, seen: Collection[int] = ()) -> Largest:
+    """The largest batch size that fits, by what is reserved for each.
+
+    Begins at `start`, or with the sizes that were `seen` already, for which `reserve` takes no time.
+    """
+    return _largest(reserve, gpu, start, seen, 1, _MOST_BATCHES)
 
 
-def largest_context(reserve: Callable[[int], int], gpu: Gpu, start: int) -> Largest:
+def largest_context(reserve: Callable[[int], int], gpu: Gpu, start: int, seen: Collection[int] = ()) -> Largest:
     """The largest context that fits, a multiple of `CONTEXT_UNIT` tokens."""
-    return _largest(reserve, gpu, start, CONTEXT_UNIT, _MOST_CONTEXT)
+    return _largest(reserve, gpu, start, seen, CONTEXT_UNIT, _MOST_CONTEXT)
 
 
-def _largest(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, most: int) -> Largest:
+def _largest(
+    reserve: Callable[[int], int], gpu: Gpu, start: int, seen: Collection[int], unit: int, most: int
+) -> Largest:
     """Guess the border by the curve through what is known, predict there, and narrow it from both sides.
 
-    A batch's figures lie on a line, a context's on a parabola; where the curve told a guess's beforehand, it is
+    A batch's figures lie on a line, a context's on a parabola; where the curve told a value's beforehand, it is
     believed about the next value too.
     """
-    known: dict[int, int] = {}
     top = most // unit
-    low, high, guess = 0, top + 1, max(1, min(start // unit, top))
-    while high - low > 1:
-        curve = _Curve(known, guess)
-        told = curve(guess) if len(known) > 1 else 0.0
-        known[guess] = reserve(guess * unit)
-        if not gpu.fits(known[guess]):
-            high = guess
-        else:
-            low = guess
-            is_told = abs(told / known[guess] - 1) <= TOLD_FRACTION
-            if is_told and low + 1 < high and not gpu.fits(round(curve(low + 1))):
-                break
-        if len(known) in (1, *_HALVING):
+    known = {value // unit: reserve(value) for value in seen}
+    low = max((value for value in known if gpu.fits(known[value])), default=0)
+    high = min((value for value in known if value > low), default=top + 1)
+    guesses = 0
+    while high - low > 1 and not _is_border(known, low, gpu):
+        if not known:
+            guess = max(1, min(start // unit, top))
+        elif len(known) == 1 or guesses in _HALVING:
             # Of one point there is no curve; and one that was wrong as often is not asked again.
-            guess = min(_FIRST_STEP * low, top) if high > top else (low + high) // 2
+            guess = top if high > top else (low + high) // 2
         else:
             guess = _by_curve(_Curve(known, low or high), low, high, gpu)
+        if high > top and low:
+            # How the allocator rounds bends the curve a little, and far off that is much.
+            guess = min(guess, _FIRST_STEP * low)
+        known[guess] = reserve(guess * unit)
+        guesses += 1
+        if gpu.fits(known[guess]):
+            low = guess
+        else:
+            high = guess
     if low == 0:
         return Largest(None)
     return Largest(low * unit, known[low], has_more=low == top)
+
+
+def _is_border(known: dict[int, int], low: int, gpu: Gpu) -> bool:
+    """Whether a curve that would have told what is known of `low` says that the next value does not fit."""
+    others = {value: reserved for value, reserved in known.items() if value != low}
+    if low == 0 or len(others) < 2:
+        return False
+    is_told = abs(_Curve(others, low)(low) / known[low] - 1) <= TOLD_FRACTION
+    return is_told and not gpu.fits(round(_Curve(known, low)(low + 1)))
 
 
 def _by_curve(curve: _Curve, low: int, high: int, gpu: Gpu) -> int:
