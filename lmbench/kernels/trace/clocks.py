@@ -88,10 +88,10 @@ class PhaseClock(DeviceTime):
     """The device's time with one phase, summed over devices.
 
     `queued_gaps` is the number of gaps in `queued_gap_s`, `first_wait_s` the part of `host_wait_s` before the phase's
-    first kernel, `stop_wait_s` that part of which follows a stop of the host, `longest_idle_s` the longest unbroken
-    idle time of all steps. `host_s` is the host's time in the phase under the profiler, `stopped_s` of it that of its
-    `stops`: calls in which it waits until the device is done. `launches` are calls of the host, `graph_launches` those
-    of them that launch a graph.
+    first kernel, `stop_wait_s` what stops of the host can have cost of it: no more than they took until then.
+    `longest_idle_s` is the longest unbroken idle time of all steps. `host_s` is the host's time in the phase under the
+    profiler, `stopped_s` of it that of its `stops`: calls in which it waits until the device is done. `launches` are
+    calls of the host, `graph_launches` those of them that launch a graph.
     """
 
     phase: TracePhase
@@ -408,8 +408,10 @@ class _Gaps:
         self.other_ns = np.where(is_short, 0, start - waited)
         # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
         launched = np.clip(queue.begun_ns, done, waited)
-        # The device ran empty while the host waited for just that.
-        self.stop_wait_ns = np.where(_is_within(done, *stops), waited - done, 0)
+        # Without its stops the host would be ahead by as much, until waits have used that up.
+        ahead = np.cumsum(np.diff(_covered(*stops)(done), prepend=0) - (waited - done))
+        unmet = -np.minimum(np.minimum.accumulate(ahead), 0)
+        self.stop_wait_ns = waited - done - np.diff(unmet, prepend=0)
         borders = pieces.border_ns
         before = _covered(np.append(done, tail), np.append(launched, max(tail, pieces.end_ns)))
         self.wait_ns = np.bincount(place, weights=waited - launched, minlength=count).astype(np.int64)
@@ -457,15 +459,6 @@ def _owned(start: Integers, end: Integers, rank: Integers | None = None) -> tupl
     run(int(end.max()))
     columns = np.array(found, dtype=np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
-
-
-def _is_within(moments: Integers, start: Integers, end: Integers) -> Flags:
-    """Which moments lie in one of these intervals, which come by start and are apart from each other."""
-    place = np.searchsorted(start, moments, side="right") - 1
-    if not len(start):
-        return np.zeros(len(moments), dtype=np.bool_)
-    found: Flags = (place >= 0) & (moments <= end[place])
-    return found
 
 
 def _covered(start: Integers, end: Integers) -> Callable[[Integers], Integers]:

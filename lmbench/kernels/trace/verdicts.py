@@ -30,6 +30,11 @@ STALLED_FRACTION = 0.10
 IDLE_FRACTION = 0.30
 # A single idle time of this length, and half of a step's, is a pause, and no matter of many kernels.
 _PAUSE_S = 1e-3
+# A launch that takes the host longer has something else before it: in eager mode it is tens of us, and up to 250 where
+# the profiler notes stacks.
+_SLOW_LAUNCH_S = 300e-6
+# Stops of the host that can have cost less than this share of its waiting are not told.
+_MANY_STOPS_FRACTION = 0.1
 # Below this share of gaps, fewer kernels would change little.
 _MANY_GAPS_FRACTION = 0.05
 _MATMUL_BOUND_FRACTION = 0.6
@@ -236,20 +241,34 @@ def _host_bound(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
             f"most of it is a pause, the longest of {clock.longest_idle_s * 1e3:,.1f} ms: the host does something else "
             "there than launching, such as loading, compiling, or waiting for a result"
         )
+    if clock.first_wait_s > clock.host_wait_s / 2 and clock.phase == OUTSIDE:
+        return (
+            "most of it comes before a first kernel: outside of the phases the host launches nothing for long, such as "
+            "while it loads data or logs"
+        )
     if clock.first_wait_s > clock.host_wait_s / 2:
         return (
             f"most of it comes before the first kernel: the phase before leaves nothing in the queue; "
             f"what keeps the device busy there helps {clock.phase}, too"
         )
-    if clock.stop_wait_s > clock.host_wait_s / 2:
-        times = f"{clock.stops:,.0f} times" if clock.stops > 1 else "once"
+    if (per_launch_s := clock.host_s_per_launch or 0.0) > _SLOW_LAUNCH_S:
         return (
-            f"{times} the host stops until the device is done ({clock.stopped_s * 1e3:,.2f} ms in all), and most of "
-            "the waiting comes behind that: fewer copies to the host, .item(), .cpu() and synchronizing let it launch "
-            "ahead"
+            f"{clock.launches:,.0f} launches in {(clock.host_s - clock.stopped_s) * 1e3:,.1f} ms of the host, "
+            f"{per_launch_s * 1e6:,.0f} us for each: it does something else there than launching, such as Python, "
+            "allocating, loading or compiling"
         )
     cost = f"{clock.launches:,.0f} launches of {(clock.host_s_per_launch or 0.0) * 1e6:.1f} us each"
-    return f"{cost} keep the host busy: {_fewer(clock, share, run)}; faster kernels would only wait longer"
+    busy = f"{cost} keep the host busy: {_fewer(clock, share, run)}; faster kernels would only wait longer"
+    share_of_stops = clock.stop_wait_s / clock.host_wait_s
+    if share_of_stops <= _MANY_STOPS_FRACTION:
+        return busy
+    times = f"{clock.stops:,.0f} times" if clock.stops > 1 else "once"
+    stops = (
+        f"{times} the host stops until the device is done ({clock.stopped_s * 1e3:,.2f} ms in all), which can have "
+        f"cost up to {_percent(share_of_stops)} of the waiting: fewer copies to the host, .item(), .cpu() and "
+        "synchronizing let it launch ahead"
+    )
+    return f"{busy}; {stops}"
 
 
 def _fewer(clock: PhaseClock, share: PhaseShares, run: RunRecord) -> str:
