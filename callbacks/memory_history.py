@@ -57,6 +57,7 @@ class MemoryHistory(Observer):
         self._trainer, self._module = trainer, pl_module
         self._history = None
         self._is_window = False
+        self._modules: ModuleRanges | None = None
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
 
     def run_started(self) -> None:
@@ -84,10 +85,19 @@ class MemoryHistory(Observer):
         vocab_size = getattr(self._module, "vocab_size", None)
         self._ledger = Ledger(self._module, device, vocab_size if isinstance(vocab_size, int) else None)
         self._ledger.note_state(self._trainer.optimizers)
-        self._ledger.watch()
-        self._ranges, self._modules = StepRanges(uses_nvtx=False), ModuleRanges(self._module, uses_nvtx=False)
+        self._ranges = StepRanges(uses_nvtx=False)
+        if self._is_window or self._compiles_nothing():
+            self._ledger.watch()
+            self._modules = ModuleRanges(self._module, uses_nvtx=False)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
         self.session.track.listeners.append(self._ranges.border)
+
+    def _compiles_nothing(self) -> bool:
+        """Whether hooks of modules may be there from the first step on; torch.compile would compile them too, in more
+        graphs than without. Only lmbench's own runs know."""
+        return self.session.run.compile.is_enabled is False and not any(
+            getattr(module, "_compiled_call_impl", None) is not None for module in self._module.modules()
+        )
 
     # Lightning's hooks
 
@@ -148,7 +158,8 @@ class MemoryHistory(Observer):
             with suppress(ValueError):
                 self.session.track.listeners.remove(self._ranges.border)
             self._ranges.end()
-            self._modules.remove()
+            if self._modules is not None:
+                self._modules.remove()
             self._ledger.close()
         return history
 

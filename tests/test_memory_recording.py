@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_allocator import Annotating, CpuHistory
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
@@ -71,7 +71,12 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
 
 
 def record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, module: LightningModule | None = None, **flags: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: LightningModule | None = None,
+    *,
+    first: Callback | None = None,
+    **flags: Any,
 ) -> Findings:
     for place in (ranges, ledger):
         monkeypatch.setattr(place, "record_function", Annotating)
@@ -79,7 +84,7 @@ def record(
     session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
     history = MemoryHistory(steps=2, make_history=CpuHistory)
     recorder = RunRecorder(str(folder), run_id="run")
-    trainer = quiet_trainer(history, recorder, session, **flags)
+    trainer = quiet_trainer(*([first] if first else []), history, recorder, session, **flags)
     trainer.fit(module or Model(), Batches())
     assert recorder.run.memory_history is not None
     assert recorder.run.memory_history.steps == 2
@@ -239,6 +244,28 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
         assert last.by_category["gradients"] > 0
     assert CpuHistory.latest is not None
     assert not CpuHistory.latest.is_on
+
+
+@pytest.mark.parametrize("is_enabled", [True, False, None])
+def test_hooks_of_modules_come_after_the_compiler(
+    is_enabled: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile would compile them too; before the window they are there only where nothing is compiled."""
+
+    class Says(Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            MeasurementSession.of(trainer).run.compile.is_enabled = is_enabled
+
+    class Looks(Model):
+        seen: tuple[bool, ...] = ()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.seen += (bool(self.head._forward_hooks),)
+            return super().training_step(batch, batch_idx)
+
+    module = Looks()
+    record(tmp_path, monkeypatch, module, first=Says())
+    assert module.seen == (is_enabled is False,) * 2 + (True,) * 2
 
 
 def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
