@@ -221,6 +221,14 @@ def test_checkpointing_keeps_less() -> None:
     assert peak_of(again, "forward").activations < 0.5 * peak_of(kept, "forward").activations
 
 
+def test_compiled_checkpoints_keep_less_each_in_its_way() -> None:
+    def kept(checkpoint: str) -> int:
+        made = predict(*TINY, "--trainer.compile", "true", "--model.checkpoint", checkpoint)
+        return peak_of(made, "forward").activations
+
+    assert kept("block") < kept("selective") < kept("none")
+
+
 def test_the_mode_forward_has_no_optimizer_state() -> None:
     made = predict(*TINY, "--measure.mode", "forward")
     assert {one.phase for one in made.phases} >= {"forward"}

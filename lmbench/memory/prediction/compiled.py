@@ -7,9 +7,12 @@ to memory. The order of the graph is taken for that of the kernels.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from functorch.compile import (  # type: ignore[import-untyped]
@@ -19,6 +22,7 @@ from functorch.compile import (  # type: ignore[import-untyped]
 )
 from torch import fx, nn
 from torch._inductor.decomposition import select_decomp_table
+from torch.utils.checkpoint import CheckpointPolicy
 
 from lmbench.memory.allocations import Allocation
 from lmbench.memory.prediction.tracker import MATMULS, Tracker
@@ -76,7 +80,7 @@ def _trace(target: nn.Module, flat: list[Any], spec: Any, tracker: Tracker) -> C
         boxed: Callable[..., Any] = make_boxed_func(_Simulation(graph, tracker))
         return boxed
 
-    with tracker.paused():
+    with tracker.paused(), _checkpoints_tagged():
         compiled = aot_module_simplified(
             region,
             [leaf for leaf in flat if isinstance(leaf, torch.Tensor)],
@@ -92,6 +96,32 @@ def _trace(target: nn.Module, flat: list[Any], spec: Any, tracker: Tracker) -> C
         return torch.utils._pytree.tree_unflatten(list(out), region.out_spec)
 
     return run
+
+
+@contextmanager
+def _checkpoints_tagged() -> Iterator[None]:
+    """Tell the partitioner what is checkpointed as torch.compile does: by tags on the nodes of each such call.
+
+    The call itself would be traced with its second run, which is then merged with the first.
+    """
+    numbers = count()
+
+    def tag(function: Any, preserve_rng_state: Any, context_fn: Any, *_: Any, **__: Any) -> Iterator[None]:
+        with fx.traceback.preserve_node_meta():
+            meta = fx.traceback.current_meta
+            before = dict(meta)
+            number = next(numbers)
+            meta.update(recompute=CheckpointPolicy.PREFER_RECOMPUTE, ac_graph_id=number)
+            # A choice of what is kept writes its own tags, with the number that it is given.
+            choice = context_fn()[0]
+            choice.ac_graph_id = number
+            with choice:
+                yield
+            meta.clear()
+            meta.update(before)
+
+    with patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", tag):
+        yield
 
 
 @dataclass
@@ -110,6 +140,7 @@ class _Simulation:
         self.inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
         outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
         self.outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        _complete_values(graph)
         self._base = {node: _base(node) for node in graph.graph.nodes if node.op != "output"}
         self.steps = self._plan(graph)
 
@@ -227,6 +258,14 @@ def _packet(node: fx.Node) -> str:
 def _values(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     return [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
+
+
+def _complete_values(graph: fx.GraphModule) -> None:
+    """An operator with several results that the partitioner put in again has its values at those who take them out."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            taken = {user.args[1]: user.meta.get("val") for user in node.users if user.target is _GETITEM}
+            node.meta["val"] = tuple(taken.get(place) for place in range(max(taken, default=-1) + 1))
 
 
 def _fresh(value: torch.Tensor) -> torch.Tensor:
