@@ -133,7 +133,7 @@ CONFIGS = {
     "nested": ("trainer:\n  frobnicate: true\n", "unknown option --trainer.frobnicate"),
     "null": ("measure: null\n", "measure is null"),
     "empty": ("", "a configuration is YAML"),
-    "torn": ("model:\n  size: [\n", "Problems parsing config"),
+    "torn": ("model:\n  size: [\n", "config 'mine.yaml' is no YAML: while parsing"),
     "list": ("- a\n", "a configuration is YAML"),
 }
 
@@ -152,7 +152,7 @@ def test_a_configuration_that_is_no_text_is_refused(tmp_path, fit):
     (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     code, _, printed, _ = fit("--config", "mine.yaml")
     assert (code, printed.err.count("\n")) == (2, 1)
-    assert "is no text" in printed.err
+    assert "config 'mine.yaml' cannot be read: 'utf-8' codec" in printed.err
 
 
 def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, fit):

@@ -128,8 +128,6 @@ def as_usage_error(error: BaseException) -> BaseException:
     if isinstance(error, ArgumentError):
         assert Measurement.latest is not None
         return UsageError(translate(str(error), Measurement.latest.options()))
-    if isinstance(error, UnicodeDecodeError) and _recorder() is None:
-        return UsageError(f"a configuration file is no text: {error.reason} at byte {error.start}")
     if is_of_other_checkpoint(error):
         return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
     return error
