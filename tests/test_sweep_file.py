@@ -170,3 +170,10 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
         plan = make_plan(name, read_sweep_file(path))
         assert make_catalogue().view(plan.file.view, plan.file.matrix).name == name.removeprefix("tiny_")
         assert len(plan.cells) > 1
+
+
+def test_what_a_timing_pass_predicted_is_not_predicted_again_for_the_memory_pass():
+    text = "{base: {memory.predict: true}, matrix: {a.b: [1]}, passes: [timing, memory]}"
+    timing, memory = make_plan("x", sweep_from(yaml.safe_load(text))).cells
+    assert (timing.options["memory.predict"], memory.options["memory.predict"]) == (True, False)
+    assert memory.options["memory.history"] is True

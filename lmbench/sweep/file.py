@@ -27,7 +27,8 @@ PASSES: dict[Pass, Options] = {
     "timing": {},
     "sync": {"timer.clock": "sync"},
     "kernels": {"trainer.profiler": "kernels"},
-    "memory": {"memory.history": True},
+    # The timing pass has the prediction already.
+    "memory": {"memory.history": True, "memory.predict": False},
 }
 #: Axes that stand beside the options, under keys of their own in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"

@@ -120,5 +120,6 @@ def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path: Path) -> No
     assert found.peak_phase == found.run.memory.refused.phase
     assert found.peak_bytes == pytest.approx(found.run.memory.refused.allocated_bytes, rel=0.01)
     weights = 4 * (found.run.model.parameter_count or 0)
-    assert found.by_category["parameters"] == pytest.approx(weights, rel=0.01)
+    # Blocks that the allocator left whole are up to 1 MiB larger than the tensor: 3.72 for 3.61 GiB on an H200.
+    assert weights <= found.by_category["parameters"] <= 1.05 * weights
     assert found.by_category["activations"] > 0.5 * found.peak_bytes
