@@ -11,9 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
-from lmbench.measure.clock import synchronize
-from lmbench.measure.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache
-from lmbench.measure.schedule import ProbeKind
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache
+from lmbench.instruments.schedule import ProbeKind
 from lmbench.records.vocabulary import Stage
 
 

@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.instruments.schedule import ProbeKind
 from lmbench.kernels.recorded import TRACE_FILE
 from lmbench.kernels.recording.trace import Recording, Tool
-from lmbench.measure.schedule import ProbeKind
 from lmbench.records.run import Profile
 from lmbench.records.vocabulary import Stage
 

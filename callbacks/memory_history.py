@@ -13,8 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import RunRecorder
 from lmbench.errors import UsageError
-from lmbench.measure.ranges import ModuleRanges, StepRanges
-from lmbench.measure.schedule import ProbeKind
+from lmbench.instruments.ranges import ModuleRanges, StepRanges
+from lmbench.instruments.schedule import ProbeKind
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
 from lmbench.memory.recording.history import CudaHistory, History
 from lmbench.memory.recording.ledger import Ledger

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.milestones import reach
-from lmbench.measure.schedule import ProbeKind
+from lmbench.instruments.milestones import reach
+from lmbench.instruments.schedule import ProbeKind
 from lmbench.records.vocabulary import Stage
 
 

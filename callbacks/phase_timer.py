@@ -14,11 +14,11 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
+from lmbench.instruments.clock import ScalarRing, make_clock, synchronize
+from lmbench.instruments.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
+from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.timeline import StepFacts, StepSpans, Timeline, step_record
 from lmbench.interruption import held
-from lmbench.measure.clock import ScalarRing, make_clock, synchronize
-from lmbench.measure.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
-from lmbench.measure.schedule import ProbeKind
-from lmbench.measure.timeline import StepFacts, StepSpans, Timeline, step_record
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any, TextIO
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.schedule import ProbeKind
+from lmbench.instruments.schedule import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 

@@ -17,13 +17,13 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.instruments.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
+from lmbench.instruments.environment import capture_environment
+from lmbench.instruments.milestones import milestones, reach
+from lmbench.instruments.subject import describe_data, describe_flops, describe_model
+from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, to_fill_in
-from lmbench.measure.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
-from lmbench.measure.environment import capture_environment
-from lmbench.measure.milestones import milestones, reach
-from lmbench.measure.subject import describe_data, describe_flops, describe_model
-from lmbench.measure.training import loss_facts
 from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.memory import MemoryHistoryRecord

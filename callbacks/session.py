@@ -12,10 +12,10 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
-from lmbench.measure.bypass import BypassWatch
-from lmbench.measure.clock import synchronize
-from lmbench.measure.phases import BorderProfiler, PhaseTrack
-from lmbench.measure.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
+from lmbench.instruments.bypass import BypassWatch
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack
+from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
 from lmbench.records.measured import Probe, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.schedule import ProbeKind
-from lmbench.measure.sync_trap import SyncTrap
+from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.sync_trap import SyncTrap
 
 
 class SyncFinder(Observer):

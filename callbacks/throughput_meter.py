@@ -7,9 +7,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.device_state import DeviceSensor, derive_device_state
-from lmbench.measure.schedule import ProbeKind
-from lmbench.measure.subject import count_flops, token_counter, why_no_tokens
+from lmbench.instruments.device_state import DeviceSensor, derive_device_state
+from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.subject import count_flops, token_counter, why_no_tokens
 from lmbench.records.vocabulary import Stage
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.measure.schedule import ProbeKind
-from lmbench.measure.training import MovementSample, gradient_facts, gradient_norms
+from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.training import MovementSample, gradient_facts, gradient_norms
 from lmbench.records.vocabulary import Stage
 
 

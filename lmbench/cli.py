@@ -9,9 +9,9 @@ import signal
 import sys
 
 from lmbench.errors import ExitCode, suggest, tell
+from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret
-from lmbench.measure.milestones import begin
 
 _MEASURING = "lmbench.fit.run"
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from lmbench.callbacks import Compiler, MeasurementSession
 from lmbench.errors import UsageError
-from lmbench.measure.compiling import CompileOptions
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.compiling import CompileOptions
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.run import Compile
 
 from conftest import quiet_trainer

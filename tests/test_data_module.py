@@ -17,7 +17,7 @@ from lmbench.data import batches
 from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer

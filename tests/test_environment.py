@@ -16,9 +16,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from lmbench.measure import environment, host
-from lmbench.measure.device_state import DeviceSensor, derive_device_state, other_processes
-from lmbench.measure.environment import (
+from lmbench.instruments import environment, host
+from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
+from lmbench.instruments.environment import (
     allowed_variables,
     capture_environment,
     git_state,
@@ -95,7 +95,7 @@ def test_flags_that_torch_refuses_to_read_are_null():
     code = (
         "import torch, json\n"
         "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "from lmbench.measure.environment import torch_flags\n"
+        "from lmbench.instruments.environment import torch_flags\n"
         "from lmbench.records.codec import as_dict\n"
         "print(json.dumps(as_dict(torch_flags())))"
     )
@@ -183,7 +183,7 @@ def test_host_scores_are_plausible_and_leave_the_random_state_alone():
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
-    child = "from lmbench.measure.host import peak_rss_bytes; print(peak_rss_bytes())"
+    child = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
     parent = (
         "import subprocess, sys\n"
         "ballast = bytearray(b'x') * 400_000_000\n"

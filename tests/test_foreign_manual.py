@@ -11,7 +11,7 @@ from strangers import ByHand
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, TrainingCheck
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.terminal import figures

@@ -24,7 +24,7 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.step import StepRecord
 

@@ -15,7 +15,7 @@ from torch import nn
 from trace_events import HandWritten, record_steps
 
 from lmbench.commands.kernels import run
-from lmbench.measure.ranges import ModuleRanges
+from lmbench.instruments.ranges import ModuleRanges
 
 DATA = Path(__file__).parent / "trace_data"
 COMPILED, INFERENCE = str(DATA / "small_bf16_compiled"), str(DATA / "small_fp32_inference")

@@ -27,7 +27,7 @@ from lmbench.callbacks import (
     ThroughputMeter,
 )
 from lmbench.callbacks.phase_timer import FLUSH_STEPS
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.vocabulary import Stage
 
 from conftest import QUIET

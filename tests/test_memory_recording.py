@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
-from lmbench.measure import ranges
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments import ranges
+from lmbench.instruments.schedule import Schedule
 from lmbench.memory.categories import CATEGORIES
 from lmbench.memory.history.findings import Findings, examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE

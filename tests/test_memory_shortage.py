@@ -12,7 +12,7 @@ from torch import nn
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.measure.held import held_by
+from lmbench.instruments.held import held_by
 from lmbench.memory import shortage
 from lmbench.memory.asking import PredictionFailed
 from lmbench.memory.forecast import CategoryBytes, Forecast, Largest, PhasePeak

@@ -13,7 +13,7 @@ from planted_faults import leave_address_space
 from torch.utils.data import DataLoader, Dataset
 from warm_server import warm_server
 
-from lmbench.measure.oom import out_of_memory
+from lmbench.instruments.oom import out_of_memory
 
 ABSURD_BYTES = 2**50
 

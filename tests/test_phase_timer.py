@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lmbench.callbacks import MeasurementSession, Observer, PhaseTimer
 from lmbench.errors import UsageError
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.vocabulary import PHASES
 
 from conftest import SlowBatches, quiet_trainer, ratio_to_slept

@@ -11,7 +11,7 @@ from warm_server import warm_server
 
 from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
-from lmbench.measure.subject import OWN_SOURCE
+from lmbench.instruments.subject import OWN_SOURCE
 from lmbench.records.load import load_run
 from lmbench.records.schema import field_table
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from lmbench.cli import main
-from lmbench.measure.compiling import empty_cache
-from lmbench.measure.milestones import begin, clock_s, milestones, reach
+from lmbench.instruments.compiling import empty_cache
+from lmbench.instruments.milestones import begin, clock_s, milestones, reach
 from lmbench.records.codec import as_dict
 from lmbench.records.field import PerPhase
 from lmbench.records.load import find_runs, load_run

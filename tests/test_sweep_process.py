@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmbench.measure.milestones import clock_s
+from lmbench.instruments.milestones import clock_s
 from lmbench.records.process import process_start_s
 from lmbench.sweep import process
 from lmbench.sweep.environments import Environment, EnvironmentFacts, ServerLost

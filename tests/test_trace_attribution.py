@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from trace_events import AUTOGRAD, HandWritten, record_steps
 
+from lmbench.instruments.ranges import ModuleRanges
 from lmbench.kernels.trace.events import NONE
 from lmbench.kernels.trace.kernels import Trace, load_trace
 from lmbench.kernels.trace.parts import part_of
 from lmbench.kernels.trace.scopes import ENGINE
-from lmbench.measure.ranges import ModuleRanges
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES
 

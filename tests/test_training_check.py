@@ -7,8 +7,8 @@ import torch
 
 from lmbench.callbacks import MeasurementSession, TrainingCheck
 from lmbench.cli import main
-from lmbench.measure.schedule import Schedule
-from lmbench.measure.training import MovementSample
+from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.training import MovementSample
 from lmbench.records.load import find_runs, load_run
 
 from conftest import SlowBatches, quiet_trainer

@@ -33,9 +33,9 @@ from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.milestones import reach
 from lmbench.masking import MASK, keep_secret, masked, masked_words, secrets_of, to_fill_in
-from lmbench.measure.clock import synchronize
-from lmbench.measure.milestones import reach
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from lmbench.callbacks.observer import LeanCallback
 from lmbench.errors import UsageError
 from lmbench.fit.trainer import RepairedMixedPrecision
-from lmbench.measure.compiling import CompileOptions, compile_targets
-from lmbench.measure.phases import BorderProfiler, PhaseTrack
+from lmbench.instruments.compiling import CompileOptions, compile_targets
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.allocations import replay
 from lmbench.memory.forecast import CategoryBytes, PhasePeak, Trial
 from lmbench.memory.prediction.alike import AlikeBlocks, find_alike_blocks, parameter_ids

@@ -22,11 +22,11 @@ from lmbench.fit.kernel_summary import add_kernels
 from lmbench.fit.memory_prediction import add_prediction
 from lmbench.fit.memory_summary import add_memory
 from lmbench.fit.messages import translate
+from lmbench.instruments.ending import is_of_other_checkpoint, is_usage_error
+from lmbench.instruments.milestones import reach
+from lmbench.instruments.oom import out_of_memory
 from lmbench.interruption import exit_code, held, received
 from lmbench.masking import masked_message, masked_text
-from lmbench.measure.ending import is_of_other_checkpoint, is_usage_error
-from lmbench.measure.milestones import reach
-from lmbench.measure.oom import out_of_memory
 from lmbench.records.codec import encode_run
 from lmbench.report.terminal import print_run
 from lmbench.text import shown, shown_json, shown_lines

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError
-from lmbench.measure.compiling import CompileOptions
+from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import PRECISIONS, find_precision
 
 # What would add time or synchronize inside the window is off unless asked for.

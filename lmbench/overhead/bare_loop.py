@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
-from lmbench.measure.clock import synchronize
-from lmbench.measure.compiling import CompileOptions, compile_in_place
-from lmbench.measure.host import peak_rss_bytes
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.compiling import CompileOptions, compile_in_place
+from lmbench.instruments.host import peak_rss_bytes
+from lmbench.instruments.schedule import Schedule
 from lmbench.overhead.result import ArmFigures
 from lmbench.precision import PRECISIONS
 

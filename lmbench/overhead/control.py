@@ -31,10 +31,10 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.trainer import TRAINER_DEFAULTS
-from lmbench.measure.compiling import CompileOptions, compile_in_place
-from lmbench.measure.oom import out_of_memory
-from lmbench.measure.phases import BorderProfiler, Scope
-from lmbench.measure.schedule import ProbeKind, Schedule
+from lmbench.instruments.compiling import CompileOptions, compile_in_place
+from lmbench.instruments.oom import out_of_memory
+from lmbench.instruments.phases import BorderProfiler, Scope
+from lmbench.instruments.schedule import ProbeKind, Schedule
 from lmbench.overhead.bare_loop import BareLoop, ControlWindow, LoopSettings
 from lmbench.overhead.result import ArmFigures, HookFigures, HookTime
 from lmbench.records.vocabulary import Stage

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lmbench.errors import UsageError
 from lmbench.flops import counter_flops, forward_flops
-from lmbench.measure.clock import synchronize
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import TrainingFacts

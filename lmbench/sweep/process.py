@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from lmbench.files import Unreadable, read_file
+from lmbench.instruments.milestones import clock_s
 from lmbench.interruption import Terminated, held
-from lmbench.measure.milestones import clock_s
 from lmbench.records.process import boot_id, process_start_s
 from lmbench.records.run import RunRecord
 from lmbench.sweep.servers import Launch, Process, Servers

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
-from lmbench.measure.schedule import Schedule
+from lmbench.instruments.schedule import Schedule
 from lmbench.memory.history.findings import Findings, examine
 
 from conftest import quiet_trainer

@@ -15,10 +15,10 @@ from itertools import pairwise
 import msgspec
 import torch
 
+from lmbench.instruments.clock import make_clock, synchronize
+from lmbench.instruments.device_state import DeviceSensor, derive_device_state
+from lmbench.instruments.environment import capture_environment
 from lmbench.kernels.ceiling import CeilingRecord, Rate
-from lmbench.measure.clock import make_clock, synchronize
-from lmbench.measure.device_state import DeviceSensor, derive_device_state
-from lmbench.measure.environment import capture_environment
 from lmbench.records.environment import Environment
 from lmbench.records.measured import DeviceReading, DeviceState
 

@@ -19,10 +19,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lmbench.errors import UsageError
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.recorded import NOTES, TraceNotes
 from lmbench.kernels.recording.graph_origins import GraphOrigins
-from lmbench.measure.clock import synchronize
-from lmbench.measure.ranges import ModuleRanges, StepRanges
 
 # Level 9, gzip's default, takes four times as long for 5 % less.
 COMPRESSION_LEVEL = 4

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lmbench.measure.clock import synchronize
+from lmbench.instruments.clock import synchronize
 from lmbench.memory.recorded import AllocatorPeaks
 
 #: Read by pytorch.org/memory_viz too, which knows no later one.

@@ -9,8 +9,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lmbench.errors import ExitCode, UsageError
+from lmbench.instruments.oom import out_of_memory
 from lmbench.interruption import Terminated, exit_code, received
-from lmbench.measure.oom import out_of_memory
 from lmbench.records.measured import RunError
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lmbench.measure.phases import PhaseTrack
+from lmbench.instruments.phases import PhaseTrack
 
 
 class BypassWatch:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lmbench.measure.timeline import StepSpans
+from lmbench.instruments.timeline import StepSpans
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.vocabulary import Phase

@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 
 import lmbench
+from lmbench.instruments.device_state import DeviceSensor
+from lmbench.instruments.host import gc_policy, host_facts
 from lmbench.masking import is_secret
-from lmbench.measure.device_state import DeviceSensor
-from lmbench.measure.host import gc_policy, host_facts
 from lmbench.records.environment import Code, Environment, Flags, Revision, Versions
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from lmbench.measure.clock import Clock
+from lmbench.instruments.clock import Clock
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BORDERS, EXCLUDED, PHASES
 
