@@ -6,9 +6,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.held import held_by, watch_refusals
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.schedule import ProbeKind
+from lmbench.memory.recording.held import held_by, watch_refusals
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Memory, RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage

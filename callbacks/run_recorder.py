@@ -237,14 +237,7 @@ class RunRecorder(Observer):
 
     # the end
 
-    def complete(
-        self,
-        guards: list[Guard],
-        *,
-        kernels: KernelSummary | None = None,
-        memory_history: MemoryHistoryRecord | None = None,
-        memory_prediction: MemoryPrediction | None = None,
-    ) -> None:
+    def complete(self, part: KernelSummary | MemoryHistoryRecord | MemoryPrediction, guards: list[Guard]) -> None:
         """Add what the closed run's trace, history or prediction says; a guard that fails counts under `strict` as any
         other.
 
@@ -252,9 +245,13 @@ class RunRecorder(Observer):
         """
         assert self.folder is not None
         with held():
-            self.run.kernels = kernels or self.run.kernels
-            self.run.memory_history = memory_history or self.run.memory_history
-            self.run.memory_prediction = memory_prediction or self.run.memory_prediction
+            match part:
+                case KernelSummary():
+                    self.run.kernels = part
+                case MemoryHistoryRecord():
+                    self.run.memory_history = part
+                case MemoryPrediction():
+                    self.run.memory_prediction = part
             self.run.guards += guards
             if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))

@@ -27,13 +27,6 @@ class Gpu:
     memory_size_bytes: int
     source: str
 
-    @property
-    def matmul_workspace_bytes(self) -> int:
-        """What PyTorch keeps for cuBLAS for each thread that multiplies: 32 MiB on Hopper and Blackwell, 8.125 MiB on
-        earlier ones (pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`)."""
-        is_late = any(name.startswith(("H1", "H2", "GH", "B2", "GeForce RTX 50")) for name in self.names)
-        return 32 * 2**20 if is_late else 8_519_680
-
 
 @dataclass(frozen=True)
 class Peak:
@@ -140,6 +133,23 @@ def named_gpu(given: str) -> Gpu:
             f"{'several GPUs are called' if rows and given.strip() else 'no GPU is known as'} {given!r}; known: {known}"
         )
     return found
+
+
+def matmul_workspace_bytes(gpu_name: str, compute_major: int | None = None) -> int:
+    """What PyTorch keeps for cuBLAS for each thread that multiplies: 32 MiB on Hopper and Blackwell, 8.125 MiB on
+    earlier ones (pytorch/pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`).
+
+    Args:
+        gpu_name: as NVML or torch report it; tells it of the table's GPUs.
+        compute_major: the first part of the compute capability, where it is known; tells it of others. Without either
+            it is taken for a late one.
+    """
+    known = find_gpu(gpu_name)
+    if known is not None:
+        is_late = any(name.startswith(("H1", "H2", "GH", "B2", "GeForce RTX 50")) for name in known.names)
+    else:
+        is_late = compute_major is None or compute_major >= 9
+    return 32 * 2**20 if is_late else 8_519_680
 
 
 def peak_flops(gpu_name: str, precision: str, matmul_precision: str = "highest") -> Peak | None:

@@ -17,7 +17,7 @@ from trace_events import HandWritten
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
-from lmbench.fit.kernel_summary import add_kernels
+from lmbench.fit.completion import add_kernels
 from lmbench.kernels.trace.findings import as_record, examine, examine_run, summarize
 from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline

@@ -12,10 +12,10 @@ from torch import nn
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.instruments.held import held_by
 from lmbench.memory import shortage
 from lmbench.memory.asking import PredictionFailed
 from lmbench.memory.forecast import CategoryBytes, Forecast, Largest, PhasePeak
+from lmbench.memory.recording.held import held_by
 from lmbench.memory.shortage import explain
 from lmbench.memory.shortage_table import advice
 from lmbench.records.codec import encode_run
@@ -29,6 +29,7 @@ GIB = 2**30
 def out_of_memory(folder: Path, **changes) -> RunRecord:
     """A run of the large model in float32 that was refused 2 GiB, as its folder has it."""
     run = RunRecord(schema_version=1, outcome="oom", run_id="short", precision="32-true", mode="train_step")
+    run.device_type = "cuda"
     run.error = RunError("OutOfMemoryError", "CUDA out of memory", "forward", 2 * GIB, "device")
     run.model = Model(name="lmbench.model.language_model.LanguageModel", attention="naive", checkpoint="none")
     run.data = Data(batch_size=96)

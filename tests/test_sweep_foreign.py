@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,27 +99,27 @@ def _go_on(tmp_path: Path) -> None:
     SweepFolder(tmp_path / "sim").write_cells("table")
 
 
+def _go_on_with(tmp_path: Path, name: str, put: Callable[[Path], None]) -> None:
+    """Go on with a sweep one of whose files is something else."""
+    run = _begun(tmp_path)
+    file = run.parent.parent / name
+    file.unlink(missing_ok=True)
+    put(file)
+    (run / "run.json").unlink()
+    _go_on(tmp_path)
+
+
 @pytest.mark.parametrize("name", [".lock", "attempts.jsonl", "sweep.json", "base.yaml", "cells.csv"])
 def test_nothing_is_written_or_cut_off_through_a_link(name: str, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.write_text("precious")
-    run = _begun(tmp_path)
-    file = run.parent.parent / name
-    file.unlink(missing_ok=True)
-    file.symlink_to(foreign)
-    (run / "run.json").unlink()
-    _go_on(tmp_path)
+    _go_on_with(tmp_path, name, lambda file: file.symlink_to(foreign))
     assert foreign.read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", [".lock", "attempts.jsonl", "sweep.json", "cells.csv"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
-    run = _begun(tmp_path)
-    file = run.parent.parent / name
-    file.unlink(missing_ok=True)
-    os.mkfifo(file)
-    (run / "run.json").unlink()
-    _go_on(tmp_path)
+    _go_on_with(tmp_path, name, os.mkfifo)
 
 
 def test_runs_behind_a_link_are_neither_taken_nor_removed(tmp_path: Path) -> None:

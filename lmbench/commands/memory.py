@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.memory.recorded import SNAPSHOT_FILE
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def run(args: list[str]) -> int:
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or what the peak holds as CSV")
     options = parser.parse_args(args[1:])
     # Help does not wait for these.
-    from lmbench.memory.history.findings import as_record, examine
+    from lmbench.memory.history.findings import as_record as history_record
+    from lmbench.memory.history.findings import examine
+    from lmbench.memory.shortage_table import as_record, print_shortage
     from lmbench.memory.tables import print_findings, to_csv, to_markdown
     from lmbench.report.screen import make_console
 
@@ -62,21 +64,24 @@ def run(args: list[str]) -> int:
             raise UsageError(f"{str(target)!r} cannot be written; name a file in a folder that exists")
     short = _ran_out(options.source)
     if short is not None and not (short.path / SNAPSHOT_FILE).is_file():
-        return _explain(short, options.json)
+        told = _explained(short)
+        if options.json:
+            _print_json(as_record(told))
+        else:
+            print_shortage(told, make_console())
+        return ExitCode.OK
     found = examine(options.source, options.device)
     _draw(found, options.html, options.svg)
     if options.json:
-        told = as_record(found)
-        if short is not None:
-            told["shortage"] = json.loads(_shortage_json(short))
-        print(json.dumps(told, indent=1, allow_nan=False))
+        history = history_record(found)
+        _print_json(history if short is None else {**history, "shortage": as_record(_explained(short))})
     elif options.format == "csv":
         sys.stdout.write(to_csv(found))
     elif options.format == "markdown":
         sys.stdout.write(to_markdown(found, options.top))
     else:
         if short is not None:
-            _explain(short, as_json=False)
+            print_shortage(_explained(short), make_console())
             print("\nThe history until then:\n")
         print_findings(found, options.top, make_console())
     return ExitCode.OK
@@ -93,28 +98,15 @@ def _ran_out(source: str) -> Run | None:
     return found if found.outcome == "oom" else None
 
 
-def _explain(found: Run, as_json: bool) -> int:
-    from lmbench.memory.shortage_table import print_shortage
-    from lmbench.report.screen import make_console
-
-    if as_json:
-        print(_shortage_json(found))
-    else:
-        print_shortage(_shortage(found), make_console())
-    return ExitCode.OK
-
-
-def _shortage(found: Run) -> Shortage:
+def _explained(found: Run) -> Shortage:
     from lmbench.memory.shortage import explain
 
-    print("lmbench: predicting what would fit; about a minute", file=sys.stderr)
+    tell("predicting what would fit; about a minute")
     return explain(found.record, found.path)
 
 
-def _shortage_json(found: Run) -> str:
-    from lmbench.memory.shortage_table import as_json_text
-
-    return as_json_text(_shortage(found))
+def _print_json(told: object) -> None:
+    print(json.dumps(told, indent=1, allow_nan=False))
 
 
 def _is_to_come(words: list[str]) -> bool:
@@ -141,7 +133,7 @@ def _draw(found: Findings, page: Path | None, svg: Path | None) -> None:
             target.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{str(target)!r} cannot be written: {error.strerror}; choose another file") from error
-        print(f"lmbench: timeline written to {target}", file=sys.stderr)
+        tell(f"timeline written to {target}")
 
 
 def _positive(text: str) -> int:

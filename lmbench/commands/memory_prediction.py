@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import msgspec
 
 from lmbench.commands.parser import CommandParser
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 
 #: How the command's help tells of it.
 USAGE = "lmbench memory [--gpu NAME] [--json] [OPTIONS OF lmbench fit]"
@@ -38,7 +36,7 @@ def run(words: list[str]) -> int:
     try:
         made = ask_forecast(fit_words, Request(gpu_for(options.gpu), finds_largest=True))
     except PredictionFailed as error:
-        print(f"lmbench: memory: the prediction broke: {error}", file=sys.stderr)
+        tell(f"memory: the prediction broke: {error}")
         return ExitCode.INTERNAL
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(made), indent=1).decode())

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lmbench.callbacks import Compiler
 from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
@@ -269,7 +269,7 @@ def main(args: list[str]) -> int:
         told = as_usage_error(error)
         if not is_usage_error(told):
             raise
-        print(f"lmbench: {' '.join(str(told).split())}", file=sys.stderr)
+        tell(str(told))
         return ExitCode.USAGE
     # The user's own code may have printed something.
     print("\x1e" + msgspec.json.encode(made).decode())

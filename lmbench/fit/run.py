@@ -18,9 +18,7 @@ from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
-from lmbench.fit.kernel_summary import add_kernels
-from lmbench.fit.memory_prediction import add_prediction
-from lmbench.fit.memory_summary import add_memory
+from lmbench.fit.completion import add_kernels, add_memory, add_prediction
 from lmbench.fit.messages import translate
 from lmbench.instruments.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.instruments.milestones import reach

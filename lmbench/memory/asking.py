@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.errors import ExitCode, UsageError
-from lmbench.hardware import find_gpu, named_gpu
+from lmbench.hardware import matmul_workspace_bytes, named_gpu
 from lmbench.memory.forecast import OFFERED_FRACTION, Forecast, Gpu
+from lmbench.records.run import RunRecord
 
 _LAST_LINES = 3
 
@@ -35,7 +36,7 @@ def gpu_for(named: str | None) -> Gpu | None:
     if named is not None:
         known = named_gpu(named)
         offered = int(known.memory_size_bytes * OFFERED_FRACTION)
-        return Gpu(known.names[0], offered, known.matmul_workspace_bytes, is_here=False)
+        return Gpu(known.names[0], offered, matmul_workspace_bytes(known.names[0]), is_here=False)
     return _gpu_here()
 
 
@@ -49,10 +50,19 @@ def _gpu_here() -> Gpu | None:
         major, _ = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
         return None
-    known = find_gpu(name)
-    workspace = known.matmul_workspace_bytes if known else (32 * 2**20 if major >= 9 else 8_519_680)
+    workspace = matmul_workspace_bytes(name, major)
     # What the driver keeps for itself is in NVML's total (torch sees 139.8 of an H200's 140.4 GiB).
     return Gpu(name, memory.total - getattr(memory, "reserved", 0), workspace, is_here=True)
+
+
+def gpu_of(run: RunRecord) -> Gpu | None:
+    """The GPU that a run had, by its record; None of a run on a CPU, and where its memory's size is not known."""
+    facts, total = run.environment.gpu if run.environment else None, run.memory.device_total_bytes
+    if run.device_type != "cuda" or facts is None or facts.name is None or total is None:
+        return None
+    major = facts.compute_capability and facts.compute_capability.partition(".")[0]
+    workspace = matmul_workspace_bytes(facts.name, int(major) if major and major.isdecimal() else None)
+    return Gpu(facts.name, total, workspace, is_here=True)
 
 
 def ask_forecast(words: list[str], request: Request) -> Forecast:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.hardware import find_gpu
-from lmbench.memory.asking import PredictionFailed, Request, ask_forecast
+from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_of
 from lmbench.memory.forecast import Forecast, Gpu
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.run import RunRecord
@@ -72,7 +71,7 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Fore
 
     `path` is the run's folder, whose configuration is predicted. `ask` is who predicts.
     """
-    gpu = _gpu_of(run)
+    gpu = gpu_of(run)
     config = path / "config.yaml"
     if not config.is_file():
         return Shortage(path, run, gpu, Remedy("as it is", (), reason="config.yaml is missing"))
@@ -91,15 +90,6 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Fore
     # The ones that help most come first; what could not be predicted last.
     remedies.sort(key=lambda each: each.forecast.highest.peak.total_bytes if each.forecast else float("inf"))
     return Shortage(path, run, gpu, as_it_is, remedies)
-
-
-def _gpu_of(run: RunRecord) -> Gpu | None:
-    name = run.environment.gpu.name if run.environment else None
-    total = run.memory.device_total_bytes
-    if name is None or total is None:
-        return None
-    known = find_gpu(name)
-    return Gpu(name, total, known.matmul_workspace_bytes if known else 32 * 2**20, is_here=False)
 
 
 def _changes(run: RunRecord) -> Iterator[Remedy]:

@@ -28,8 +28,8 @@ def print_shortage(found: Shortage, console: Console) -> None:
     print_line("do", advice(found), console)
 
 
-def as_json_text(found: Shortage) -> str:
-    """All of it as JSON, bytes as in the record."""
+def as_record(found: Shortage) -> object:
+    """All of it for JSON, bytes as in the record."""
     told = {
         "error": found.run.error,
         "refused": found.refused,
@@ -39,7 +39,7 @@ def as_json_text(found: Shortage) -> str:
         "remedies": found.remedies,
         "advice": advice(found),
     }
-    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()
+    return msgspec.to_builtins(told)
 
 
 def happened(found: Shortage) -> list[tuple[str, str]]:

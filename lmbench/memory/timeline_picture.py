@@ -12,6 +12,7 @@ from importlib.resources import files
 from lmbench.memory.timeline import TIMELINE_FILE, MemoryTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
 from lmbench.report.charts import MUTED, PHASE_COLOURS
+from lmbench.report.page import report_style, whole_page
 from lmbench.report.units import gib
 from lmbench.text import shown
 
@@ -87,27 +88,22 @@ class MemoryTimelines:
 def own_page(picture: MemoryPicture, answer: str, tables: str) -> str:
     """A page with one history, which needs nothing else; `answer` and `tables`, above the picture and below it, are
     HTML of our own making."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    from lmbench.report.page import script_hash
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    script = _packaged("timeline.js")
-    return environment.from_string(_packaged("page.html")).render(
-        title=picture.title,
-        style=Markup(_report_style() + _packaged("timeline.css")),
-        section=Markup(_section([picture], [])),
-        answer=Markup(answer),
-        tables=Markup(tables),
-        script=Markup(script),
-        script_source=script_hash(script),
-    )
+    body = f"""<header><p class="brand">lmbench</p></header>
+<main>
+<section>
+<h1>{escape(picture.title)}</h1>
+{answer}
+{_section([picture], [])}
+{tables}
+</section>
+</main>
+"""
+    return whole_page("memory", picture.title, body, _packaged("timeline.css"), [_packaged("timeline.js")])
 
 
 def own_svg(picture: MemoryPicture) -> str:
     """The picture as a file of its own, light or dark as its viewer is."""
-    palette = _report_style().partition("* {")[0]
+    palette = report_style().partition("* {")[0]
     style = f"{palette}{_packaged('timeline.css')}text {{ font-family: system-ui, sans-serif; }}"
     legend, y = [], HEIGHT + 15
     for of_what, entries in picture.legends:
@@ -139,10 +135,6 @@ def _section(pictures: Sequence[MemoryPicture], notes: Sequence[str]) -> str:
 
 def _packaged(name: str) -> str:
     return (files("lmbench.memory") / name).read_text(encoding="utf-8")
-
-
-def _report_style() -> str:
-    return (files("lmbench.report") / "page.css").read_text(encoding="utf-8")
 
 
 def memory_picture(title: str, timeline: MemoryTimeline) -> MemoryPicture:

@@ -131,6 +131,7 @@ class SweepPlace(Struct):
     attempt: Annotated[int | None, About("count", "attempt", "How often this repeat was begun, up to the run recorded here.")] = None
     environment: Annotated[str | None, About("text", "environment", "Name of the environment that it ran in, null for the sweep's own.")] = None
     search: Annotated[Literal["trial", "largest"] | None, About("text", "search", "In a sweep that looks for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` where nothing fits).")] = None
+    searched_cell: Annotated[str | None, About("text", "searched cell", "The planned cell whose largest value the run helped to find; `cell` is the trial's own id then.")] = None
     load_per_core: Annotated[float | None, About("1", "load", "The machine's load of the last minute when the process had ended, divided by its cores.", "down")] = None
     cost: Cost | None = None
 

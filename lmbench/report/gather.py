@@ -155,10 +155,10 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
             groups[home] = Group(name, sweep.view, axes=tuple(sweep.axes or ()), planned_cells=len(sweep.cells))
             plans[home] = {cell.id: cell for cell in sweep.cells}
         sample = _sample(loaded, plans[home] if home else None)
-        if (search := sample.record.sweep and sample.record.sweep.search) is not None and sample.cell is not None:
-            # Its id is that of the cell, and the value it was tried with: `<cell>-batch_size-64`.
-            searched.add(sample.cell.rsplit("-", 2)[0])
-        if search == "trial":
+        place = sample.record.sweep
+        if place is not None and place.searched_cell is not None:
+            searched.add(place.searched_cell)
+        if place is not None and place.search == "trial":
             groups[home].trials += 1
         else:
             groups[home].samples.append(sample)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.report.cells import Cell, outcome_label
@@ -42,12 +43,8 @@ def write_page(report: Report, target: Path) -> None:
 
 def to_html(report: Report) -> str:
     """The page as text. The same results give the same page."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    package = files("lmbench.report")
-    template = environment.from_string((package / "page.html").read_text(encoding="utf-8"))
     features = report.sections[0].catalogue.features if report.sections else ()
     parts = [feature.page_part() for feature in features if feature.page_part is not None]
     sections = []
@@ -63,20 +60,49 @@ def to_html(report: Report) -> str:
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
-    scripts = [part.script for part in parts if part.script]
-    style = (package / "page.css").read_text(encoding="utf-8")
-    page = template.render(
-        title=", ".join(section.title for section in report.sections),
-        style=Markup("".join([style, *(part.style for part in parts)])),
-        sections=sections,
-        unread=report.unread,
-        scripts=[Markup(script) for script in scripts],
-        script_source=f"; script-src {' '.join(map(script_hash, scripts))}" if scripts else "",
+    return shown_lines(
+        whole_page(
+            "report",
+            ", ".join(section.title for section in report.sections),
+            _rendered("page.html", sections=sections, unread=report.unread),
+            "".join(part.style for part in parts),
+            [part.script for part in parts if part.script],
+        )
     )
-    return shown_lines(page)
 
 
-def script_hash(script: str) -> str:
+def whole_page(command: str, title: str, body: str, style: str = "", scripts: Sequence[str] = ()) -> str:
+    """A page that needs nothing else, and may load nothing.
+
+    `body` and the styles and scripts that it needs beside the report's own are markup of our own making; `command` is
+    what made it.
+    """
+    from markupsafe import Markup
+
+    return _rendered(
+        "frame.html",
+        command=command,
+        title=title,
+        body=Markup(body),
+        style=Markup(report_style() + style),
+        scripts=[Markup(script) for script in scripts],
+        script_source=f"; script-src {' '.join(map(_script_hash, scripts))}" if scripts else "",
+    )
+
+
+def report_style() -> str:
+    """The style sheet of all pages; its first rules are the palette."""
+    return (files("lmbench.report") / "page.css").read_text(encoding="utf-8")
+
+
+def _rendered(template: str, **values: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    return environment.from_string((files("lmbench.report") / template).read_text(encoding="utf-8")).render(values)
+
+
+def _script_hash(script: str) -> str:
     """What a content security policy calls this one script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 

@@ -158,7 +158,7 @@ def _section(
         notes.append(f"no run is the baseline {baseline.name}; what compares with it is left out")
     notes += [
         *_pass_lines(by_purpose, has_kernels=view.is_profiled),
-        *_missing_lines(group),
+        *_lines_of_runs(group),
         *_host_bound_lines(timed),
         *_warning_lines(cells),
         *_cost_lines(cells),
@@ -228,7 +228,7 @@ def _reason(sample: Sample) -> str:
     return sample.damage or (error and error.message) or ""
 
 
-def _missing_lines(group: Group) -> list[str]:
+def _lines_of_runs(group: Group) -> list[str]:
     trials = [f"{_count(group.trials, 'more run')} tried what fits, and more than that"] if group.trials else []
     if not group.missing_cells:
         return trials

@@ -117,25 +117,28 @@ class Execution:
 
     def _search(self, cell: GridCell, spec: LargestSpec) -> None:
         """Try values, each in a process of its own, until the largest that fits is known."""
-        tried: dict[int, RunRecord] = {}
+        tried: dict[int, tuple[Job, RunRecord]] = {}
         fits: dict[int, bool] = {}
         first = self._predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit))
         while (value := next_value(fits, first, spec)) is not None:
-            tried[value] = self._bring_to_end(Job(trial_of(cell, value, spec), 0))
-            does = does_fit(tried[value])
+            job = Job(trial_of(cell, value, spec), 0)
+            record = self._bring_to_end(job)
+            tried[value] = job, record
+            does = does_fit(record)
             if does is None:
                 break
             fits[value] = does
         # Where nothing fits, the smallest value tells it; where a run failed for another reason, that run does.
         largest = max((each for each, does in fits.items() if does), default=min(tried)) if value is None else value
-        for each, record in tried.items():
-            self._mark(Job(trial_of(cell, each, spec), 0), record, "largest" if each == largest else "trial")
-        if tried[largest].outcome == "ok":
-            self._found[cell.id] = trial_of(cell, largest, spec)
+        for each, (job, record) in tried.items():
+            self._mark(job, record, "largest" if each == largest else "trial", cell.id)
+        job, record = tried[largest]
+        if record.outcome == "ok":
+            self._found[cell.id] = job.cell
 
-    def _mark(self, job: Job, record: RunRecord, search: Literal["trial", "largest"]) -> None:
+    def _mark(self, job: Job, record: RunRecord, search: Literal["trial", "largest"], cell: str) -> None:
         if record.sweep is not None and record.sweep.search != search:
-            record.sweep.search = search
+            record.sweep.search, record.sweep.searched_cell = search, cell
             write_whole(self._folder.runs / job.name / RUN_FILE, encode_run(record).decode())
 
     def _bring_to_end(self, job: Job) -> RunRecord:

@@ -28,6 +28,7 @@ from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEE
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.environments import EnvironmentFacts
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
+from lmbench.sweep.largest import trial_pattern
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 from lmbench.sweep.process import kill_own
 
@@ -45,8 +46,7 @@ _LOCK = ".lock"
 
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
-_TRIAL_NAME = re.compile(r"(?P<cell>.+)-\w+-\d+-r\d+")
-_RUN_NAME = re.compile(r"(?P<cell>.+)-r\d+")
+_RUN_NAME = r"(?P<cell>.+)-r\d+"
 
 
 class StoredCell(Struct):
@@ -179,10 +179,11 @@ class SweepFolder:
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
+        searched = plan.file.largest
         for path in sorted(self.runs.iterdir()):
-            match = _RUN_NAME.fullmatch(path.name)
-            if match is not None and plan.file.largest is not None:
-                match = _TRIAL_NAME.fullmatch(path.name) or match
+            match = re.fullmatch(_RUN_NAME, path.name)
+            if match is not None and searched is not None:
+                match = re.fullmatch(trial_pattern(searched), match["cell"]) or match
             if path.is_dir() and match is not None and match["cell"] not in ids and is_run_folder(path):
                 raise UsageError(
                     f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -42,6 +43,11 @@ def trial_of(cell: GridCell, value: int, spec: LargestSpec) -> GridCell:
         axes={**cell.axes, spec.option: value},
         options={**cell.options, spec.option: value},
     )
+
+
+def trial_pattern(spec: LargestSpec) -> str:
+    """What the ids of all trials of a cell look like, as a regular expression with the cell's as group `cell`."""
+    return rf"(?P<cell>.+)-{re.escape(spec.option.rpartition('.')[2])}-\d+"
 
 
 def does_fit(run: RunRecord) -> bool | None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-#: The allocator gives whole multiples of this (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
-_GRAIN_BYTES = 512
+from lmbench.memory.caching_allocator import rounded_bytes
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                total += -(-storage.nbytes() // _GRAIN_BYTES) * _GRAIN_BYTES
+                total += rounded_bytes(storage.nbytes())
         return total
 
     states = [value for each in optimizers for state in each.state.values() for value in state.values()]
