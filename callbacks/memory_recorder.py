@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
@@ -20,9 +22,9 @@ class MemoryRecorder(Observer):
     Leaves under `memory`: `run_peak_allocated_bytes` and `run_peak_reserved_bytes` (from the first allocation to the
     window's end: what decides whether a run fits; PyTorch has one set of peaks, reset when the window opens and in
     probe steps, so a reading of your own sees less), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
-    (the window's own), `phase_peak_allocated_bytes`, `run_alloc_retry_count`, `window_alloc_retry_count`,
-    `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where the device ran out of memory
-    `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known.
+    (the window's own), `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`, `run_alloc_retry_count`,
+    `window_alloc_retry_count`, `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where
+    the device ran out of memory `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -34,6 +36,7 @@ class MemoryRecorder(Observer):
         self._run_allocated = 0
         self._run_reserved = 0
         self._phase_peaks: dict[str, int] = {}
+        self._phase_begins: dict[str, int] = {}
         self._phase = "other"
 
     @property
@@ -73,16 +76,14 @@ class MemoryRecorder(Observer):
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if kind is ProbeKind.MEMORY and self._device.type == "cuda":
-            self._border(self._phase)
+            self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.MEMORY and self._device.type == "cuda":
             self.session.track.listeners.remove(self._border)
-            peaks: PerPhase[int] = PerPhase()
-            for phase in PHASES:
-                if phase in self._phase_peaks:
-                    peaks.set(phase, self._phase_peaks[phase])
-            self.session.run.memory.phase_peak_allocated_bytes = peaks
+            memory = self.session.run.memory
+            memory.phase_peak_allocated_bytes = _per_phase(self._phase_peaks)
+            memory.phase_begin_allocated_bytes = _per_phase(self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
         if exception is None:
@@ -110,11 +111,16 @@ class MemoryRecorder(Observer):
         )
 
     def _border(self, phase: str) -> None:
+        self._end_phase()
+        begin = torch.cuda.memory_allocated(self._device)
+        self._phase_begins[phase] = max(begin, self._phase_begins.get(phase, 0))
+        self._phase = phase
+
+    def _end_phase(self) -> None:
         """What was allocated at most since the last border belongs to the phase that ends here."""
         peak = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._phase_peaks[self._phase] = max(peak, self._phase_peaks.get(self._phase, 0))
-        self._phase = phase
 
     def _take_run_peak(self) -> None:
         self._run_allocated = max(self._run_allocated, torch.cuda.max_memory_allocated())
@@ -125,3 +131,8 @@ class MemoryRecorder(Observer):
         memory.run_peak_reserved_bytes = self._run_reserved
         memory.run_alloc_retry_count = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         memory.device_total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+def _per_phase(found: Mapping[str, int]) -> PerPhase[int]:
+    """What is known of phases that have a place in the record."""
+    return PerPhase(**{phase: found[phase] for phase in PHASES if phase in found})

@@ -208,10 +208,11 @@ def in_order(cells: Iterable[Cell], names: Sequence[str]) -> list[Cell]:
 
 
 class Pairing:
-    """Finds each cell's baseline among the cells; a cell that is one is its own."""
+    """Finds each cell's baseline among the cells (a cell that is one is its own), and its neighbours."""
 
     def __init__(self, baseline: Baseline | None, cells: Sequence[Cell]) -> None:
         self.baseline = baseline
+        self._cells = cells
         self._candidates = [cell for cell in cells if baseline and baseline.is_met_by(cell.facts)]
         self._exact = {_pair_key(cell, cell.facts): cell for cell in reversed(self._candidates)}
 
@@ -222,6 +223,20 @@ class Pairing:
         wanted = {**cell.facts, **self.baseline.facts}
         found = self._exact.get(_pair_key(cell, wanted))
         return found or next((other for other in self._candidates if _fits(cell, wanted, other)), None)
+
+    def before(self, cell: Cell, name: str) -> Cell | None:
+        """The ok cell with the next smaller value of a numeric fact, all others being the same."""
+        own = cell.facts.get(name)
+        if not isinstance(own, int | float):
+            return None
+        wanted = _pair_key(cell, {**cell.facts, name: None})
+        found: dict[float, Cell] = {}
+        for other in self._cells:
+            value = other.facts.get(name)
+            if isinstance(value, int | float) and value < own and other.ok:
+                if _pair_key(other, {**other.facts, name: None}) == wanted:
+                    found[value] = other
+        return found[max(found)] if found else None
 
 
 def _pair_key(cell: Cell, facts: Mapping[str, Value]) -> tuple[object, ...]:

@@ -204,7 +204,7 @@ def _point(cell: Cell, x: str | float, column: Column, pairing: Pairing) -> Poin
     """A cell's point at `x`."""
     if not cell.ok:
         return Point(x, None, outcome=cell.label, tip=f"{cell.name}: {cell.label}")
-    measure, scale = column.read(cell, pairing.of(cell)), column.unit.scale
+    measure, scale = column.of(cell, pairing), column.unit.scale
     if measure is None:
         return Point(x, None)
     low, high = (None if end is None else end * scale for end in interval(cell, column))

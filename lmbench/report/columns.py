@@ -21,7 +21,7 @@ from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import BACKWARD_MODES, PHASES, Span
 from lmbench.records.welch import ratio_of
 from lmbench.report import units
-from lmbench.report.cells import Cell
+from lmbench.report.cells import Cell, Pairing
 from lmbench.report.gather import Sample
 
 #: Stands in a heading for the baseline's name.
@@ -74,7 +74,9 @@ class Column:
 
     `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
     With `has_spread` a standard deviation stands beside the value. `of_run` is the number of one process whose mean is
-    the value, where charts show its interval. `is_profiled` says that only profiled runs have it.
+    the value, where charts show its interval. `is_profiled` says that only profiled runs have it, `is_planned` that it
+    is known of a cell of which no run ended well. With `after`, the name of a numeric fact, what it is read against is
+    no baseline but the cell with the next smaller value of that.
     """
 
     name: str
@@ -85,6 +87,14 @@ class Column:
     has_spread: bool = False
     of_run: Number | None = None
     is_profiled: bool = False
+    is_planned: bool = False
+    after: str = ""
+
+    def of(self, cell: Cell, pairing: Pairing) -> Measure | None:
+        """The cell's value; None of one that did not end well, but for what is known without it."""
+        if not cell.ok and not self.is_planned:
+            return None
+        return self.read(cell, pairing.before(cell, self.after) if self.after else pairing.of(cell))
 
     @property
     def heading(self) -> str:
@@ -143,7 +153,37 @@ def phase_time(cell: Cell, span: Span = "step", modes: Sequence[str] | None = No
 
 
 def _phase(span: Span, modes: Sequence[str] | None = None) -> Column:
-    return Column(f"{span}_s", span, lambda cell, _: phase_time(cell, span, modes), MS, has_spread=True)
+    def of_run(run: RunRecord) -> float | None:
+        mode = "inference" if run.command == "validate" else run.mode
+        return mean_of(span)(run) if modes is None or mode in modes else None
+
+    return Column(f"{span}_s", span, lambda cell, _: phase_time(cell, span, modes), MS, has_spread=True, of_run=of_run)
+
+
+def _both_passes(run: RunRecord) -> float | None:
+    """Forward and backward together, of a mode that has both."""
+    forward, backward = mean_of("forward")(run), mean_of("backward")(run)
+    return None if forward is None or backward is None or run.mode not in BACKWARD_MODES else forward + backward
+
+
+def _waits_by_lag(span: Span) -> Reader:
+    """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
+
+    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
+        verdicts = [sample.record.probe.verdicts for sample in cell.ok]
+        found = [own for each in verdicts if each is not None and (own := each.get(span)) is not None]
+        words = {own.verdict for own in found if own.verdict is not None}
+        lags = [own.min_lag_s for own in found if own.min_lag_s is not None]
+        if not words:
+            return None
+        return Measure(statistics.fmean(lags or [math.nan]), name=words.pop() if len(words) == 1 else "mixed")
+
+    return read
+
+
+def _waits(span: Span) -> Column:
+    unit = Unit("", 1e3, units.milliseconds)
+    return Column(f"{span}_lag_s", f"{span} is", _waits_by_lag(span), unit, text=lambda measure: measure.name)
 
 
 def _host_peak(cell: Cell, _baseline: Cell | None) -> Measure | None:
@@ -191,6 +231,9 @@ MEASURED: tuple[Column, ...] = (
     _phase("transfer"),
     _phase("forward"),
     _phase("backward", BACKWARD_MODES),
+    Column(
+        "forward_backward_s", "forward + backward", over_runs(_both_passes), MS, has_spread=True, of_run=_both_passes
+    ),
     _phase("clip", ("train_step",)),
     _phase("optimizer", ("train_step",)),
     _phase("zero_grad", BACKWARD_MODES),
@@ -212,6 +255,8 @@ MEASURED: tuple[Column, ...] = (
         of_run=lambda run: run.throughput.hfu_fraction,
     ),
     Column("host_bound_fraction", "host-bound", host_bound, PERCENT),
+    _waits("forward"),
+    _waits("backward"),
     Column("peak_bytes", "peak memory", over_runs(lambda run: run.memory.run_peak_allocated_bytes, max), GIB),
     Column("host_peak_bytes", "peak host memory", _host_peak, GIB),
     Column(

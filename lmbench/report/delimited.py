@@ -111,13 +111,12 @@ def _ending(cell: Cell) -> dict[str, Any]:
 
 
 def _figures(cell: Cell, section: Section) -> dict[str, Any]:
-    baseline = section.pairing.of(cell)
     found: dict[str, Any] = {}
     columns = {**section.catalogue.columns, **{column.name: column for column in _shown(section)}}
     for name, column in columns.items():
         if column.is_profiled and not section.view.is_profiled:
             continue
-        measure = column.read(cell, baseline) if cell.ok else None
+        measure = column.of(cell, section.pairing)
         found[name] = None if measure is None else measure.value
         if column.has_spread:
             found[f"{name.removesuffix('_s')}_std_s"] = None if measure is None else measure.std

@@ -20,6 +20,12 @@ from lmbench.text import shown
 Value = str | int | float | None
 
 EAGER = "eager"
+CAUSAL = "causal"
+
+
+def mask_label(is_causal: Any) -> str | None:
+    """`causal`, or `none` where every position sees every other one; None where nobody knows."""
+    return None if is_causal is None else CAUSAL if is_causal else "none"
 
 
 def compile_label(options: Any) -> str:

@@ -48,7 +48,7 @@ def build_table(spec: TableSpec, setting: Setting) -> Table | None:
     cells = in_order(setting.cells, (*spec.rows, *differing, *([spec.across] if spec.across else [])))
     if spec.only_filled:
         columns = [setting.catalogue.column(name) for name in spec.columns]
-        cells = [cell for cell in cells if not cell.ok or any(column.read(cell, None) for column in columns)]
+        cells = [cell for cell in cells if not cell.ok or any(column.of(cell, setting.pairing) for column in columns)]
         if not any(cell.ok for cell in cells):
             return None
     return _grid(spec, setting, cells, rows) if spec.across else _list(spec, setting, cells, rows)
@@ -145,7 +145,7 @@ def _grid_entry(cell: Cell | None, column: Column, setting: Setting, table: Tabl
 
 
 def _has_value(column: Column, cells: Iterable[Cell], pairing: Pairing) -> bool:
-    return any(cell.ok and column.read(cell, pairing.of(cell)) is not None for cell in cells)
+    return any(column.of(cell, pairing) is not None for cell in cells)
 
 
 def _fact_headings(cells: Sequence[Cell], names: Sequence[str]) -> list[Heading]:
@@ -161,14 +161,12 @@ def _fact(cell: Cell, name: str) -> Entry:
 
 def _values(cell: Cell, columns: Sequence[Column], pairing: Pairing) -> list[Entry]:
     """The cell's figures; where it has none, its outcome in the first column."""
-    if not cell.ok:
-        return [Entry(cell.label, "outcome"), *[Entry(units.MISSING, "missing")] * (len(columns) - 1)]
-    baseline = pairing.of(cell)
-    found = [column.read(cell, baseline) for column in columns]
-    return [
+    found = [column.of(cell, pairing) for column in columns]
+    entries = [
         Entry(units.MISSING, "missing") if measure is None else Entry(column.show(measure), "number")
         for column, measure in zip(columns, found, strict=True)
     ]
+    return entries if cell.ok else [Entry(cell.label, "outcome"), *entries[1:]]
 
 
 def _published(figure: Published | None, table: Table) -> Entry:
@@ -221,7 +219,7 @@ def _row_notes(cell: Cell, columns: Sequence[Column], setting: Setting, usual: M
         baseline = setting.pairing.of(cell)
         if baseline is not None and not baseline.ok:
             found.append(f"its baseline has no figure: {baseline.label}")
-        if baseline is not cell and any(_includes_one(column.read(cell, baseline)) for column in columns):
+        if baseline is not cell and any(_includes_one(column.of(cell, setting.pairing)) for column in columns):
             found.append(_UNDECIDED)
     found += setting.catalogue.row_notes(cell, columns)
     own = {name: cell.facts.get(name) for name in usual}
