@@ -230,13 +230,10 @@ class Pairing:
         if not isinstance(own, int | float):
             return None
         wanted = _pair_key(cell, {**cell.facts, name: None})
-        found: dict[float, Cell] = {}
-        for other in self._cells:
-            value = other.facts.get(name)
-            if isinstance(value, int | float) and value < own and other.ok:
-                if _pair_key(other, {**other.facts, name: None}) == wanted:
-                    found[value] = other
-        return found[max(found)] if found else None
+        alike = (other for other in self._cells if _pair_key(other, {**other.facts, name: None}) == wanted)
+        values = [(value, other) for other in alike if isinstance(value := other.facts.get(name), int | float)]
+        smaller = {value: other for value, other in values if value < own and other.ok}
+        return smaller[max(smaller)] if smaller else None
 
 
 def _pair_key(cell: Cell, facts: Mapping[str, Value]) -> tuple[object, ...]:
