@@ -1,6 +1,7 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
 from lmbench.callbacks.compiler import Compiler
+from lmbench.callbacks.gradient_norm import GradientNorm
 from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.kernel_profiler import KernelProfiler
 from lmbench.callbacks.memory_history import MemoryHistory
@@ -18,6 +19,7 @@ from lmbench.callbacks.training_check import TrainingCheck
 
 __all__ = [
     "Compiler",
+    "GradientNorm",
     "KernelCapture",
     "KernelProfiler",
     "MeasurementSession",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ class PhaseTimer(Observer):
         self.records.clear()
         self._timeline: Timeline | None = None
         self._losses: list[int] = []
-        self._scale = float("inf")
+        self._scale = 0.0
         self._marks: ProbeMarks | None = None
 
     # hooks
@@ -71,6 +72,8 @@ class PhaseTimer(Observer):
         self._ring = ScalarRing(device)
         plugin = self._trainer.precision_plugin
         self._scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        # What the first step is compared with.
+        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
         # Lightning hands out the loss as it is accumulated: divided by the number of micro-batches of a full step.
         self._micro_batches = self._trainer.accumulate_grad_batches if self._trainer.training else 1
         self._timeline = Timeline(clock)
@@ -110,6 +113,7 @@ class PhaseTimer(Observer):
         assert self._timeline is not None
         facts = StepFacts(self.session.step, self._losses)
         self._losses = []
+        facts.norm_slots = [self._ring.put(norm) for norm in self.session.take_gradient_norms()]
         if self._scaler is not None and self._scaler._scale is not None:
             facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
@@ -190,6 +194,8 @@ class PhaseTimer(Observer):
         losses = [self._ring.get(slot) for slot in spans.facts.loss_slots]
         record = step_record(spans)
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
+        norms = [self._ring.get(slot) for slot in spans.facts.norm_slots]
+        record.gradient_norm = math.hypot(*norms) if norms else None
         record.is_skipped = False
         if spans.facts.scale_slot is not None:
             # GradScaler halves its scale exactly when it found an infinity and skipped the update.

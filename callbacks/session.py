@@ -67,6 +67,7 @@ class MeasurementSession(LeanCallback):
         self._optimizer_steps_seen = 0
         self._micro_batches = 0
         self._tokens = 0
+        self._gradient_norms: list[torch.Tensor] = []
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
 
@@ -151,6 +152,15 @@ class MeasurementSession(LeanCallback):
 
     def add_tokens(self, count: int) -> None:
         self._tokens += count
+
+    def add_gradient_norm(self, norm: torch.Tensor) -> None:
+        """Note the norm of one optimizer's gradients in the running step: a scalar on the device."""
+        self._gradient_norms.append(norm)
+
+    def take_gradient_norms(self) -> list[torch.Tensor]:
+        """The norms of the step that ends, an optimizer each."""
+        taken, self._gradient_norms = self._gradient_norms, []
+        return taken
 
     @property
     def window_elapsed_s(self) -> float:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.schedule import ProbeKind
-from lmbench.instruments.training import MovementSample, gradient_facts, gradient_norms
+from lmbench.instruments.training import MovementSample, gradient_facts, gradient_norms, unscales_itself
 from lmbench.records.vocabulary import Stage
 
 
@@ -86,8 +86,7 @@ class TrainingCheck(Observer):
 
     def _unscaled_by(self) -> float:
         """What the gradients are still multiplied by: a fused optimizer unscales them only inside its step."""
-        fused = any(getattr(o, "_step_supports_amp_scaling", False) for o in self._trainer.optimizers)
-        return self._loss_scale() if fused else 1.0
+        return self._loss_scale() if any(map(unscales_itself, self._trainer.optimizers)) else 1.0
 
     def probe_ended(self, kind: ProbeKind) -> None:
         training = self.session.run.probe.training

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks import (
+    GradientNorm,
     MeasurementSession,
     MemoryHistory,
     MemoryRecorder,
@@ -157,6 +158,7 @@ class BenchCLI(LightningCLI):
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
+            *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,

@@ -29,6 +29,7 @@ class MeasureSettings:
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
             and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
             native for yours, which is measured as it is.
+        gradient_norm: record the gradient norm of every step. It costs kernels, which are phase `clip` of the step.
         results_dir: where result folders go.
         run_id: the result folder's name; by default one of its own is made up.
         strict: exit with 4 when a guard fails.
@@ -41,6 +42,7 @@ class MeasureSettings:
     probe_steps: int = 10
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
+    gradient_norm: bool = False
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False
@@ -60,6 +62,11 @@ class MeasureSettings:
             raise UsageError(
                 "measure.mode is inference, which fit cannot measure; use `lmbench validate`, or one of "
                 "forward, forward_backward, train_step"
+            )
+        if self.gradient_norm and self.mode != "train_step":
+            raise UsageError(
+                f"measure.gradient_norm is true and measure.mode is {self.mode}; the norm is taken before the "
+                "optimizer's step: leave it out, or measure train_step"
             )
         return self.mode
 

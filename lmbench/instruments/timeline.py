@@ -27,10 +27,11 @@ class Mark(NamedTuple):
 @dataclass
 class StepFacts:
     """What is known of a step when it ends: its record as far as the host knows it, and where the ring of scalars will
-    have its losses (of each micro-batch) and its loss scale."""
+    have its losses (of each micro-batch), its gradient norms (of each optimizer) and its loss scale."""
 
     record: StepRecord
     loss_slots: list[int] = field(default_factory=list)
+    norm_slots: list[int] = field(default_factory=list)
     scale_slot: int | None = None
 
 

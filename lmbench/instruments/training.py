@@ -24,6 +24,22 @@ def gradient_norms(parameters: Parameters) -> dict[str, float]:
     }
 
 
+def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm of all gradients together, a float32 scalar on their device; waits for nothing."""
+    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    # As `torch.nn.utils.get_total_norm`, which would round each norm to the gradients' own dtype: bf16 has 8 bits.
+    # Float64 is not narrowed, which would be refused.
+    dtype = None if any(each.dtype is torch.float64 for each in dense) else torch.float32
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
+    return norm
+
+
+def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer takes the fp16 loss scale out inside its step (a fused one), so that gradients have it
+    until then."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
 def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> TrainingFacts:
     """What the gradients of the `trainable` parameters are like, from their norms.
 

@@ -24,6 +24,7 @@ class StepRecord(Struct):
     micro_batches: Annotated[int | None, About("count", "micro-batches", "Micro-batches of this step; the last group of an epoch can be short.")] = None
     tokens: Annotated[int | None, About("count", "tokens", "Tokens of all micro-batches of this rank.")] = None
     loss: Annotated[float | None, About("nat", "loss", "Mean loss over the micro-batches, as `training_step` returned it.", "down")] = None
+    gradient_norm: Annotated[float | None, About("1", "gradient norm", "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.")] = None
     is_skipped: Annotated[bool | None, About("flag", "skipped", "The fp16 scaler skipped the update; the step is in no statistic.")] = None
     excluded_s: Annotated[float | None, About("s", "excluded", "Validation, checkpoints and record writing between this step and the one before; already subtracted.")] = None
     rank: Annotated[int | None, About("index", "rank", "Rank of the process that measured.")] = None
@@ -33,7 +34,7 @@ class StepRecord(Struct):
     transfer_s: Annotated[float | None, About("s", "transfer", "Copying the batch from host to device.", "down")] = None
     forward_s: Annotated[float | None, About("s", "forward", "`training_step`, the loss included.", "down")] = None
     backward_s: Annotated[float | None, About("s", "backward", "The backward pass.", "down")] = None
-    clip_s: Annotated[float | None, About("s", "clip", "Gradient clipping.", "down")] = None
+    clip_s: Annotated[float | None, About("s", "clip", "Gradient clipping, and the gradient norm where it is recorded.", "down")] = None
     optimizer_s: Annotated[float | None, About("s", "optimizer", "The parameter update.", "down")] = None
     zero_grad_s: Annotated[float | None, About("s", "zero_grad", "Zeroing the gradients.", "down")] = None
     other_s: Annotated[float | None, About("s", "other", "The remainder of `step_s`: the framework between the phases.", "down")] = None

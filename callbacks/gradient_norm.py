@@ -1,0 +1,34 @@
+"""The gradient norm of every step, without making the host wait for the device."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+from torch.optim import Optimizer
+
+from lmbench.callbacks.observer import Observer
+from lmbench.instruments.training import total_norm, unscales_itself
+
+
+class GradientNorm(Observer):
+    """Works out the 2-norm of all gradients before every optimizer step, unclipped and without the fp16 loss scale.
+
+    It stays on the device, and comes to the host with the losses, when the device has passed the step. The kernels that
+    it takes are the step's: their time is phase `clip`, since clipping by norm takes the same ones.
+
+    Leaves `gradient_norm` in the step records of the run's PhaseTimer; null where no optimizer steps.
+    """
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            return
+        session = self.session
+        session.track.enter("clip")
+        norm = total_norm(gradients)
+        plugin = trainer.precision_plugin
+        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        if scaler is not None and scaler._scale is not None and unscales_itself(optimizer):
+            norm = norm / scaler._scale
+        session.track.leave()
+        session.add_gradient_norm(norm)

@@ -1,0 +1,88 @@
+"""The gradient norm of every step, by the side of a module that looks at its gradients itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+
+from lmbench.callbacks import GradientNorm, MeasurementSession, PhaseTimer
+from lmbench.cli import main
+from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.training import total_norm
+from lmbench.records.load import load_run
+from lmbench.records.vocabulary import PHASES
+
+from conftest import SlowBatches, quiet_trainer
+
+
+def measured(module, **flags):
+    timer = PhaseTimer()
+    session = MeasurementSession(Schedule(warmup_steps=1, steps=4))
+    quiet_trainer(GradientNorm(), timer, session, **flags).fit(module, SlowBatches())
+    return list(timer.records)
+
+
+@pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3}, {"gradient_clip_val": 1e-3}])
+def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleeper, flags):
+    seen = []
+    sleeper.on_before_optimizer_step = lambda _: seen.append(float(total_norm([p.grad for p in sleeper.parameters()])))
+    records = measured(sleeper, **flags)
+    assert [record.gradient_norm for record in records] == pytest.approx(seen[:5], rel=1e-6)
+    assert len(set(seen)) > 3
+    for record in records:
+        spans = [record.span_s(phase) or 0.0 for phase in PHASES]
+        assert record.clip_s > 0
+        assert math.fsum(spans) == pytest.approx(record.step_s)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(sleeper, fused):
+    """A fused optimizer takes the scale out inside its step, any other one has it taken out before."""
+    clean = measured(copied(sleeper, fused))[0].gradient_norm
+    first = scaled(copied(sleeper, fused), 2.0**10)[0]
+    assert not first.is_skipped
+    assert first.gradient_norm == pytest.approx(clean, rel=0.02)
+    skipped = scaled(copied(sleeper, fused), 2.0**100)[0]
+    assert skipped.is_skipped
+    assert not math.isfinite(skipped.gradient_norm)
+
+
+def scaled(module, scale):
+    return measured(module, plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale)))
+
+
+def copied(module, fused):
+    torch.manual_seed(0)
+    copy = type(module)()
+    copy.forward_s = copy.backward_s = copy.optimizer_s = 0.0
+    copy.configure_optimizers = lambda: torch.optim.SGD(copy.parameters(), lr=0.1, fused=fused)
+    return copy
+
+
+def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
+    values = torch.full((4096,), 1.001)
+    assert float(total_norm([values.bfloat16(), values])) == pytest.approx(math.hypot(64.0, 64.064), rel=1e-5)
+    # In half precision the squares would be infinite.
+    assert float(total_norm([torch.full((4,), 6e4, dtype=torch.float16)])) == pytest.approx(1.2e5)
+    assert float(total_norm([torch.ones(9, dtype=torch.float64)])) == 3.0
+    embedding = nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([1, 1])).sum().backward()
+    assert float(total_norm([embedding.weight.grad])) == pytest.approx(math.sqrt(8.0))
+
+
+def test_the_command_records_it_where_it_is_asked_for_and_refuses_it_without_an_optimizer(tmp_path, capsys):
+    quick = ["--config", "smoke", "--measure.min_window_s=0", "--measure.steps=3", "--measure.probe_steps=0",
+             "--data.context_length=16", f"--measure.results_dir={tmp_path}", "--quiet"]  # fmt: skip
+    for run_id, given in (("with", ["--measure.gradient_norm=true"]), ("without", [])):
+        assert main(["fit", *quick, f"--measure.run_id={run_id}", *given]) == 0
+    found = load_run(tmp_path / "with")
+    assert all(step.gradient_norm > 0 for step in found.steps)
+    assert found.steps[2].gradient_norm == pytest.approx(found.record.warmup.gradient_norm, rel=1e-5)
+    assert all(step.gradient_norm is None for step in load_run(tmp_path / "without").steps)
+    capsys.readouterr()
+    assert main(["fit", *quick, "--measure.gradient_norm=true", "--measure.mode=forward"]) == 2
+    assert "leave it out, or measure train_step" in capsys.readouterr().err
