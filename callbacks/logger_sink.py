@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
-import msgspec
 from lightning.pytorch import Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import tell
-from lmbench.records.run import RunRecord
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize_steps
+from lmbench.records.vocabulary import RUNNING
+from lmbench.report.logged import Rates, of_run, of_step
 
 _KEPT_STEPS = 10_000
-# Of the record: what most people plot. A chart for each of its 300 numbers would drown a logger of theirs.
-_PARTS = ("window", "throughput", "loss", "memory")
-_OF_PHASES = ("mean_s", "std_s", "median_s", "share_fraction")
+#: In front of every name, so that none is one of the user's own.
+PREFIX = "lmbench/"
 
 
 class LoggerSink(Observer):
@@ -25,10 +24,10 @@ class LoggerSink(Observer):
 
     The session brings it, last of all observers, where the Trainer has a logger.
 
-    Logs, for each of the last 10 000 steps of warm-up and window at its global step, `lmbench/<field>` for every number
-    and flag of the step record (`lmbench/step_s`, `lmbench/forward_s`, `lmbench/loss`); then at the last of them
-    `lmbench/summary/phases.<phase>.<field>` with mean, median, standard deviation and share of every phase and, where
-    a RunRecorder closed a record, `lmbench/summary/<field>` for the numbers of its window, throughput, loss and memory.
+    Logs, for each of the last 10 000 steps of warm-up and window at its global step, `lmbench/<series>` for every
+    series of lmbench.report.logged, the names that W&B gets of a run of `lmbench fit` (`lmbench/time/step_ms`,
+    `lmbench/train/loss`); then at the last of them `lmbench/summary/<name>` for the numbers that decide: the means of
+    the phases and, where a RunRecorder closed a record, throughput, memory and the rest.
     A logger that fails costs one line on standard error.
     """
 
@@ -54,13 +53,13 @@ class LoggerSink(Observer):
     def _log(self) -> None:
         if not self._trainer.is_global_zero or not self._steps:
             return
+        run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
+        rates = Rates.of(run)
         rows = []
         for record in self._steps:
-            step = msgspec.to_builtins(record)
-            global_step = self._global_step + step.pop("step")
-            del step["rank"]
-            rows.append((_numbers("lmbench/", step), global_step))
-        rows.append((_numbers("lmbench/summary/", self._summary()), global_step))
+            global_step = self._global_step + (record.step or 0)
+            rows.append((_prefixed(PREFIX, of_step(record, rates)), global_step))
+        rows.append((_prefixed(f"{PREFIX}summary/", of_run(run)), global_step))
         # An exception may still follow the end of a run.
         self._steps.clear()
         for logger in self._trainer.loggers:
@@ -72,21 +71,6 @@ class LoggerSink(Observer):
                 told = " ".join(f"{type(fault).__name__}: {fault}".split())
                 tell(f"{type(logger).__name__} did not take what was measured: {told}")
 
-    def _summary(self) -> dict[str, Any]:
-        record = {} if self._record is None else msgspec.to_builtins(self._record, enc_hook=str)
-        phases = msgspec.to_builtins(summarize_steps(self._steps))
-        return {
-            "phases": {phase: {name: summary[name] for name in _OF_PHASES} for phase, summary in phases.items()},
-            **{part: record[part] for part in _PARTS if record.get(part)},
-        }
 
-
-def _numbers(prefix: str, plain: dict[str, Any]) -> dict[str, float]:
-    """Every number by its dotted name, and every flag as 0 or 1."""
-    found: dict[str, float] = {}
-    for name, value in plain.items():
-        if isinstance(value, dict):
-            found |= _numbers(f"{prefix}{name}.", value)
-        elif isinstance(value, int | float):
-            found[f"{prefix}{name}"] = int(value) if isinstance(value, bool) else value
-    return found
+def _prefixed(prefix: str, numbers: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}{name}": value for name, value in numbers.items()}

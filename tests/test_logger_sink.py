@@ -42,18 +42,21 @@ def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper, monkeypa
     (file,) = tmp_path.glob("lightning_logs/version_0/metrics.csv")
     rows = list(csv.DictReader(file.open()))
     assert [int(row["step"]) for row in rows] == [*range(9), 8]
-    assert [float(row["lmbench/forward_s"]) for row in rows[:9]] == [record.forward_s for record in timer.records]
-    assert [float(row["lmbench/is_warmup"]) for row in rows[:9]] == [1.0] * 5 + [0.0] * 4
-    mean_s = recorder.run.phases.backward.mean_s
-    assert float(rows[9]["lmbench/summary/phases.backward.mean_s"]) == mean_s
-    assert float(rows[9]["lmbench/summary/window.wall_s"]) == recorder.run.window.wall_s
+    assert [float(row["lmbench/time/forward_ms"]) for row in rows[:9]] == [
+        record.forward_s * 1e3 for record in timer.records
+    ]
+    assert [float(row["lmbench/train/is_warmup"]) for row in rows[:9]] == [1.0] * 5 + [0.0] * 4
+    mean_ms = recorder.run.phases.backward.mean_s * 1e3
+    assert float(rows[9]["lmbench/summary/time/backward_ms"]) == mean_ms
+    assert float(rows[9]["lmbench/summary/window/wall_s"]) == recorder.run.window.wall_s
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         run_module("wandb", ["sync", *map(str, tmp_path.glob("wandb/offline-run-*"))], 60)
-    history = [row for row in server.history["theirs"] if "lmbench/forward_s" in row]
+    history = [row for row in server.history["theirs"] if "lmbench/time/forward_ms" in row]
     assert [row["trainer/global_step"] for row in history] == list(range(9))
-    assert [row["lmbench/forward_s"] for row in history] == [record.forward_s for record in timer.records]
-    assert server.summary["theirs"]["lmbench/summary/phases.backward.mean_s"] == mean_s
+    expected = [record.forward_s * 1e3 for record in timer.records]
+    assert [row["lmbench/time/forward_ms"] for row in history] == expected
+    assert server.summary["theirs"]["lmbench/summary/time/backward_ms"] == mean_ms
 
 
 def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sleeper):
@@ -67,8 +70,8 @@ def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sle
     logger = Watching()
     trainer = quiet_trainer(PhaseTimer(), max_steps=8, logger=logger)
     trainer.fit(sleeper, SlowBatches())
-    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(8))
-    assert logger.told[-1][1]["lmbench/summary/phases.step.mean_s"] > 0
+    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(8))
+    assert logger.told[-1][1]["lmbench/summary/time/step_ms"] > 0
     assert set(told_at_step) == {8}
 
 
@@ -79,7 +82,7 @@ def test_a_second_fit_logs_its_own_steps_where_they_belong(sleeper):
     logger.told.clear()
     trainer.fit_loop.epoch_loop.max_steps = 13
     trainer.fit(sleeper, SlowBatches())
-    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(7, 13))
+    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(7, 13))
 
 
 def test_a_run_that_fails_leaves_the_steps_it_took(sleeper):
@@ -93,7 +96,7 @@ def test_a_run_that_fails_leaves_the_steps_it_took(sleeper):
     with pytest.raises(ValueError, match="no more"):
         quiet_trainer(PhaseTimer(), logger=logger).fit(sleeper, Failing())
     # Lightning fetches a batch ahead.
-    assert [step for step, metrics in logger.told if "lmbench/step_s" in metrics] == list(range(5))
+    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(5))
 
 
 def test_a_logger_that_fails_costs_one_line_and_not_the_run(sleeper, capsys):

@@ -111,9 +111,9 @@ def test_the_logger_is_lightnings_own_with_steps_and_summary_in_it(tmp_path, mon
     )
     (file,) = (tmp_path / "csv").glob("lightning_logs/version_0/metrics.csv")
     rows = list(csv.DictReader(file.open()))
-    steps = [float(row["lmbench/step_s"]) for row in rows if row["lmbench/step_s"]]
-    assert steps == [step.step_s for step in result.steps]
-    assert float(rows[-1]["lmbench/summary/throughput.tokens_per_s"]) == result.record.throughput.tokens_per_s
+    steps = [float(row["lmbench/time/step_ms"]) for row in rows if row["lmbench/time/step_ms"]]
+    assert steps == [step.step_s * 1e3 for step in result.steps]
+    assert float(rows[-1]["lmbench/summary/throughput/tokens_per_s"]) == result.record.throughput.tokens_per_s
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from lmbench.records.load import load_run
 from lmbench.records.process import process_identity
 from lmbench.records.store import RunFolder
 from lmbench.wandb.child import stable_id
-from lmbench.wandb.content import config_of, summary_of
+from lmbench.wandb.content import config_of, name_of, summary_of
 from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
 
 
@@ -44,7 +44,9 @@ def id_of(result):
 def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     results = tmp_path / "results"
     own = {"project": "speed", "entity": "team", "tags": ["x"], "group": "g", "artifact": True, "mode": "disabled"}
-    plain, filed = write_result(results), write_result(results, wandb=own)
+    reached = {"ready_s": 8.0, "closed_s": 2468.4}
+    plain = write_result(results, ended_at="2026-01-02T03:04:05+00:00", milestones=reached)
+    filed = write_result(results, wandb=own)
     folder = RunFolder(plain)
     folder.append_steps([step(9, loss=float("nan"))])
     folder.close()
@@ -66,8 +68,8 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     loaded = load_run(plain)
     history = server.history[id_of(plain)]
     assert [row["step"] for row in history] == list(range(10))
-    assert [row["step_s"] for row in history] == [record.step_s for record in loaded.steps]
-    assert math.isnan(float(history[9]["loss"]))
+    assert [row["time/step_ms"] for row in history] == [record.step_s * 1e3 for record in loaded.steps]
+    assert math.isnan(float(history[9]["train/loss"]))
     summary, config = server.summary[id_of(plain)], server.config[id_of(plain)]
     assert {name: summary.get(name) for name in summary_of(loaded.record, "ok")} == summary_of(loaded.record, "ok")
     assert {name: config.get(name) for name in config_of(loaded.record)} == config_of(loaded.record)
@@ -78,7 +80,11 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     assert server.summary[id_of(killed)]["outcome"] == "killed"
     told = server.filed[id_of(filed)]
     assert (told["project"], told["entity"], told["groupName"], told["tags"]) == ("speed", "team", "g", ["x"])
-    assert told["displayName"] == filed.name
+    assert told["displayName"] == name_of(load_run(filed).record)
+    # The run's own times, not those of the writing.
+    assert summary["_wandb"]["runtime"] == 2468
+    after_last_s = 2460.4 - sum(step.step_s for step in loaded.steps)
+    assert summary["_timestamp"] == pytest.approx(history[-1]["_timestamp"] + after_last_s)
     assert [name for name in server.artifacts if name.startswith("result-")] == [f"result-{id_of(filed)}"]
 
     questions = len(server.questions)
@@ -109,7 +115,7 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
         assert list(server.history) == list(refusing.filed)
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
-        assert len(server.artifacts) == 2
+        assert len(server.artifacts) == 3
 
 
 @pytest.mark.parametrize("fault", ["no key", "wrong key"])

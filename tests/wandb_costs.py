@@ -18,10 +18,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from scipy.stats import t as students_t
 from wandb_loopback import PLANTED_KEY, SilentServer, closed_port_url
 
 from lmbench.records.load import load_run
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 from lmbench.records.vocabulary import BORDERS, PHASES
 from lmbench.wandb.publish import write
@@ -34,28 +37,30 @@ STATISTICS = ("cpu_s", "p5_s", "median_s", "ready_s")
 UPLOAD = ["--wandb.mode", "online"]
 
 
-def fit(folder: Path, *words: str, **variables: str) -> dict[str, Any]:
-    """One run in a process of its own; returns its run.json."""
+def fit(folder: Path, *words: str, **variables: str) -> RunRecord:
+    """One run in a process of its own; returns its record."""
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), "WANDB_API_KEY": PLANTED_KEY}
     environment = {**os.environ, **own, **variables}
     environment.pop("WANDB_MODE", None)
     command = [sys.executable, *SMOKE, *WINDOW, "--measure.results_dir", str(folder), *words]
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    return load_run(next(folder.iterdir())).run
+    return load_run(next(folder.iterdir()), with_steps=False).record
 
 
 def logging(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = fit(Path(scratch) / "run", "--wandb.mode", "disabled")
-        step = {f"{phase}_s": 0.0123456789 for phase in PHASES} | {f"{phase}_host_s": 0.00123456789 for phase in PHASES}
-        step |= {f"lag_{border}_s": 0.00098765 for border in BORDERS} | {"loss": 9.2103, "tokens": 16384}
+        step: dict[str, Any] = {"loss": 9.2103, "tokens": 16384}
+        for phase in PHASES:
+            step |= {f"{phase}_s": 0.0123456789, f"{phase}_host_s": 0.00123456789}
+        step |= {f"lag_{border}_s": 0.00098765 for border in BORDERS}
         for steps in (1, 100, 10_000):
             times_s = []
             for index in range(rounds):
                 folder = RunFolder.create(Path(scratch) / f"{steps}-{index}")
-                folder.write_run({**run, "run_id": folder.run_id})
-                folder.append_steps([{"step": i, "step_s": 0.1 + i * 1e-7, **step} for i in range(steps)])
+                folder.append_steps([StepRecord(step=i, step_s=0.1 + i * 1e-7, **step) for i in range(steps)])
                 folder.close()
+                folder.write_run(replace(run, run_id=folder.run_id))
                 begun = time.perf_counter()
                 write([folder.path], 600)
                 times_s.append(time.perf_counter() - begun)
@@ -82,9 +87,9 @@ def steps(rounds: int) -> None:
                 cpu = Path(scratch) / "cpu"
                 clock = ["--trainer.callbacks+=wandb_modules.CpuTime", "--trainer.callbacks.path", str(cpu)]
                 run = fit(Path(scratch) / f"{index}-{names.index(arm)}", *clock, *words, **variables)
-                step, ready_s = run["phases"]["step"], run["milestones"]["ready_s"]
-                measured = {"cpu_s": float(cpu.read_text()), "p5_s": step["p5_s"], "median_s": step["median_s"]}
-                measured["ready_s"] = ready_s
+                step = run.phases.step
+                measured = {"cpu_s": float(cpu.read_text()), "p5_s": step.p5_s, "median_s": step.median_s}
+                measured["ready_s"] = run.milestones.ready_s
                 print(json.dumps({"round": index, "arm": arm, **measured}), flush=True)
                 for name, value in measured.items():
                     found_s[name][arm].append(value)

@@ -13,9 +13,10 @@ from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing
 from lmbench.report.charts import MAX_BARS, MUTED, Chart, ChartKind, ColumnOf, Point, Series, rows_of
-from lmbench.report.columns import COUNT, MS, PERCENT, Column, Measure, Number, Reader, Unit, numbers, over_runs
+from lmbench.report.columns import Column, Measure, Number, Reader, numbers, over_runs
 from lmbench.report.feature import Feature, PagePart
 from lmbench.report.text import KERNEL_WIDTH, shortened
+from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import ChartSpec
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.

@@ -8,8 +8,9 @@ from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
 from lmbench.records.memory import MemoryHistoryRecord
 from lmbench.records.prediction import MemoryPrediction
 from lmbench.report.cells import Cell
-from lmbench.report.columns import GIB, PERCENT, Column, Measure, Reader
+from lmbench.report.columns import Column, Measure, Reader
 from lmbench.report.feature import Feature, PagePart
+from lmbench.report.units import GIB, PERCENT
 
 
 def _of_history(read: Callable[[MemoryHistoryRecord], float | None]) -> Reader:

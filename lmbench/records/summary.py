@@ -19,7 +19,7 @@ from lmbench.records.statistics import (
     trend,
 )
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import BORDERS, SPANS, Span
+from lmbench.records.vocabulary import BORDERS, PHASES, SPANS, Span
 from lmbench.records.window import select_window
 
 
@@ -87,6 +87,16 @@ def _why_no_mfu(run: RunRecord) -> str | None:
     if run.flops.per_token_flops is None:
         return run.flops.reason or "the module does not tell its FLOPs"
     return run.window.tokens_reason
+
+
+def host_bound_fraction(run: RunRecord) -> float | None:
+    """Share of the step in phases in which the device waited for the host, by the lag probes; None without them."""
+    verdicts = run.probe.verdicts
+    if verdicts is None or not any(True for _ in verdicts.items()):
+        return None
+    bound = [span for span, found in verdicts.items() if found.verdict == "host-bound" and span in PHASES]
+    summaries = [run.phases.get(span) for span in bound]
+    return math.fsum(summary.share_fraction or 0.0 for summary in summaries if summary is not None)
 
 
 def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = None) -> PerPhase[PhaseSummary]:

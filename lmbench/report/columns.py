@@ -18,11 +18,13 @@ from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import sample_std
-from lmbench.records.vocabulary import BACKWARD_MODES, PHASES, Span
+from lmbench.records.summary import host_bound_fraction
+from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.records.welch import ratio_of
 from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing
 from lmbench.report.gather import Sample
+from lmbench.report.units import COUNT, GIB, MS, PERCENT, SECONDS, TIMES, Unit
 
 #: Stands in a heading for the baseline's name.
 BASELINE = "{baseline}"
@@ -46,22 +48,6 @@ class Measure:
     high: float | None = None
     name: str = ""
 
-
-@dataclass(frozen=True)
-class Unit:
-    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text."""
-
-    word: str
-    scale: float
-    text: Callable[[float], str]
-
-
-MS = Unit("ms", 1e3, units.milliseconds)
-SECONDS = Unit("s", 1.0, units.seconds)
-PERCENT = Unit("%", 100.0, units.percent_number)
-GIB = Unit("GiB", 2.0**-30, units.gib_number)
-COUNT = Unit("", 1.0, units.whole)
-TIMES = Unit("", 1.0, units.times)
 
 Number = Callable[[RunRecord], float | None]
 #: Reads a cell, given its baseline (None where there is none).
@@ -194,16 +180,7 @@ def _host_peak(cell: Cell, _baseline: Cell | None) -> Measure | None:
 
 def host_bound(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
     """Share of the step in phases in which the device waited for the host, by the lag probes; mean over runs."""
-    return over_runs(_host_bound_share)(cell, None)
-
-
-def _host_bound_share(run: RunRecord) -> float | None:
-    verdicts = run.probe.verdicts
-    if verdicts is None or not any(True for _ in verdicts.items()):
-        return None
-    bound = [span for span, found in verdicts.items() if found.verdict == "host-bound" and span in PHASES]
-    summaries = [run.phases.get(span) for span in bound]
-    return math.fsum(summary.share_fraction or 0.0 for summary in summaries if summary is not None)
+    return over_runs(host_bound_fraction)(cell, None)
 
 
 def _skipped(cell: Cell, _baseline: Cell | None) -> Measure | None:
@@ -398,11 +375,6 @@ RELATIVE: tuple[Column, ...] = (
 
 # any number of the schema
 
-_PLAIN = Unit("", 1.0, units.plain)
-_UNITS = {
-    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit("", 1.0, units.instances), "index": _PLAIN, "1": _PLAIN,
-}  # fmt: skip
-
 
 @cache
 def schema_column(name: str) -> Column | None:
@@ -418,7 +390,7 @@ def schema_column(name: str) -> Column | None:
         return None
     if not found.about.is_number:
         raise UsageError(f"column {name!r} is {'a ' * (found.unit != 'text')}{found.unit}; a column shows a number")
-    unit = _UNITS.get(found.unit, Unit(found.unit, 1.0, units.plain))
+    unit = units.unit_of(found.unit)
     last = name.rpartition(".")[2]
     combine: Callable[[Iterable[float]], float] = statistics.fmean
     if last.startswith("max_") or "peak" in name:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 MISSING = "-"
 
 
@@ -118,3 +121,34 @@ def signed(value: float | None) -> str:
 def plain(value: float) -> str:
     """A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text.
+
+    `ending` is what a name ends in whose number is in this unit, instead of the SI unit's own.
+    """
+
+    word: str
+    scale: float
+    text: Callable[[float], str]
+    ending: str = ""
+
+
+MS = Unit("ms", 1e3, milliseconds, "_ms")
+SECONDS = Unit("s", 1.0, seconds, "_s")
+PERCENT = Unit("%", 100.0, percent_number, "_percent")
+GIB = Unit("GiB", 2.0**-30, gib_number, "_gib")
+COUNT = Unit("", 1.0, whole)
+TIMES = Unit("", 1.0, times)
+
+_PLAIN = Unit("", 1.0, plain)
+_OF_FIELDS = {
+    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit("", 1.0, instances), "index": _PLAIN, "1": _PLAIN,
+}  # fmt: skip
+
+
+def unit_of(field_unit: str) -> Unit:
+    """The unit in which a field of the schema is shown, by the unit that it is recorded in."""
+    return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))

@@ -16,8 +16,8 @@ from typing import Any
 
 from lmbench.records.load import Run, load_run
 from lmbench.records.run import RunRecord, WandbFiling
-from lmbench.records.schema import leaves
-from lmbench.wandb.content import config_of, summary_of, tables_of
+from lmbench.report.logged import STEP
+from lmbench.wandb.content import began_at, config_of, name_of, runtime_s, series_of, summary_of, tables_of
 
 
 def main(results: list[str]) -> int:
@@ -61,7 +61,7 @@ def write_run(result: Path) -> None:
     os.environ["WANDB_DATA_DIR"] = str(folder.resolve() / "staging")
     run: Any = wandb.init(
         id=stable_id(record),
-        name=record.run_id,
+        name=name_of(record),
         project=filed.project or "lmbench",
         entity=filed.entity,
         group=filed.group or (record.sweep.name if record.sweep else None),
@@ -80,6 +80,8 @@ def write_run(result: Path) -> None:
             x_disable_stats=True,
             x_disable_machine_info=True,
             x_save_requirements=False,
+            # Otherwise wandb takes the time of this writing for the run's; nothing of the summary is derived.
+            x_server_side_derived_summary=True,
         ),
     )
     _log(run, loaded)
@@ -99,15 +101,22 @@ def own_files(result: Path) -> list[Path]:
 
 
 def _log(run: Any, loaded: Run) -> None:
-    """Steps over their number, the summary, and tables of phases and guards."""
+    """Steps over their number, the summary with the run's own times, and tables."""
     import wandb
 
-    run.define_metric("step", summary="none")
-    run.define_metric("*", step_metric="step", summary="none")
-    for step in loaded.steps:
-        run.log(leaves(step))
-    run.summary.update(summary_of(loaded.record, loaded.outcome))
-    for table in tables_of(loaded.record):
+    record = loaded.record
+    run.define_metric(STEP, summary="none")
+    run.define_metric("*", step_metric=STEP, summary="none")
+    for row in series_of(loaded):
+        run.log(row)
+    run.summary.update(summary_of(record, loaded.outcome))
+    began, lasted_s = began_at(record), runtime_s(record)
+    if lasted_s is not None:
+        # W&B shows the one, and an older server the other.
+        run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s})
+    if began is not None:
+        run.summary.update({"_timestamp": began + (lasted_s or 0.0)})
+    for table in tables_of(record):
         run.summary[table.name] = wandb.Table(columns=list(table.columns), data=table.rows)
 
 
