@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import signal
 import sys
+from contextlib import nullcontext
 
 from lmbench.errors import ExitCode, suggest, tell
 from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret
+from lmbench.standard_output import abandon_result, result_alone, result_stream
 
 _MEASURING = "lmbench.fit.run"
+#: With one of these a command's standard output is for programs, and holds nothing else.
+_FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
 # name: (module, what it does). Every module has `run(args: list[str]) -> int`.
 COMMANDS = {
@@ -51,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     with listening(until_exit=argv is None):
         code = 0
         try:
-            code = _run(sys.argv[1:] if argv is None else argv)
+            code = _run(sys.argv[1:] if argv is None else argv, is_whole_process=argv is None)
         except BaseException as error:
             if isinstance(error, OSError) and (lost := _lost_output()) is not None:
                 return _without_output(lost, 0)
@@ -71,8 +74,8 @@ def main(argv: list[str] | None = None) -> int:
 def _flushed(code: int) -> int:
     """The exit code, once the output is out."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if result_stream() is not None:
+            result_stream().flush()
     except OSError as error:
         return _without_output(error, code)
     return code
@@ -81,10 +84,10 @@ def _flushed(code: int) -> int:
 def _lost_output() -> OSError | None:
     """Why what was printed cannot be written, None where it can."""
     try:
-        if sys.stdout is not None:
+        if (stream := result_stream()) is not None:
             # What failed once may not be tried again by a flush.
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            stream.write("\n")
+            stream.flush()
     except OSError as error:
         return error
     return None
@@ -92,15 +95,14 @@ def _lost_output() -> OSError | None:
 
 def _without_output(error: OSError, code: int) -> int:
     """The exit code of a command whose output is lost. A reader that went away (`| head`) is no failure."""
-    # What is left in the buffer would be tried again, and complained about, when Python ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    abandon_result()
     if isinstance(error, BrokenPipeError):
         return code
     tell(f"standard output: {error.strerror}")
     return code or 1
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], is_whole_process: bool) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -117,4 +119,7 @@ def _run(args: list[str]) -> int:
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:
         module = "lmbench.commands.fit_help"
-    return int(importlib.import_module(module).run(args))
+    # What nsys is given it hands on.
+    is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & set(args)) and not {"-h", "--help"} & set(args)
+    with result_alone(is_whole_process) if is_for_programs else nullcontext():
+        return int(importlib.import_module(module).run(args))

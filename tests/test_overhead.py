@@ -244,7 +244,6 @@ def test_a_failing_arm_is_one_line_with_the_end_of_its_standard_error():
     [
         (["--rounds", "1"], "at least 2"),
         (["--rounds", "many"], "invalid int value"),
-        (["--json", "/no/such/folder/file.json"], "cannot be written"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(options, words, capsys):
@@ -270,26 +269,20 @@ def test_no_memory_ends_without_a_table(capsys):
     assert captured.err.splitlines()[-1].startswith("lmbench: overhead: harness: ")
 
 
-def test_the_command_measures_every_arm_in_every_round(tmp_path, capsys):
-    file = tmp_path / "overhead.json"
-    args = ["overhead", *TINY[1:], "--rounds", "2", "--json", str(file)]
+def test_the_command_measures_every_arm_in_every_round(capsys):
+    args = ["overhead", *TINY[1:], "--rounds", "2", "--json"]
     assert run(args) == ExitCode.OK
-    output = capsys.readouterr().out
-    result = json.loads(file.read_text())
+    result = json.loads(capsys.readouterr().out)
     order = [record["arm"] for record in result["measurements"]]
     assert order == [*ARMS, *ARMS[1:], ARMS[0]]
     assert result["steps"] == 4
     assert result["hooks"]["step_s"]["mean"] > 0
     assert len({round(record["first_loss"], 5) for record in result["measurements"]}) == 1
-    for arm in ARMS:
-        # What it is, and its row.
-        assert sum(line.startswith(f"{arm} ") for line in output.splitlines()) >= 2
 
 
 def test_what_complete_rounds_say_survives_a_signal(tmp_path):
     """In a process of its own, stopped at the first line of its third round."""
-    file = tmp_path / "overhead.json"
-    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50", "--json", str(file)]
+    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     for line in process.stderr:
         if "round 3 of 50" in line:
@@ -300,7 +293,9 @@ def test_what_complete_rounds_say_survives_a_signal(tmp_path):
     assert "below is what 2 complete rounds say" in error
     assert "Traceback" not in error
     assert "2 rounds of" in output
-    assert {record["round"] for record in json.loads(file.read_text())["measurements"]} == {0, 1}
+    for arm in ARMS:
+        # What it is, and its row.
+        assert sum(line.startswith(f"{arm} ") for line in output.splitlines()) >= 2
 
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError
+from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Measures what matrix products and copies attain on this device, in bursts of 40 ms and
@@ -37,7 +38,7 @@ def run(args: list[str]) -> int:
     record = measure_ceiling(options.sustained_s)
     path = store_ceiling(record, Path(options.results_dir))
     if options.json:
-        print(record.as_json())
+        write_result(record.as_json() + "\n")
     else:
         print_ceiling(record, path)
     return ExitCode.OK

@@ -12,6 +12,7 @@ from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.report.screen import make_console
+from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Compares B with A, step time first, then phases and memory. A side is a run, a folder
@@ -63,7 +64,7 @@ def run(args: list[str]) -> int:
             return _compare_kernels(options)
         found = compare(options.a, options.b, options.tolerance, options.about)
     if options.json:
-        print(json.dumps(as_record(found), indent=1))
+        write_result(json.dumps(as_record(found), indent=1) + "\n")
     elif options.markdown:
         print(markdown(found), end="")
     else:
@@ -80,7 +81,7 @@ def _compare_kernels(options: argparse.Namespace) -> int:
     if options.phase not in (None, *phases):
         raise UsageError(f"--phase is {options.phase!r}; these traces have {', '.join(phases)}")
     if options.json:
-        print(json.dumps(difference_record(found), indent=1))
+        write_result(json.dumps(difference_record(found), indent=1) + "\n")
     elif options.markdown:
         print(difference_markdown(found, options.top, options.phase), end="")
     else:

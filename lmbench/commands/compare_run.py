@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import shlex
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.records.load import is_run_folder
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
+from lmbench.standard_output import result_alone
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import Plan, make_plan
@@ -60,7 +59,7 @@ def measure(words: list[str]) -> tuple[argparse.Namespace, Comparison]:
     progress = Progress(plan, Estimate(plan))
     looks = _Looks(plan, path, progress, tolerance, options.about, parse_budget(options.budget))
     # What is printed there is the verdict alone, in whatever form.
-    with contextlib.redirect_stdout(sys.stderr):
+    with result_alone():
         carry_out(plan, path, progress, lambda path, progress: None, looks)
     found = looks.look()
     progress.said(f"the runs are in {path}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode
+from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Shows where the device's time goes, from a trace: kernels, their kinds and the parts of
@@ -45,7 +46,8 @@ def run(args: list[str]) -> int:
     found = examine(options.source)
     roof = roofline(found, find_ceiling(found.path.parent, found.run, options.ceiling))
     if options.json:
-        print(json.dumps({**as_record(found), "roofline": roofline_record(roof)}, indent=1, allow_nan=False))
+        record = {**as_record(found), "roofline": roofline_record(roof)}
+        write_result(json.dumps(record, indent=1, allow_nan=False) + "\n")
     elif options.format == "csv":
         sys.stdout.write(to_csv(found))
     elif options.format == "markdown":

@@ -12,6 +12,7 @@ from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.memory.recorded import SNAPSHOT_FILE
+from lmbench.standard_output import write_result
 
 if TYPE_CHECKING:
     from lmbench.memory.history.findings import Findings
@@ -106,7 +107,7 @@ def _explained(found: Run) -> Shortage:
 
 
 def _print_json(told: object) -> None:
-    print(json.dumps(told, indent=1, allow_nan=False))
+    write_result(json.dumps(told, indent=1, allow_nan=False) + "\n")
 
 
 def _is_to_come(words: list[str]) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from lmbench.commands.parser import CommandParser
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.standard_output import write_result
 
 #: How the command's help tells of it.
 USAGE = "lmbench memory [--gpu NAME] [--json] [OPTIONS OF lmbench fit]"
@@ -39,7 +40,7 @@ def run(words: list[str]) -> int:
         tell(f"memory: the prediction broke: {error}")
         return ExitCode.INTERNAL
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(made), indent=1).decode())
+        write_result(msgspec.json.format(msgspec.json.encode(made), indent=1).decode() + "\n")
     else:
         print_forecast(made, make_console())
     return ExitCode.OK

@@ -12,6 +12,7 @@ from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_n
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.overhead.arms import ArmFailed, run_fit
 from lmbench.report.screen import make_console
+from lmbench.standard_output import write_result
 from lmbench.text import shown_json
 
 DESCRIPTION = f"""\
@@ -34,7 +35,7 @@ def run(args: list[str]) -> int:
         tell(f"noise: {failure}")
         return failure.exit_code
     if options.json:
-        print(shown_json(noise_json(found.entries)), end="")
+        write_result(shown_json(noise_json(found.entries)))
     else:
         print_noise(found, make_console())
     return ExitCode.OK

@@ -16,6 +16,7 @@ from lmbench.masking import masked_words
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
 from lmbench.report.screen import make_console
+from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Measures the same model, data and optimizer, in fresh processes and rotating
@@ -36,9 +37,10 @@ def run(args: list[str]) -> int:
     except ArmFailed as error:
         tell(f"overhead: {error}")
         return error.exit_code
-    print_overhead(found, make_console())
     if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_result(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    else:
+        print_overhead(found, make_console())
     return ExitCode.OK
 
 
@@ -46,10 +48,8 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """This command's own options, and those for `lmbench fit`."""
     parser = CommandParser("overhead", DESCRIPTION)
     parser.add_argument("--rounds", type=int, default=5, help="processes of each arm, at least 2 (default 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    parser.add_argument("--json", action="store_true", help="everything measured as JSON on standard output")
     options, fit_options = parser.parse_known_args(words)
     if options.rounds < 2:
         raise UsageError(f"--rounds is {options.rounds}; an interval needs at least 2")
-    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
-        raise UsageError(f"--json {options.json} cannot be written; name a file in a folder that exists")
     return options, expand_configs(fit_options)

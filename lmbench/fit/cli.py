@@ -40,6 +40,7 @@ from lmbench.masking import MASK, keep_secret, masked, masked_words, secrets_of,
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
+from lmbench.standard_output import write_result
 from lmbench.wandb.publish import WandbSettings
 
 
@@ -99,7 +100,7 @@ class BenchCLI(LightningCLI):
         refuse(self.config[command])
         if self.only_settings:
             self._dump_config()
-            print(self.settings_yaml, end="")
+            write_result(self.settings_yaml)
             raise SystemExit
 
     def _dump_config(self) -> None:

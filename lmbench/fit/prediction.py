@@ -42,6 +42,7 @@ from lmbench.memory.forecast import (
     Trial,
 )
 from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
+from lmbench.standard_output import result_alone, write_result
 
 # What changes nothing of the memory, or would end two steps too soon.
 _PLAIN: dict[str, Any] = {
@@ -271,10 +272,11 @@ def main(args: list[str]) -> int:
             raise
         tell(str(told))
         return ExitCode.USAGE
-    # The user's own code may have printed something.
-    print("\x1e" + msgspec.json.encode(made).decode())
+    write_result(msgspec.json.encode(made).decode())
     return ExitCode.OK
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    # The user's own code may print.
+    with result_alone(until_exit=True):
+        raise SystemExit(main(sys.argv[1:]))

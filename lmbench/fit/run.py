@@ -6,7 +6,6 @@ import lmbench.fit.startup  # noqa: F401
 
 # isort: split
 import logging
-import os
 import sys
 import traceback
 import warnings
@@ -27,6 +26,7 @@ from lmbench.interruption import exit_code, held, received
 from lmbench.masking import masked_message, masked_text
 from lmbench.records.codec import encode_run
 from lmbench.report.terminal import print_run
+from lmbench.standard_output import abandon_result, write_result
 from lmbench.text import shown, shown_json, shown_lines
 from lmbench.wandb.publish import publish_run
 
@@ -170,9 +170,9 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     assert recorder.exit_code is not None
     try:
         if as_json:
-            print(shown_json(encode_run(recorder.run).decode()), end="")
+            write_result(shown_json(encode_run(recorder.run).decode()))
         elif is_quiet:
-            print(recorder.folder.path)
+            write_result(f"{recorder.folder.path}\n")
         else:
             print_run(recorder.run, recorder.folder.path, with_banner=False)
     except BrokenPipeError:
@@ -182,9 +182,8 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
         if not isinstance(fault, OSError):
             traceback.print_exc()
         tell(f"the result could not be printed ({fault}); it is in {recorder.folder.path}")
-        if isinstance(fault, OSError) and sys.stdout is sys.__stdout__:
-            # What is left in the buffer would be tried again, and complained about, when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(fault, OSError):
+            abandon_result()
         return int(recorder.exit_code or ExitCode.INTERNAL)
     return int(recorder.exit_code)
 

@@ -77,8 +77,9 @@ def ask_forecast(words: list[str], request: Request) -> Forecast:
     command = [sys.executable, "-P", "-m", "lmbench.fit.prediction", *asked]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == ExitCode.OK:
-        return msgspec.json.decode(done.stdout.rpartition("\x1e")[2], type=Forecast)
+        return msgspec.json.decode(done.stdout, type=Forecast)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode == ExitCode.USAGE:
-        raise UsageError(done.stderr.rpartition("lmbench: ")[2].strip())
+        # The user's own code may have said something before it, and after it.
+        raise UsageError(done.stderr.rpartition("lmbench: ")[2].partition("\n")[0])
     raise PredictionFailed(" | ".join(lines[-_LAST_LINES:]) or f"it ended with {done.returncode}")

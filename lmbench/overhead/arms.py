@@ -148,7 +148,8 @@ def execute(arm: str, words: list[str]) -> None:
     if done.returncode == ExitCode.OK:
         return
     if done.returncode == ExitCode.USAGE:
-        raise UsageError(done.stderr.rpartition("lmbench: ")[2].strip())
+        # The user's own code may have said something before it, and after it.
+        raise UsageError(done.stderr.rpartition("lmbench: ")[2].partition("\n")[0])
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     why = " | ".join(lines[-_LAST_LINES:]) or "nothing on standard error"
     out_of_memory = done.returncode == ExitCode.OUT_OF_MEMORY

@@ -1,0 +1,89 @@
+"""A user's module and data that print, log and write wherever they are called, in every way there is."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from strangers import Regression
+from torch.utils.data import DataLoader, Dataset
+
+from lmbench.model.language_model import LanguageModel
+
+WORD = "noise"
+
+
+def make_noise(place: str) -> None:
+    """Say the word by Python, logging, the file descriptor, C's own stream and another process."""
+    line = f"{WORD} {place}"
+    print(line)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(stream=sys.stdout)
+    logging.getLogger(WORD).warning(line)
+    os.write(1, f"{line}\n".encode())
+    # Stays in C's buffer, which is written at the end of the process.
+    ctypes.CDLL(None).printf(f"{line}\n".encode())
+    subprocess.run(["echo", line], check=True)
+
+
+def make_noise_beside_any_command() -> None:
+    """From now on words of a command line are not parsed silently, and the process ends with noise."""
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def noisily(*args: Any, **keywords: Any) -> Any:
+        make_noise("parsing")
+        return parse(*args, **keywords)
+
+    argparse.ArgumentParser.parse_known_args = noisily  # type: ignore[method-assign]
+    atexit.register(make_noise, "exit")
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        make_noise("worker")
+        return torch.randn(16)
+
+
+class NoisyData(LightningDataModule):
+    """Its loader's rows come from a process of their own."""
+
+    def __init__(self, workers: int = 1) -> None:
+        super().__init__()
+        self.workers = workers
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Rows(), 4, num_workers=self.workers, collate_fn=lambda rows: [torch.stack(rows)])
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+
+class Noisy(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        make_noise("constructor")
+        atexit.register(make_noise, "exit")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        make_noise("step")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_end(self) -> None:
+        make_noise("end")
+
+
+class NoisyLanguageModel(LanguageModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        make_noise("step")
+        return super().training_step(batch, batch_idx)
