@@ -2,6 +2,13 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmbench.callbacks.kernel_profiler import KernelProfiler
+    from lmbench.errors import UsageError
+    from lmbench.fit.in_process import measure
+    from lmbench.runs import Run, load, to_frame
 
 __version__ = "0.1.0"
 
@@ -11,8 +18,23 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
     __path__.append(str(_ROOT))
 
 
+# What Python code uses, and where it is. Importing most of it brings torch, which most commands do without.
+_FOUND_IN = {
+    "KernelProfiler": "lmbench.callbacks.kernel_profiler",
+    "Run": "lmbench.runs",
+    "UsageError": "lmbench.errors",
+    "load": "lmbench.runs",
+    "measure": "lmbench.fit.in_process",
+    "to_frame": "lmbench.runs",
+}
+__all__ = ["KernelProfiler", "Run", "UsageError", "__version__", "load", "measure", "to_frame"]
+
+
 def __getattr__(name: str) -> object:
-    # For `--trainer.profiler lmbench.KernelProfiler`; importing it brings torch, which most commands do without.
-    if name == "KernelProfiler":
-        return import_module("lmbench.callbacks.kernel_profiler").KernelProfiler
+    if name in _FOUND_IN:
+        return getattr(import_module(_FOUND_IN[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

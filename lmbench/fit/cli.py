@@ -13,23 +13,10 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lmbench.callbacks import (
-    GradientNorm,
-    MeasurementSession,
-    MemoryHistory,
-    MemoryRecorder,
-    Milestones,
-    PhaseTimer,
-    ProgressLine,
-    QuietHost,
-    RunRecorder,
-    SyncFinder,
-    ThroughputMeter,
-    TrainingCheck,
-)
+from lmbench.callbacks import MemoryHistory, PhaseTimer, RunRecorder
 from lmbench.errors import UsageError
-from lmbench.fit.announcement import Announcement
 from lmbench.fit.choice import LOADERS, ChoiceParser, model_class, settle, without_own_classes
+from lmbench.fit.harness import measuring_callbacks
 from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse
@@ -151,22 +138,14 @@ class BenchCLI(LightningCLI):
         if self.memory.history:
             history = [MemoryHistory(self.memory.steps, self.memory.max_entries)]
             schedule = replace(schedule, steps=self.memory.steps, min_window_s=0.0)
-        callbacks = [
-            # In front, so that switching it on and off lies outside of what the timer sees.
-            *history,
-            *callbacks,
-            QuietHost(),
-            MemoryRecorder(),
-            TrainingCheck(),
-            SyncFinder(),
-            *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
-            # Last of those that work before the window, so that its power reading is next to the window's start.
-            ThroughputMeter(),
+        callbacks = measuring_callbacks(
             self.recorder,
-            *([Announcement(self.recorder), ProgressLine()] if self.announces else []),
-            Milestones(),
-            MeasurementSession(schedule),
-        ]
+            schedule,
+            callbacks,
+            before=history,
+            with_gradient_norm=settings.gradient_norm and self.mode == "train_step",
+            announces=self.announces,
+        )
         return super()._instantiate_trainer(config, callbacks)
 
     def _given(self) -> RunRecord:

@@ -31,7 +31,8 @@ from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.run import Measurement, as_usage_error, find_modules_in_current_folder, quiet
+from lmbench.fit.run import Measurement, as_usage_error, find_modules_in_current_folder
+from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error

@@ -5,10 +5,8 @@ from __future__ import annotations
 import lmbench.fit.startup  # noqa: F401
 
 # isort: split
-import logging
 import sys
 import traceback
-import warnings
 from pathlib import Path
 
 from jsonargparse import ArgumentError
@@ -18,7 +16,9 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.completion import add_kernels, add_memory, add_prediction
+from lmbench.fit.harness import check_measured
 from lmbench.fit.messages import translate
+from lmbench.fit.surroundings import quiet
 from lmbench.instruments.ending import is_of_other_checkpoint, is_usage_error
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.oom import out_of_memory
@@ -41,9 +41,8 @@ class Measurement(BenchCLI):
         super().__init__(args, announces, only_settings)
 
     def after_fit(self) -> None:
-        if self.recorder is not None and self.recorder.exit_code is None:
-            # Without a batch Lightning comes back having called no hook of the loop's.
-            raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
+        assert self.recorder is not None
+        check_measured(self.recorder)
 
     after_validate = after_fit
 
@@ -137,14 +136,6 @@ def find_modules_in_current_folder() -> None:
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)
-
-
-def quiet() -> None:
-    """Lightning's tips and notices about its own calls say nothing about the measurement."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module=r"lightning\..*")
-    warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
 
 
 def _recorder() -> RunRecorder | None:

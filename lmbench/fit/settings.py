@@ -98,12 +98,7 @@ def refuse(config: Any) -> None:
     for group in ("trainer", "model", "measure", "memory", "timer", "wandb"):
         if group in config and config[group] is None:
             raise UsageError(f"{group} is null; leave it out, or give its settings")
-    for name in ("min_steps", "min_epochs"):
-        if config.trainer.get(name) is not None:
-            raise UsageError(
-                f"trainer.{name} is {config.trainer.get(name)}; lmbench ends training itself, after the window: "
-                "ask for more with --measure.steps or --measure.min_window_s"
-            )
+    refuse_least(config.trainer)
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
@@ -114,3 +109,17 @@ def refuse(config: Any) -> None:
     checkpoint = config.get("ckpt_path")
     if checkpoint is not None and "://" not in checkpoint and not Path(checkpoint).is_file():
         raise UsageError(f"ckpt_path {checkpoint!r} is no file; give a checkpoint's")
+
+
+def refuse_least(trainer: Any) -> None:
+    """Look for limits that would keep training from ending; `trainer` has the Trainer's flags and a `get`.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name in ("min_steps", "min_epochs"):
+        if trainer.get(name) is not None:
+            raise UsageError(
+                f"trainer.{name} is {trainer.get(name)}; lmbench ends training itself, after the window: "
+                "ask for more with --measure.steps or --measure.min_window_s"
+            )

@@ -81,6 +81,7 @@ class LanguageModel(LightningModule):
         attention_kind(attention)
         check_checkpoint(checkpoint)
         _check_settings(context_length, learning_rate, weight_decay, betas)
+        self._is_fresh = True
         self.size = size
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -98,7 +99,8 @@ class LanguageModel(LightningModule):
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
-        if not hasattr(self, "network"):
+        self._is_fresh = not hasattr(self, "network")
+        if self._is_fresh:
             self.network = Transformer(self.shape, self.context_length, self.attention, self.checkpoint)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -135,7 +137,8 @@ class LanguageModel(LightningModule):
             "attention": self.attention,
             "checkpoint": self.checkpoint,
             "optimizer": self.optimizer.label,
-            "is_fresh": True,
+            # One that was trained before in this process is not.
+            "is_fresh": self._is_fresh,
         }
 
     def compile_targets(self) -> list[torch.nn.Module]:

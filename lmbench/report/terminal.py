@@ -28,12 +28,13 @@ Line = tuple[str, str]
 
 def print_run(
     run: RunRecord,
-    path: Path,
+    path: Path | None,
     console: Console | None = None,
     with_banner: bool = True,
     notes: Sequence[Line] = (),
 ) -> None:
-    """Print a run's record; `path` is its result folder, `notes` are labelled lines about how the run ended."""
+    """Print a run's record; `path` is its result folder (None where nothing was kept), `notes` are labelled lines about
+    how the run ended."""
     console = console or make_console()
     if with_banner:
         print_banner(run, console)
@@ -43,7 +44,7 @@ def print_run(
         print_table(phase_table(run, run.phases.step), console, is_airy=True)
         console.out("")
     _print_lines([*figures(run), *guard_lines(run), *closing_lines(run), *notes], console)
-    for line in where(run, path):
+    for line in where(run, path) if path is not None else ():
         print_line(*line, console, width=_LABEL, is_whole=True)
 
 

@@ -1,0 +1,289 @@
+"""`lmbench.measure`: a measurement in this process, of a module that exists."""
+
+from __future__ import annotations
+
+import copy as copying
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args, get_type_hints
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from torch import nn
+
+from lmbench.callbacks import RunRecorder
+from lmbench.data.datamodule import TokenData
+from lmbench.errors import ExitCode, UsageError, suggest
+from lmbench.fit.choice import LOADERS
+from lmbench.fit.completion import add_kernels, add_memory
+from lmbench.fit.harness import check_measured, measuring_callbacks
+from lmbench.fit.modes import apply_mode
+from lmbench.fit.settings import MeasureSettings, Mode, refuse_least
+from lmbench.fit.surroundings import quiet, undisturbed, untouched
+from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.instruments.clock import synchronize
+from lmbench.instruments.compiling import CompileOptions
+from lmbench.instruments.ending import is_usage_error
+from lmbench.interruption import held
+from lmbench.model.language_model import LanguageModel
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.vocabulary import RUNNING
+from lmbench.runs import Run, read_run
+
+_BATCH_SIZE = 4
+#: One measurement at a time: two would measure each other.
+_alone = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """A loader whose every batch is the same one."""
+
+    batch: Any = field(repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self.batch)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A loader of the batches of a list, which Lightning would take for a list of loaders."""
+
+    batches: list[Any] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def measure(
+    module: LightningModule,
+    data: Any = None,
+    *,
+    steps: int = 20,
+    warmup_steps: int = 5,
+    min_window_s: float = 3.0,
+    probe_steps: int = 10,
+    mode: Mode = "train_step",
+    precision: str | int = "32-true",
+    matmul_precision: Literal["highest", "high"] = "highest",
+    compile: bool | Mapping[str, Any] = False,
+    zero_grad: Literal["auto", "after_step", "native"] = "auto",
+    seed: int = 0,
+    trainer: Mapping[str, Any] | None = None,
+    results_dir: str | Path | None = None,
+    copy: bool = False,
+) -> Run:
+    """Measure a module in this process, as `lmbench fit` does in one of its own.
+
+    The process is left as it was (random states, flags, signal handlers, warnings, variables), and so is the module,
+    but for its weights, which are trained; with `copy` they are not. PyTorch's CUDA peak counters are reset, and with
+    `compile` Dynamo's caches. Works in notebooks and threads, one measurement at a time.
+
+    Args:
+        module: a LightningModule.
+        data: a LightningDataModule, a loader (any iterable of batches, also a list of them), or one batch (a tensor,
+            tuple, mapping or list of tensors), which every step gets. None is what the module's own train_dataloader
+            gives; lmbench's models get random tokens.
+        steps: the window's steps, at least.
+        warmup_steps: steps before the window.
+        min_window_s: the window's seconds, at least.
+        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
+        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step.
+        precision: Lightning's, such as bf16-mixed.
+        matmul_precision: float32 matrix products: highest is fp32, high is TF32.
+        compile: torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
+        zero_grad: after_step frees gradients as soon as they are used, native is Lightning's order; auto is after_step
+            for lmbench's own models.
+        seed: of the run.
+        trainer: further flags of Lightning's Trainer, such as accelerator, callbacks, accumulate_grad_batches.
+        results_dir: keep the result in a folder below this one; None keeps nothing on the disk.
+        copy: measure a deep copy of the module.
+
+    Returns:
+        The run, whose outcome is `ok`, or `oom` where memory ran out.
+
+    Raises:
+        UsageError: something given cannot be measured; one line.
+        Exception: whatever the module's, the data's or a callback's own code raised.
+    """
+    _check_module(module)
+    settings = MeasureSettings(
+        mode=mode,
+        warmup_steps=warmup_steps,
+        steps=steps,
+        min_window_s=min_window_s,
+        probe_steps=probe_steps,
+        matmul_precision=matmul_precision,
+        zero_grad=zero_grad,
+        results_dir=str(results_dir or ""),
+    )
+    _check_words(settings)
+    flags = _flags(trainer, precision, compile)
+    with _alone_in_process(), ExitStack() as stack:
+        if results_dir is None:
+            settings.results_dir = stack.enter_context(
+                TemporaryDirectory(prefix="lmbench-", ignore_cleanup_errors=True)
+            )
+        stack.enter_context(undisturbed())
+        quiet()
+        seed_everything(seed, workers=True, verbose=False)
+        subject = copying.deepcopy(module) if copy else module
+        command = "validate" if mode == "inference" else "fit"
+        given = _data_for(subject, data, LOADERS[command])
+        stack.enter_context(untouched(subject, given))
+        recorder = _recorder(settings, subject)
+        failure = _run(subject, given, settings, flags, recorder, command)
+        if failure is not None:
+            raise failure
+        add_kernels(recorder)
+        add_memory(recorder)
+        assert recorder.folder is not None
+        return read_run(recorder.folder.path)
+
+
+def _run(
+    module: LightningModule,
+    data: Any,
+    settings: MeasureSettings,
+    flags: dict[str, Any],
+    recorder: RunRecorder,
+    command: str,
+) -> BaseException | None:
+    """Measure; returns what is to be raised. Nothing of a run that memory ended stays alive in it."""
+    try:
+        torch.set_float32_matmul_precision(settings.matmul_precision)
+        given = flags.pop("callbacks", None) or []
+        callbacks = measuring_callbacks(
+            recorder, settings.schedule(), given if isinstance(given, list | tuple) else [given]
+        )
+        trainer = BenchTrainer(callbacks=callbacks, **flags)
+        synchronize(trainer.strategy.root_device)
+        apply_mode(module, recorder.given.mode or settings.mode, recorder.given.zero_grad or "native")
+        if flags["compile"]:
+            # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.
+            torch._dynamo.reset()
+        is_datamodule = isinstance(data, LightningDataModule)
+        if command == "validate":
+            trainer.limit_val_batches = trainer.limit_val_batches or 1.0
+            trainer.validate(
+                module, None if is_datamodule else data, datamodule=data if is_datamodule else None, verbose=False
+            )
+        else:
+            trainer.fit(module, None if is_datamodule else data, datamodule=data if is_datamodule else None)
+        check_measured(recorder)
+    except BaseException as error:
+        return _ended_by(error, recorder)
+    if recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
+        return UsageError(recorder.run.error.message or "nothing was measured")
+    return None
+
+
+def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | None:
+    """Record what ended the run; returns what is to be raised, None where the run tells of it."""
+    with held():
+        recorder.end_by(error)
+    if recorder.exit_code is ExitCode.OUT_OF_MEMORY:
+        # The frames hold the tensors that there was no room beside.
+        traceback.clear_frames(error.__traceback__)
+        return None
+    if recorder.run.outcome == "interrupted" and recorder.folder is not None:
+        # Lightning has made a SystemExit of it.
+        return KeyboardInterrupt()
+    if is_usage_error(error):
+        return error if isinstance(error, UsageError) else UsageError(str(error))
+    return error
+
+
+def _recorder(settings: MeasureSettings, module: LightningModule) -> RunRecorder:
+    zero_grad = settings.zero_grad
+    if zero_grad == "auto":
+        zero_grad = "after_step" if isinstance(module, LanguageModel) else "native"
+    given = RunRecord(
+        SCHEMA_VERSION,
+        RUNNING,
+        mode=settings.mode,
+        matmul_precision=settings.matmul_precision,
+        zero_grad=zero_grad,
+    )
+    return RunRecorder(settings.results_dir, given)
+
+
+@contextmanager
+def _alone_in_process() -> Iterator[None]:
+    if not _alone.acquire(blocking=False):
+        raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
+    try:
+        yield
+    finally:
+        _alone.release()
+
+
+def _check_module(module: object) -> None:
+    if isinstance(module, LightningModule):
+        return
+    what = f"{type(module).__name__} is a {'torch.nn.Module' if isinstance(module, nn.Module) else 'stranger'}"
+    if isinstance(module, type):
+        what = f"{module.__name__} is a class; measure takes an instance, such as {module.__name__}()"
+        raise UsageError(what)
+    if any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__):
+        raise UsageError(f"{type(module).__name__} is pytorch_lightning's; let it import lightning.pytorch instead")
+    raise UsageError(
+        f"{what}; measure takes a lightning.pytorch.LightningModule: wrap it in one whose training_step returns the "
+        "loss and whose configure_optimizers returns an optimizer"
+    )
+
+
+def _check_words(settings: MeasureSettings) -> None:
+    """Refuse words and numbers that the settings do not have."""
+    for name, hint in get_type_hints(MeasureSettings).items():
+        allowed, given = get_args(hint), getattr(settings, name)
+        if getattr(hint, "__origin__", None) is Literal and given not in allowed:
+            raise UsageError(f"{name} is {given!r}; allowed: {', '.join(allowed)}{suggest(str(given), allowed)}")
+    settings.schedule()
+
+
+def _flags(
+    trainer: Mapping[str, Any] | None, precision: str | int, compile: bool | Mapping[str, Any]
+) -> dict[str, Any]:
+    """The Trainer's flags."""
+    given = dict(trainer or {})
+    for name in ("precision", "compile"):
+        if name in given:
+            raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
+    refuse_least(given)
+    options: bool | CompileOptions = bool(compile)
+    if isinstance(compile, Mapping):
+        known = CompileOptions.__dataclass_fields__
+        for name in compile:
+            if name not in known:
+                raise UsageError(f"compile has no {name!r}; allowed: {', '.join(known)}{suggest(str(name), known)}")
+        options = replace(CompileOptions(), **compile)
+    return {**TRAINER_DEFAULTS, **given, "precision": precision, "compile": options}
+
+
+def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
+    """What the Trainer is given: a LightningDataModule, a loader, or None for the module's own."""
+    if data is None and isinstance(module, LanguageModel):
+        return TokenData(batch_size=_BATCH_SIZE, context_length=module.context_length, vocab_size=module.vocab_size)
+    if data is None:
+        if getattr(type(module), loader) is getattr(LightningModule, loader):
+            raise UsageError(
+                f"{type(module).__name__} has no {loader}(); give data: a DataLoader, a LightningDataModule, or a batch"
+            )
+        return None
+    if isinstance(data, type):
+        raise UsageError(f"data is the class {data.__name__}; give an instance, such as {data.__name__}()")
+    if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
+        return _Listed(data)
+    if isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__"):
+        return data if isinstance(data, LightningDataModule) else _Repeated(data)
+    return data

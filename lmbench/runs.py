@@ -1,0 +1,97 @@
+"""Results as Python objects: read, shown, and as a table of pandas."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmbench.errors import UsageError
+from lmbench.records import load as _load
+from lmbench.records.codec import as_dict
+from lmbench.records.schema import leaves
+from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
+from lmbench.report.fragment import run_html
+from lmbench.report.screen import make_console
+from lmbench.report.terminal import print_run
+from lmbench.report.units import milliseconds
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, repr=False)
+class Run(_load.Run):
+    """A run: `record` is its run.json (`record.throughput.tokens_per_s`, `record.phases.forward.mean_s`; every field is
+    in `lmbench.records.run`), `steps` its steps, `outcome` how it ended, `path` its folder, which is gone where nothing
+    was to be kept.
+
+    `print(run)` shows what `lmbench show` does; a notebook shows it as a table.
+    """
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        print_run(self.record, self._folder, make_console(stream), notes=notes(self))
+        return stream.getvalue().strip("\n")
+
+    def __repr__(self) -> str:
+        step, rate = self.record.phases.step, self.record.throughput.tokens_per_s
+        mean = f", {milliseconds(step.mean_s)} ms a step" if step is not None else ""
+        return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}{f', {rate:,.0f} tokens/s' if rate else ''}>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self.record, self._folder, notes(self))
+
+    @property
+    def _folder(self) -> Path | None:
+        return self.path if self.path.is_dir() else None
+
+
+def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:
+    """Every run at or below a folder (also of a sweep), sorted by name; one that is damaged says so in `damage`.
+
+    Raises:
+        UsageError: there is no such folder, no result in it, or one of another version of lmbench.
+    """
+    return [read_run(folder, with_steps) for folder in _load.find_runs([path])]
+
+
+def read_run(folder: Path, with_steps: bool = True) -> Run:
+    """A run's folder. One that says `running` may have been killed; its record says what it is then."""
+    found = _load.load_run(folder, with_steps)
+    found.record.outcome = found.outcome
+    return Run(found.path, found.record, found.steps, found.outcome, found.damage)
+
+
+def notes(run: _load.Run) -> list[tuple[str, str]]:
+    """What there is of a run that was never closed, and what of it cannot be read, as labelled lines."""
+    found = []
+    if run.outcome in (RUNNING, KILLED, DAMAGED):
+        summary = "" if run.outcome == DAMAGED else ", without a summary: the run was not closed"
+        found.append(("steps", f"{len(run.steps)} recorded{summary}"))
+    if run.damage is not None:
+        found.append(("damage", run.damage))
+    return found
+
+
+def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> pandas.DataFrame:
+    """Runs as a `pandas.DataFrame`, with a row for each run, or each step; columns are a record's fields by their
+    dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI units. Lists are left out.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError("to_frame needs pandas, which is not installed: pip install pandas") from error
+    found = [runs] if isinstance(runs, _load.Run) else list(runs)
+    if steps:
+        return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in found for step in run.steps])
+    rows = [
+        {"run_id": run.run_id} | {name: v for name, v in leaves(run.record).items() if not isinstance(v, list)}
+        for run in found
+    ]
+    return pd.DataFrame(rows)
