@@ -24,7 +24,9 @@ class MemoryRecorder(Observer):
     probe steps, so a reading of your own sees less), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
     (the window's own), `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`, `run_alloc_retry_count`,
     `window_alloc_retry_count`, `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where
-    the device ran out of memory `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known.
+    the device ran out of memory `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known,
+    and of a module with `count_saved_bytes() -> SavedBytes` (attention by itself) `saved_bytes` and
+    `expected_saved_bytes`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -79,7 +81,13 @@ class MemoryRecorder(Observer):
             self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+        if kind is not ProbeKind.MEMORY:
+            return
+        count = getattr(self._module, "count_saved_bytes", None)
+        if callable(count) and self._module.training:
+            memory = self.session.run.memory
+            memory.saved_bytes, memory.expected_saved_bytes = count()
+        if self._device.type == "cuda":
             self.session.track.listeners.remove(self._border)
             memory = self.session.run.memory
             memory.phase_peak_allocated_bytes = _per_phase(self._phase_peaks)

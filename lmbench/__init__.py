@@ -20,6 +20,7 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 
 # What Python code uses, and where it is. Importing most of it brings torch, which most commands do without.
 _FOUND_IN = {
+    "AttentionLayer": "lmbench.model.attention_layer",
     "KernelProfiler": "lmbench.callbacks.kernel_profiler",
     "Run": "lmbench.runs",
     "UsageError": "lmbench.errors",
@@ -27,7 +28,7 @@ _FOUND_IN = {
     "measure": "lmbench.fit.in_process",
     "to_frame": "lmbench.runs",
 }
-__all__ = ["KernelProfiler", "Run", "UsageError", "__version__", "load", "measure", "to_frame"]
+__all__ = ["AttentionLayer", "KernelProfiler", "Run", "UsageError", "__version__", "load", "measure", "to_frame"]
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,7 @@ def test_naive_attention_is_the_formula() -> None:
     """An output is the mean of the values up to its position, weighted by exp(q k / sqrt(d)): plain loops."""
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    result = NaiveCore(head_dim=4)(q, k, v, mask)
+    result = NaiveCore(head_dim=4, is_causal=True)(q, k, v, mask)
     for head in range(2):
         for i in range(6):
             weights = [math.exp(float(q[0, head, i] @ k[0, head, j]) / 2) for j in range(i + 1)]
@@ -57,14 +57,14 @@ def test_cores_agree_in_logits_and_every_gradient(attention: str, dtype: torch.d
 @pytest.mark.parametrize("attention", [name for name in ATTENTION if name != "naive"])
 def test_cores_agree_on_the_gpu(attention: str) -> None:
     cuda, dtype = torch.device("cuda"), torch.bfloat16
-    check_attention(attention, SHAPE, cuda, dtype)
+    check_attention(attention, SHAPE.num_heads, SHAPE.head_dim, cuda, dtype)
     assert_agree(loss_and_gradients("naive", dtype, cuda), loss_and_gradients(attention, dtype, cuda), dtype)
 
 
 @pytest.mark.gpu
 def test_flash_attention_in_float32_is_refused_on_the_gpu() -> None:
     with pytest.raises(UsageError, match="'sdpa_flash' has no kernel for float32 and head_dim 16 on cuda"):
-        check_attention("sdpa_flash", SHAPE, torch.device("cuda"), torch.float32)
+        check_attention("sdpa_flash", SHAPE.num_heads, SHAPE.head_dim, torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.parametrize("attention", ["naive", *ON_CPU])
@@ -81,13 +81,13 @@ def test_no_position_sees_a_later_one(attention: str) -> None:
 @pytest.mark.parametrize("attention", ["sdpa_efficient", "sdpa_cudnn"])
 def test_a_back_end_that_this_machine_lacks_is_refused_in_one_line(attention: str) -> None:
     with pytest.raises(UsageError, match=f"'{attention}' has no kernel for bfloat16 .* on cpu; choose") as caught:
-        check_attention(attention, SHAPE, CPU, torch.bfloat16)
+        check_attention(attention, SHAPE.num_heads, SHAPE.head_dim, CPU, torch.bfloat16)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("attention", ["naive", *ON_CPU])
 def test_what_this_machine_has_is_accepted(attention: str) -> None:
-    check_attention(attention, SIZES["tiny"], CPU, torch.float32)
+    check_attention(attention, SIZES["tiny"].num_heads, SIZES["tiny"].head_dim, CPU, torch.float32)
 
 
 def test_the_chosen_back_end_is_the_one_that_runs() -> None:

@@ -17,19 +17,34 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lmbench.data.datamodule import TokenData
+from lmbench.data.shapes import ShapeData
 from lmbench.errors import UsageError, suggest
+from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.language_model import LanguageModel
 
 BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 #: What is taken where nothing is named.
 OWN: dict[str, type] = {"model": LanguageModel, "data": TokenData}
-OWN_PATHS = {key: f"{own.__module__}.{own.__qualname__}" for key, own in OWN.items()}
+#: lmbench's models, of which every line is known, and the data that each is measured on where none is named.
+OWN_DATA: dict[type, type] = {LanguageModel: TokenData, AttentionLayer: ShapeData}
+
+
+def _path(named: type) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+OWN_PATHS = {key: _path(own) for key, own in OWN.items()}
+_OWN_DATA_PATHS = {_path(own) for own in OWN_DATA.values()}
 
 # The loader that each command needs of a module that has no data module.
 LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"}
 
 # Settings that both sides have: the one that is set, and the one that follows.
-FOLLOWING = (("data", "model", "context_length"), ("model", "data", "vocab_size"))
+FOLLOWING = (
+    ("data", "model", "context_length"),
+    ("data", "model", "batch_size"),
+    ("model", "data", "vocab_size"),
+)
 
 
 class ChoiceParser(LightningArgumentParser):
@@ -54,15 +69,22 @@ class ChoiceParser(LightningArgumentParser):
 def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Namespace, list[tuple[str, str]]]:
     """All settings, from those that were set; and those that follow from others, as `("data", "vocab_size")`.
 
-    A named module gets no data unless some was asked for, as it may have loaders of its own: then it needs `loader`.
+    A user's module gets no data unless some was asked for, as it may have loaders of its own: then it needs `loader`.
+    Attention by itself has no optimizer, and is measured without one unless a mode is set.
 
     Raises:
         UsageError: a module with neither loaders nor data; a setting that follows from another was set.
     """
     model = model_class(given)
-    if given.get("data") is None and ("data" in given or not issubclass(model, LanguageModel)):
+    own_data = next((data for own, data in OWN_DATA.items() if issubclass(model, own)), None)
+    if given.get("data") is None and ("data" in given or own_data is None):
         _check_loader(model, loader, is_null="data" in given)
         given.data = None
+    elif own_data is not None and _class_path(given, "data") in (None, OWN_PATHS["data"]):
+        # The parser took what was said of the data for that of the default model.
+        given["data.class_path"] = _path(own_data)
+    if issubclass(model, AttentionLayer) and given.get("measure.mode") is None:
+        given["measure.mode"] = "forward_backward"
     # The parser would hand what a default's and a named class's arguments have in common from one to the other.
     parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
     settings = parser.parse_object(given.clone())
@@ -74,7 +96,7 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
         if name not in _arguments(given, target):
             there[name] = values[name]
             followed.append((target, name))
-        elif _class_path(settings, target) == OWN_PATHS[target]:
+        elif model in OWN_DATA if target == "model" else _class_path(settings, target) in _OWN_DATA_PATHS:
             raise UsageError(f"{target}.{name} follows {source}.{name}; set that: --{source}.{name} {there[name]}")
     return settings, followed
 

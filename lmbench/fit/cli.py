@@ -15,7 +15,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks import MemoryHistory, PhaseTimer, RunRecorder
 from lmbench.errors import UsageError
-from lmbench.fit.choice import LOADERS, ChoiceParser, model_class, settle, without_own_classes
+from lmbench.fit.choice import LOADERS, OWN_DATA, ChoiceParser, model_class, settle, without_own_classes
 from lmbench.fit.harness import measuring_callbacks
 from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
@@ -24,7 +24,7 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.milestones import reach
 from lmbench.masking import MASK, keep_secret, masked, masked_words, secrets_of, to_fill_in
-from lmbench.model.language_model import LanguageModel
+from lmbench.model.attention_layer import AttentionLayer
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
 from lmbench.standard_output import write_result
@@ -110,10 +110,15 @@ class BenchCLI(LightningCLI):
         config = self.config[self.subcommand]
         self.settings = settings = MeasureSettings(**config.measure.as_dict())
         if settings.zero_grad == "auto":
-            # Only of its own model lmbench knows every line, and may move what it does.
-            is_own = issubclass(model_class(config), LanguageModel)
+            # Only of its own models lmbench knows every line, and may move what it does.
+            is_own = issubclass(model_class(config), tuple(OWN_DATA))
             settings.zero_grad = "after_step" if is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
+        if self.mode == "train_step" and issubclass(model_class(config), AttentionLayer):
+            raise UsageError(
+                "measure.mode is train_step, and attention by itself has nothing to optimize; allowed: forward, "
+                "forward_backward"
+            )
         torch.set_float32_matmul_precision(settings.matmul_precision)
         self.memory = MemorySettings(**config.memory.as_dict())
         self.wandb = WandbSettings(**config.wandb.as_dict())

@@ -6,6 +6,7 @@ The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,16 +40,16 @@ class Scores(nn.Module):
 
 
 class ScaleAndMask(nn.Module):
-    """Divide the scores by sqrt(head_dim) and set those of later positions to minus infinity."""
+    """Divide the scores by sqrt(head_dim) and set those where the mask is True to minus infinity."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.scale = head_dim**-0.5
 
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
-        # In place: the product is a fresh tensor that nothing else reads.
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         scaled: Tensor = scores * self.scale
-        return scaled.masked_fill_(mask, float("-inf"))
+        # In place: the product is a fresh tensor that nothing else reads.
+        return scaled if mask is None else scaled.masked_fill_(mask, float("-inf"))
 
 
 class Values(nn.Module):
@@ -61,16 +62,14 @@ class Values(nn.Module):
 class NaiveCore(nn.Module):
     """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v, each part a module of its own."""
 
-    needs_mask = True
-
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, is_causal: bool) -> None:
         super().__init__()
         self.scores = Scores()
         self.mask = ScaleAndMask(head_dim)
         self.softmax = nn.Softmax(dim=-1)
         self.values = Values()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         weights = self.softmax(self.mask(self.scores(q, k), mask))
         mixed: Tensor = self.values(weights, v)
         return mixed
@@ -79,13 +78,12 @@ class NaiveCore(nn.Module):
 class FusedCore(nn.Module):
     """Attention by PyTorch's fused operator; the model chooses its back end once per forward pass."""
 
-    needs_mask = False
-
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, is_causal: bool) -> None:
         super().__init__()
+        self.is_causal = is_causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,34 @@ class AttentionKind:
     backend: SDPBackend | None = None
 
     @property
+    def needs_mask(self) -> bool:
+        """Its core takes the causal mask; fused ones make their own."""
+        return self.core is NaiveCore
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """Lets the fused operator take this back end and no other."""
+        return nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+
+    @property
     def is_written_out(self) -> bool:
         """It runs as matmul, mask, softmax, matmul, whoever writes that."""
         return self.core is NaiveCore or self.backend is SDPBackend.MATH
+
+    def saved_bytes(
+        self, size: tuple[int, int, int, int], dtype: torch.dtype, has_float_softmax: bool = False
+    ) -> int | None:
+        """What an eager forward pass keeps for the backward besides q, k and v (``batch heads seq head_dim``):
+        softmax's result if written out, output and a float32 logsumexp for each row if fused. None where nobody knows.
+
+        `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
+        """
+        batch, heads, seq, head_dim = size
+        rows = batch * heads * seq
+        if self.core is NaiveCore:
+            return rows * seq * (dtype.itemsize + (4 if has_float_softmax else 0))
+        if self.backend is None or self.backend is SDPBackend.MATH:
+            return None
+        return rows * (head_dim * dtype.itemsize + 4)
 
 
 ATTENTION: dict[str, AttentionKind] = {
@@ -122,7 +145,12 @@ def attention_kind(name: str) -> AttentionKind:
     raise UsageError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}{suggest(name, ATTENTION)}")
 
 
-def check_attention(name: str, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:
+def causal_mask(seq: int) -> Tensor:
+    """True where attention is forbidden, ``seq seq``: at later positions."""
+    return torch.ones(seq, seq, dtype=torch.bool).triu_(1)
+
+
+def check_attention(name: str, heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
     """Try an implementation on a few tokens, forward and backward, in the dtype that its matmuls will have.
 
     Raises:
@@ -131,7 +159,7 @@ def check_attention(name: str, shape: ModelShape, device: torch.device, dtype: t
     backend = attention_kind(name).backend
     if backend is None:
         return
-    size = (1, shape.num_heads, 64, shape.head_dim)
+    size = (1, heads, 64, head_dim)
     q = torch.zeros(size, device=device, dtype=dtype, requires_grad=True)
     try:
         with sdpa_kernel(backend):
@@ -142,7 +170,7 @@ def check_attention(name: str, shape: ModelShape, device: torch.device, dtype: t
     except RuntimeError as error:
         raise UsageError(
             f"attention {name!r} has no kernel for {str(dtype).removeprefix('torch.')} and head_dim "
-            f"{shape.head_dim} on {device.type}; choose sdpa (PyTorch picks a back end) or another precision"
+            f"{head_dim} on {device.type}; choose sdpa (PyTorch picks a back end) or another precision"
         ) from error
 
 
@@ -157,7 +185,7 @@ class Attention(nn.Module):
         self.k = Projection(width, width, std=std)
         self.v = Projection(width, width, std=std)
         self.rope = RotaryEmbedding()
-        self.core = kind.core(shape.head_dim)
+        self.core = kind.core(shape.head_dim, True)
         self.output = Projection(width, width, std=std * residual_scale)
 
     def forward(self, x: Tensor, tables: Tables) -> Tensor:

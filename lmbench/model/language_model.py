@@ -95,7 +95,7 @@ class LanguageModel(LightningModule):
         # A precision that a plugin made up may be anything; most are lower ones.
         precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
         device = self.trainer.strategy.root_device
-        check_attention(self.attention, self.shape, device, precision.compute_dtype())
+        check_attention(self.attention, self.shape.num_heads, self.shape.head_dim, device, precision.compute_dtype())
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError
-from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
+from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, causal_mask
 from lmbench.model.checkpointing import is_checkpointed, run_checkpointed
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
@@ -26,7 +22,7 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape, kind: AttentionKind, checkpoint: str) -> None:
         super().__init__()
         self._checkpoint = checkpoint
-        self._backend = partial(_attention_backend, kind.backend)
+        self._backend = kind.chosen
         # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
         # the sum at one).
         residual_scale = (2 * shape.num_layers) ** -0.5
@@ -78,14 +74,14 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
-        self._backend = kind.backend
-        self._register_tables(kind.core.needs_mask)
+        self._backend = kind.chosen
+        self._register_tables(kind.needs_mask)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
         x: Tensor = self.embedding(tokens)
         tables = self._tables(x)
-        with _attention_backend(self._backend):
+        with self._backend():
             for block in self.blocks:
                 x = block(x, tables)
         logits: Tensor = self.head(self.norm(x))
@@ -98,7 +94,7 @@ class Transformer(nn.Module):
         cos, sin = rope_tables(self.context_length, self.shape.head_dim)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        mask = torch.ones(self.context_length, self.context_length, dtype=torch.bool).triu(1) if needs_mask else None
+        mask = causal_mask(self.context_length) if needs_mask else None
         self.register_buffer("mask", mask, persistent=False)
 
     def _tables(self, x: Tensor) -> Tables:
@@ -111,10 +107,6 @@ class Transformer(nn.Module):
         dtype = _activation_dtype(x)
         mask = None if self.mask is None else self.mask[:seq, :seq]
         return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
-
-
-def _attention_backend(backend: SDPBackend | None) -> AbstractContextManager[None]:
-    return nullcontext() if backend is None else sdpa_kernel(backend)
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:

@@ -128,6 +128,8 @@ class Memory(Struct):
     steady_peak_reserved_bytes: Annotated[int | None, About("bytes", "steady peak reserved", "Peak reserved within the window.", "down")] = None
     phase_peak_allocated_bytes: Annotated[PerPhase[int] | None, About("bytes", "peak in <phase>", "Peak allocated in <phase>, from the probe steps.", "down")] = None
     phase_begin_allocated_bytes: Annotated[PerPhase[int] | None, About("bytes", "before <phase>", "Allocated when <phase> begins, from the probe steps: before backward, what forward keeps for it is in it.", "down")] = None
+    saved_bytes: Annotated[int | None, About("bytes", "saved", "What autograd saves in one forward of attention by itself, besides its inputs: tensors counted where it saves them, each storage once.", "down")] = None
+    expected_saved_bytes: Annotated[int | None, About("bytes", "saved by shape", "The same by shape, of eager attention: softmax's result if written out, output and logsumexp if fused; null where nobody knows.", "down")] = None
     device_total_bytes: Annotated[int | None, About("bytes", "device total", "Memory of the device.")] = None
     run_alloc_retry_count: Annotated[int | None, About("count", "retries", "Allocations that worked only after the cache was emptied.", "down")] = None
     window_alloc_retry_count: Annotated[int | None, About("count", "retries in window", "The same within the window.", "down")] = None

@@ -73,7 +73,7 @@ class Model(Struct):
     num_heads: Annotated[int | None, About("count", "heads", "Attention heads.")] = None
     head_dim: Annotated[int | None, About("count", "head_dim", "Width of a head, of attention by itself.")] = None
     is_causal: Annotated[bool | None, About("flag", "causal", "Later positions are masked, of attention by itself.")] = None
-    attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive` or `sdpa`.")] = None
+    attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive`, `sdpa`, `flex`, or a function of the user's own.")] = None
     checkpoint: Annotated[str | None, About("text", "checkpoint", "Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.")] = None
     optimizer: Annotated[str | None, About("text", "optimizer", "Optimizer with its variant, such as `AdamW fused`.")] = None
     is_fresh: Annotated[bool | None, About("flag", "fresh", "Weights come from initialisation, not from a checkpoint.")] = None

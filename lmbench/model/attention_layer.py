@@ -1,0 +1,187 @@
+"""Attention by itself, as a LightningModule: q, k and v are its parameters, and the backward pass is that of a fixed
+random gradient of the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lmbench.errors import UsageError
+from lmbench.flops import FORMULA_SOURCE, FlopCount
+from lmbench.model.attention import attention_kind, causal_mask, check_attention
+from lmbench.precision import PRECISIONS, find_precision
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Shape of q, k and v: ``batch heads seq head_dim``.
+
+    Raises:
+        UsageError: one of them is below 1.
+    """
+
+    batch_size: int
+    heads: int
+    context_length: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise UsageError(f"{name} is {value}; it must be at least 1")
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        return self.batch_size, self.heads, self.context_length, self.head_dim
+
+
+class SavedBytes(NamedTuple):
+    """What autograd saves in one forward pass, counted and by shape; None where nobody knows."""
+
+    counted: int
+    expected: int | None
+
+
+class AttentionLayer(LightningModule):
+    """softmax(q k^T / sqrt(head_dim)) v on random inputs, forward and backward: attention and nothing around it.
+
+    q, k, v and the gradient of the output are drawn once, standard normal, in the precision's compute dtype, as a
+    model's projections would give them. `training_step` returns an empty tensor, so that there is no loss to be
+    computed, divided or copied; `backward` starts at the output with the drawn gradient. The mode is
+    `forward_backward` unless set; there is nothing to optimize.
+
+    Args:
+        heads: attention heads.
+        head_dim: width of a head.
+        causal: no position sees a later one.
+        attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn or sdpa_math.
+        batch_size: follows the data's.
+        context_length: follows the data's.
+
+    Raises:
+        UsageError: a setting is out of its range, or (in ``setup``) the attention cannot do this shape and dtype on
+            this device.
+    """
+
+    q: nn.Parameter
+    k: nn.Parameter
+    v: nn.Parameter
+    gradient: Tensor
+    mask: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        heads: int = 1,
+        head_dim: int = 64,
+        causal: bool = False,
+        attention: str = "sdpa",
+        batch_size: int = 4,
+        context_length: int = 512,
+    ) -> None:
+        super().__init__()
+        self.shape = AttentionShape(batch_size, heads, context_length, head_dim)
+        self.causal = causal
+        self.attention = attention
+        self._kind = attention_kind(attention)
+        self.core = self._kind.core(head_dim, causal)
+        self._output: Tensor | None = None
+
+    def setup(self, stage: str) -> None:
+        # A precision that a plugin made up may be anything; most are lower ones.
+        precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
+        self._dtype_of_inputs = precision.compute_dtype()
+        device = self.trainer.strategy.root_device
+        self._has_float_softmax = precision.is_mixed and device.type == "cuda"
+        check_attention(self.attention, self.shape.heads, self.shape.head_dim, device, self._dtype_of_inputs)
+
+    def configure_model(self) -> None:
+        """Draw the inputs once, on the current device."""
+        if hasattr(self, "q"):
+            return
+        for name in ("q", "k", "v"):
+            self.register_parameter(name, nn.Parameter(self._draw()))
+        self.register_buffer("gradient", self._draw(), persistent=False)
+        mask = causal_mask(self.shape.context_length) if self.causal and self._kind.needs_mask else None
+        self.register_buffer("mask", mask, persistent=False)
+        self._no_loss = torch.empty(0, device=self.q.device)
+
+    def _draw(self) -> Tensor:
+        return torch.randn(self.shape.size, dtype=self._dtype_of_inputs)
+
+    def forward(self) -> Tensor:
+        """The output, ``batch heads seq head_dim``."""
+        with self._kind.chosen():
+            output: Tensor = self.core(self.q, self.k, self.v, self.mask)
+        return output
+
+    def training_step(self, batch: tuple[int, int], batch_idx: int) -> Tensor:
+        self._output = self()
+        return self._no_loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Of the output, not of the loss."""
+        assert self._output is not None
+        output, self._output = self._output, None
+        output.backward(self.gradient)
+
+    def on_train_batch_end(self, outputs: Any, batch: tuple[int, int], batch_idx: int) -> None:
+        # Without a backward pass the graph is still there; the next forward shall not find it in memory.
+        self._output = None
+
+    def validation_step(self, batch: tuple[int, int], batch_idx: int) -> None:
+        self()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Frees the gradients, and never steps."""
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def tokens_per_batch(self, batch: tuple[int, int]) -> int:
+        """Positions in a batch."""
+        batch_size, context_length = batch
+        return batch_size * context_length
+
+    def flops_per_token(self) -> FlopCount:
+        """Of one forward pass, by shape whatever computes it: two products of 2 * seq * head_dim for every head."""
+        full = 4 * self.shape.context_length * self.shape.heads * self.shape.head_dim
+        return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, recomputed_per_token_flops=0)
+
+    def count_saved_bytes(self) -> SavedBytes:
+        """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
+        given = {_storage(tensor) for tensor in (*self.parameters(), *self.buffers())}
+        saved: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in given:
+                saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        # What was noted stays in memory, and its address its own, until the output goes.
+        with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
+            output = self()
+        del output
+        expected = self._kind.saved_bytes(self.shape.size, self._dtype_of_inputs, self._has_float_softmax)
+        return SavedBytes(sum(saved.values()), expected)
+
+    def describe(self) -> dict[str, Any]:
+        """Shape and choices, for the run's record."""
+        return {
+            "d_model": self.shape.heads * self.shape.head_dim,
+            "num_heads": self.shape.heads,
+            "head_dim": self.shape.head_dim,
+            "is_causal": self.causal,
+            "attention": self.attention,
+        }
+
+    def compile_targets(self) -> list[nn.Module]:
+        """What ``--trainer.compile`` compiles."""
+        return [self.core]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
