@@ -32,6 +32,7 @@ COMMANDS = {
     "memory": ("lmbench.commands.memory", "where the memory goes: a recorded peak explained, or one to come predicted"),
     "nsys": ("lmbench.commands.nsys", "run a fit under Nsight Systems, limited to the profiled steps"),
     "ceiling": ("lmbench.commands.ceiling", "what matrix products and copies attain on this device, for kernels"),
+    "numerics": ("lmbench.commands.numerics", "how wrong a sum in 16 bit is, and when norms and softmax overflow"),
     "overhead": ("lmbench.commands.overhead", "compare a bare loop, a plain Trainer and the harness"),
     "selfcheck": ("lmbench.commands.selfcheck", "show that the numbers are true on this machine"),
 }

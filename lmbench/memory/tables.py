@@ -14,6 +14,7 @@ from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.findings import Allocation, Findings
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
+from lmbench.report.page import table_html
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, numbers, paths, words
 from lmbench.report.units import MISSING, gib, gib_number, percent, whole
@@ -56,26 +57,7 @@ def answer_html(found: Findings) -> str:
 
 def tables_html(found: Findings, top: int = 40) -> str:
     """All tables, and the lines after them, as HTML."""
-    parts: list[str] = []
-    for table in tables(found, top):
-        headings = "".join(
-            f"<th scope='col'{' class=number' if heading.is_number else ''}>{escape(heading.text)}</th>"
-            for heading in table.headings
-        )
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f"<td{' class=right' if heading.is_number else ''}>{escape(entry.full_text)}</td>"
-                for heading, entry in zip(table.headings, row, strict=True)
-            )
-            + "</tr>"
-            for row in table.rows
-        )
-        parts.append(
-            f'<figure class="table"><figcaption><strong>{escape(table.title)}</strong> {escape(table.caption)}'
-            f'</figcaption><div class="scroll" tabindex="0"><table><thead><tr>{headings}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div></figure>"
-        )
+    parts = [table_html(table) for table in tables(found, top)]
     return "\n".join([*parts, *_facts_html(closing(found))])
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from lmbench.memory.timeline import TIMELINE_FILE, MemoryTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
 from lmbench.report.charts import MUTED, PHASE_COLOURS
-from lmbench.report.page import report_style, whole_page
+from lmbench.report.page import palette, whole_page
 from lmbench.report.units import gib
 from lmbench.text import shown
 
@@ -103,8 +103,7 @@ def own_page(picture: MemoryPicture, answer: str, tables: str) -> str:
 
 def own_svg(picture: MemoryPicture) -> str:
     """The picture as a file of its own, light or dark as its viewer is."""
-    palette = report_style().partition("* {")[0]
-    style = f"{palette}{_packaged('timeline.css')}text {{ font-family: system-ui, sans-serif; }}"
+    style = f"{palette()}{_packaged('timeline.css')}text {{ font-family: system-ui, sans-serif; }}"
     legend, y = [], HEIGHT + 15
     for of_what, entries in picture.legends:
         legend.append(f'<text class="row" x="0" y="{y}">{escape(of_what)}</text>')

@@ -221,6 +221,45 @@ def _figure(row: dict[str, str], column: str, value: float, mode: str | None, *c
     )
 
 
+@dataclass(frozen=True)
+class Accumulation:
+    """One published loop, `n` times `total += addend` from zero, and the sum that was printed, as it was printed.
+
+    With `is_cast` the addend was converted to float32 before it was added.
+    """
+
+    source: str
+    accumulator: str
+    addend_dtype: str
+    is_cast: bool
+    n: int
+    addend: float
+    result: str
+
+
+#: The `expected` 10 of every row (reference/README.md).
+_ADDITIONS, _ADDEND = 1000, 0.01
+
+
+@cache
+def load_accumulations() -> tuple[Accumulation, ...]:
+    """Every published sum by a loop, in the order of the file."""
+    return tuple(_accumulation(row) for row in _rows("accumulation.csv"))
+
+
+def _accumulation(row: dict[str, str]) -> Accumulation:
+    dtype, _, cast = row["addend_dtype"].partition(" cast to ")
+    return Accumulation(
+        source=row["source"],
+        accumulator=row["accumulator_dtype"],
+        addend_dtype=dtype,
+        is_cast=bool(cast),
+        n=_ADDITIONS,
+        addend=_ADDEND,
+        result=row["result"],
+    )
+
+
 def _rows(name: str) -> Iterator[dict[str, str]]:
     text = (files("lmbench.reference") / name).read_text(encoding="utf-8")
     return iter(csv.DictReader(text.splitlines()))

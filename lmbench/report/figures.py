@@ -20,9 +20,10 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from lmbench.report.charts import COLOURS, Chart, Point, Series
+from lmbench.report.page import palette
 
 #: Inches at 72 points each: narrow, so that the text keeps its size on a phone.
 WIDTH, HEIGHT = 4.5, 3.1
@@ -53,12 +54,21 @@ _STYLE: Any = {
 _BAR_HEIGHT, _LINE_HEIGHT, _GAP, _APART = 0.19, 0.185, 0.03, 0.07
 #: Characters in one line of a label.
 _LABEL_WIDTH = 48
+#: Beyond these an axis is told by powers of ten: places on it, highest to lowest.
+_MAX_PLACES, _WIDE_RANGE = 12, 1e4
 
 
 def draw(chart: Chart) -> str:
     """The chart as an `<svg>` element that takes its colours and font from the page."""
     with mpl.rc_context(_STYLE):
         return _DRAWERS[chart.kind](chart).svg()
+
+
+def draw_alone(chart: Chart) -> str:
+    """The chart as a file of its own, light or dark as its viewer is."""
+    head, bracket, rest = draw(chart).partition(">")
+    style = f"<style>{palette()}text {{ font-family: system-ui, sans-serif !important; }}</style>"
+    return f'{head}{bracket}{style}<rect width="100%" height="100%" style="fill: var(--surface)"/>{rest}'
 
 
 class Drawing:
@@ -126,7 +136,8 @@ class Drawing:
             low = chart.lowest / 1.15
             axes.set_yscale("log")
             axes.set_ylim(low, highest * (highest / low) ** room * 1.1)
-            axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
+            digits = (1.0, 2.0, 5.0) if highest / low < _WIDE_RANGE else (1.0,)
+            axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=12))
             axes.yaxis.set_minor_formatter(NullFormatter())
         else:
             axes.set_ylim(0, highest * (1 + room) or 1)
@@ -230,10 +241,14 @@ def _draw_lines(chart: Chart) -> Drawing:
                 missing[float(point.x)] = missing.get(float(point.x), 0) + 1
                 _cross(drawing, point, level, colour)
     places = sorted({float(point.x) for series in chart.series for point in series.points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{place:g}" for place in places])
+    if len(places) > _MAX_PLACES:
+        axes.set_xscale("log", base=10)
+        axes.xaxis.set_major_formatter(_thousands())
+    else:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(LogLocator(base=2, subs=()))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(chart.x_label)
     drawing.finish_y()
     drawing.legend()

@@ -17,6 +17,7 @@ from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.charts import Chart, build_charts
 from lmbench.report.gather import Sample
 from lmbench.report.sections import Report, Section
+from lmbench.report.table import Table
 from lmbench.text import shown_lines
 
 
@@ -57,6 +58,7 @@ def to_html(report: Report) -> str:
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
                 "chart_notes": chart_notes(pictures, left_out),
                 "parts": [Markup(part.markup(section.cells)) for part in parts],
+                "tables": [Markup(table_html(table)) for table in section.tables],
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
@@ -90,9 +92,19 @@ def whole_page(command: str, title: str, body: str, style: str = "", scripts: Se
     )
 
 
+def table_html(table: Table) -> str:
+    """One table with its caption and notes, as it stands in a page."""
+    return _rendered("table.html", table=table)
+
+
 def report_style() -> str:
     """The style sheet of all pages; its first rules are the palette."""
     return (files("lmbench.report") / "page.css").read_text(encoding="utf-8")
+
+
+def palette() -> str:
+    """The colours of all pages, light and dark, for a picture in a file of its own."""
+    return report_style().partition("* {")[0]
 
 
 def _rendered(template: str, **values: Any) -> str:
