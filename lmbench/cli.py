@@ -23,6 +23,7 @@ COMMANDS = {
     "fit": (_MEASURING, "measure training: forward, backward and optimizer times, memory, MFU"),
     "validate": (_MEASURING, "measure inference on the validation data"),
     "show": ("lmbench.commands.show", "print a result again"),
+    "fields": ("lmbench.commands.fields", "what a number of a result means, and its unit"),
     "sweep": ("lmbench.commands.sweep", "measure a grid of configurations, each in a process of its own"),
     "report": ("lmbench.commands.report", "results as tables to paste, as CSV, or as one page with charts"),
     "upload": ("lmbench.commands.upload", "bring results to W&B, each exactly once"),

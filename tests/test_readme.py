@@ -13,7 +13,6 @@ from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
 from lmbench.instruments.subject import OWN_SOURCE
 from lmbench.records.load import load_run
-from lmbench.records.schema import field_table
 
 from conftest import Sleeper, SlowBatches
 
@@ -70,11 +69,6 @@ def test_the_commands_of_every_example_run_one_after_the_other(examples, tmp_pat
         if quickened(words)[1:] == ["-h"]:
             options = [word for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []
-
-
-def test_definitions_are_the_registrys():
-    written = TEXT.split("<!-- fields -->")[1].split("<!-- /fields -->")[0].strip()
-    assert written == field_table().strip(), "run: python tests/update_readme.py"
 
 
 def test_the_example_of_an_own_module_is_measured_as_the_readme_says(tmp_path, monkeypatch, capsys):

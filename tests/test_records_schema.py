@@ -17,7 +17,7 @@ from lmbench.records.codec import DamagedRecord, OtherSchema, as_dict, decode_ru
 from lmbench.records.guard import Guard
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.schema import field_table, fields, value_at
+from lmbench.records.schema import fields, value_at
 from lmbench.records.step import StepRecord
 
 SUFFIXES = {
@@ -70,19 +70,6 @@ def test_every_field_of_a_record_can_be_read_by_its_name():
     assert value_at(run, "phases.step.p99_s") == 0.25
     assert value_at(run, "phases.forward.p99_s") is None
     assert value_at(run, "kernels.kernel_s") is None
-
-
-def test_the_table_has_every_field_once_in_rows_of_four_cells():
-    table = field_table()
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    names = [re.match(r"\| `([^`]+)`", row)[1] for row in rows]
-    assert set(names) == {found.pattern for found in ALL}
-    # `rank` and `nonfinite` are fields of both records.
-    assert sorted(name for name in names if names.count(name) > 1) == ["nonfinite", "nonfinite", "rank", "rank"]
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
-    headings = [line for line in table.splitlines() if line.startswith("#### ")]
-    assert len(headings) == len(set(headings))
-    assert not re.search("<(phase|border|end)>", re.sub(r"`[^`]*`", "", table))
 
 
 def test_results_need_neither_torch_nor_lightning_nor_numpy():

@@ -127,21 +127,3 @@ def _leaves(plain: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", value
-
-
-def field_table() -> str:
-    """Every field as Markdown, for the README: one table a group, under headings of level 4."""
-    groups: dict[str, dict[str, str]] = {}
-    for kind in ("step", "run"):
-        for found in fields(kind).values():
-            groups.setdefault(found.group, {}).setdefault(found.pattern, _row(found))
-    return "\n".join(f"#### {name}\n\n{_HEAD}\n" + "\n".join(rows.values()) + "\n" for name, rows in groups.items())
-
-
-_HEAD = "| field | unit | better | meaning |\n|---|---|---|---|"
-
-
-def _row(found: SchemaField) -> str:
-    # Outside backticks a bracket would be read as an HTML tag.
-    meaning = found.about.meaning.replace("<", "&lt;").replace("|", "\\|")
-    return f"| `{found.pattern}` | {found.unit} | {found.about.better or ''} | {meaning} |"
