@@ -23,7 +23,7 @@ from lmbench.instruments.milestones import milestones, reach
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model
 from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
-from lmbench.masking import MASK, to_fill_in
+from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.memory import MemoryHistoryRecord
@@ -32,7 +32,7 @@ from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.step_log import StepLog
-from lmbench.records.store import RunFolder
+from lmbench.records.store import TRACEBACK_FILE, RunFolder
 from lmbench.records.summary import complete_run
 from lmbench.records.vocabulary import RUNNING, Stage
 
@@ -154,12 +154,29 @@ class RunRecorder(Observer):
         with held():
             if self.folder is None:
                 self._open(self.run)
-            ending = judge(exception, self._phase_of(exception))
+            ending = judge(exception, self._phase_of(exception), self._is_own_subject())
+            if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):
+                self._keep_traceback(exception, ending)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probes take memory of their own, and the window was complete before them.
                 session.run.probe.error = ending.error
                 ending = COMPLETE
             self._finish(ending)
+
+    def _is_own_subject(self) -> bool:
+        """Whether module and data are lmbench's own, as far as they are known."""
+        if self._session is None:
+            return True
+        subjects = (self._module, self._trainer.datamodule)  # type: ignore[attr-defined]
+        return all(type(each).__module__.startswith("lmbench.") for each in subjects if each is not None)
+
+    def _keep_traceback(self, exception: BaseException, ending: Ending) -> None:
+        assert self.folder is not None
+        assert ending.error is not None
+        with suppress(OSError):
+            text = masked_message("".join(traceback.format_exception(exception)))
+            (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
+            ending.error.traceback_file = TRACEBACK_FILE
 
     # beginning
 

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     OUT_OF_MEMORY = 3
     GUARD_FAILED = 4
+    USER_CODE = 5
     SLOWER = 10
     UNDECIDED = 11
     INVALID = 12

@@ -60,15 +60,26 @@ class Planted(Callback):
         leave_address_space(2 * 1024**2)
 
 
-class Data(LightningDataModule):
-    """Two random numbers a sequence; the item `bad_item` cannot be read."""
+def _fail_in(place: str, bad_place: str) -> None:
+    if place == bad_place:
+        raise KeyError("lr")
 
-    def __init__(self, bad_item: int = -1, num_workers: int = 0) -> None:
+
+class Data(LightningDataModule):
+    """Two random numbers a sequence; the item `bad_item` cannot be read, and the hook `bad_hook` raises."""
+
+    def __init__(self, bad_item: int = -1, num_workers: int = 0, bad_hook: str = "") -> None:
         super().__init__()
+        self._bad_hook = bad_hook
+        _fail_in("__init__", bad_hook)
         self._bad_item, self._num_workers = bad_item, num_workers
 
     def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader(self, batch_size=2, num_workers=self._num_workers)  # type: ignore[arg-type]
+        return DataLoader(self, 2, num_workers=self._num_workers, collate_fn=self._collate)  # type: ignore[arg-type]
+
+    def _collate(self, items: list[torch.Tensor]) -> torch.Tensor:
+        _fail_in("collate", self._bad_hook)
+        return torch.stack(items)
 
     def __len__(self) -> int:
         return 10_000
@@ -80,10 +91,12 @@ class Data(LightningDataModule):
 
 
 class Net(LightningModule):
-    """Fails in step `bad_step` (-2: when it is built) and has no finite loss in step `nan_step`."""
+    """Fails in step `bad_step` (-2: when it is built) or in the hook `bad_hook`, and has no finite loss in step
+    `nan_step`."""
 
-    def __init__(self, bad_step: int = -1, nan_step: int = -1) -> None:
+    def __init__(self, bad_step: int = -1, nan_step: int = -1, bad_hook: str = "") -> None:
         super().__init__()
+        self._bad_hook = bad_hook
         if bad_step == -2:
             raise RuntimeError("planted in the constructor")
         self._bad_step, self._nan_step = bad_step, nan_step
@@ -93,10 +106,24 @@ class Net(LightningModule):
         if batch_idx == self._bad_step:
             raise ValueError("planted in training_step")
         loss = self.net(batch).square().mean()
+        self._deeper()
+        if self._bad_hook == "detach":
+            return loss.detach()
         return loss * float("nan") if batch_idx == self._nan_step else loss
 
+    def _deeper(self) -> None:
+        _fail_in("forward", self._bad_hook)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        _fail_in("configure_optimizers", self._bad_hook)
         return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Unbuildable(Callback):
+    """Cannot be built."""
+
+    def __init__(self) -> None:
+        raise KeyError("lr")
 
 
 def return_freed_memory() -> None:

@@ -233,7 +233,7 @@ def test_a_mistake_in_a_file_is_named(content, told, tmp_path, capsys):
 
 
 def test_an_error_of_the_users_own_shows_where_it_is(tmp_path, capsys):
-    result = fit(tmp_path, "--model", "strangers.Failing", code=1)
+    result = fit(tmp_path, "--model", "strangers.Failing", code=5)
     assert result.outcome == "error"
     assert result.record.error.phase == "forward"
     assert "strangers.py" in capsys.readouterr().err

@@ -30,6 +30,7 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
+from lmbench.instruments.own_code import own_traceback
 from lmbench.interruption import held
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -200,7 +201,7 @@ def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | No
         return KeyboardInterrupt()
     if is_usage_error(error):
         return error if isinstance(error, UsageError) else UsageError(str(error))
-    return error
+    return error.with_traceback(own_traceback(error) or error.__traceback__)
 
 
 def _recorder(settings: MeasureSettings, module: LightningModule) -> RunRecorder:

@@ -19,12 +19,14 @@ from lmbench.fit.completion import add_kernels, add_memory, add_prediction
 from lmbench.fit.harness import check_measured
 from lmbench.fit.messages import translate
 from lmbench.fit.surroundings import quiet
-from lmbench.instruments.ending import is_of_other_checkpoint, is_usage_error
+from lmbench.instruments.ending import error_facts, is_of_other_checkpoint, is_usage_error
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.oom import out_of_memory
+from lmbench.instruments.own_code import own_lines
 from lmbench.interruption import exit_code, held, received
 from lmbench.masking import masked_message, masked_text
 from lmbench.records.codec import encode_run
+from lmbench.records.measured import RunError
 from lmbench.report.terminal import print_run
 from lmbench.standard_output import abandon_result, write_result
 from lmbench.text import shown, shown_json, shown_lines
@@ -94,6 +96,8 @@ def _ended_by(error: BaseException) -> int | None:
     # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
     if recorder.exit_code is ExitCode.INTERNAL:
         _print_traceback(error)
+    elif recorder.exit_code is ExitCode.USER_CODE:
+        _print_own_lines(error, recorder.run.error, recorder.folder.path)
     return None
 
 
@@ -111,6 +115,8 @@ def _before_anything(error: BaseException) -> int:
         memory = out_of_memory(error)
         if memory is not None:
             return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+        if isinstance(error, Exception) and own_lines(error):
+            return _print_own_lines(error, error_facts(type(error).__name__, str(error), "setup"))
         if isinstance(error, Exception):
             _print_traceback(error)
             return ExitCode.INTERNAL
@@ -152,8 +158,24 @@ def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int
 
 
 def _print_traceback(error: BaseException) -> None:
-    lines = "".join(traceback.format_exception(error))
-    print(shown_lines(masked_message(lines)), end="", file=sys.stderr)
+    _print_lines("".join(traceback.format_exception(error)))
+
+
+def _print_own_lines(error: BaseException, facts: RunError | None, folder: Path | None = None) -> int:
+    """An error of the user's own code: their lines, and below them what happened."""
+    assert facts is not None
+    lines = own_lines(error)
+    notes = getattr(error, "__notes__", ())
+    _print_lines("".join([*(line.lines() for line in lines), *(f"{note}\n" for note in notes)]))
+    nowhere = "" if lines else ", at no line of yours"
+    whole = f" (all frames: {folder / facts.traceback_file})" if folder is not None and facts.traceback_file else ""
+    return _complain(
+        f"error in your code, in {facts.phase}{nowhere}: {facts.kind}: {facts.message}{whole}", ExitCode.USER_CODE
+    )
+
+
+def _print_lines(text: str) -> None:
+    print(shown_lines(masked_message(text)), end="", file=sys.stderr)
 
 
 def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.instruments.oom import out_of_memory
+from lmbench.instruments.own_code import is_lmbenchs_own, own_lines
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
 
@@ -38,8 +39,12 @@ def is_of_other_checkpoint(exception: BaseException) -> bool:
     return isinstance(exception, RuntimeError) and str(exception).startswith("Error(s) in loading state_dict")
 
 
-def judge(exception: BaseException, phase: str) -> Ending:
-    """The ending that an exception makes; once a signal came, whatever is raised is its doing."""
+def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> Ending:
+    """The ending that an exception makes; once a signal came, whatever is raised is its doing.
+
+    `is_own_subject` says that module and data are lmbench's own: then an exception at no line of the user's is not
+    theirs.
+    """
     signum = _signal_behind(exception)
     if signum is not None:
         return interrupted(signum, phase)
@@ -48,10 +53,17 @@ def judge(exception: BaseException, phase: str) -> Ending:
         facts = error_facts(type(exception).__name__, memory.message, phase)
         facts.requested_bytes, facts.where = memory.requested_bytes, memory.where
         return Ending("oom", ExitCode.OUT_OF_MEMORY, facts)
+    lines = own_lines(exception)
+    kind, message = type(exception).__name__, str(exception)
     if isinstance(exception, SystemExit):
-        return failed("SystemExit", f"somebody's code asked to exit with {exception.code}", phase)
-    code = ExitCode.USAGE if is_usage_error(exception) else ExitCode.INTERNAL
-    return Ending("error", code, error_facts(type(exception).__name__, str(exception), phase))
+        message = f"somebody's code asked to exit with {exception.code}"
+    facts = error_facts(kind, message, phase)
+    facts.location = str(lines[-1]) if lines else None
+    if is_usage_error(exception):
+        return Ending("error", ExitCode.USAGE, facts)
+    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's.
+    is_users = bool(lines) or not (is_own_subject or is_lmbenchs_own(exception))
+    return Ending("error", ExitCode.USER_CODE if is_users else ExitCode.INTERNAL, facts)
 
 
 def interrupted(signum: int, phase: str) -> Ending:

@@ -206,6 +206,8 @@ class RunError(Struct):
     phase: Annotated[str | None, About("text", "error phase", "Phase it happened in; `setup` before the first step, `recording` or `summary` for lmbench's own work.")] = None
     requested_bytes: Annotated[int | None, About("bytes", "asked", "Bytes asked for when memory ran out, where the message says.")] = None
     where: Annotated[str | None, About("text", "where", "`device` or `host`: whose memory ran out.")] = None
+    location: Annotated[str | None, About("text", "line of yours", "The last line of your own code that the exception came through: `my_module.py:31 in training_step`.")] = None
+    traceback_file: Annotated[str | None, About("text", "traceback", "All frames of the exception, in the result folder.")] = None
 
 
 class Probe(Struct):

@@ -18,6 +18,8 @@ from lmbench.records.step import StepRecord
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
 RESERVE_FILE = ".reserve"
+#: All frames of the exception that ended a run.
+TRACEBACK_FILE = "traceback.txt"
 
 #: A sweep's folder: what it is, its runs' folders, and (when it is done) a row for each cell.
 SWEEP_FILE = "sweep.json"

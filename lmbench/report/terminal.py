@@ -227,8 +227,9 @@ def closing_lines(run: RunRecord) -> list[Line]:
         return [("outcome", run.outcome)]
     phase = f" in {error.phase}" if error.phase else ""
     asked = f", {gib(error.requested_bytes)} asked for" if error.requested_bytes else ""
+    at = f" at {error.location}" if error.location else ""
     message = shorten(error.message or "", 160, placeholder=" ...")
-    return [("outcome", f"{run.outcome}{phase}{asked}{f': {message}' if message else ''}")]
+    return [("outcome", f"{run.outcome}{phase}{at}{asked}{f': {message}' if message else ''}")]
 
 
 def where(run: RunRecord, path: Path) -> list[Line]:

@@ -84,6 +84,7 @@ _BY_CODE: dict[int, tuple[str, str, str]] = {
     ExitCode.OK: ("error", "NoResult", "it ended well and left no result"),
     ExitCode.USAGE: ("error", "UsageError", ""),
     ExitCode.OUT_OF_MEMORY: ("oom", "OutOfMemory", ""),
+    ExitCode.USER_CODE: ("error", "UserCode", ""),
     ExitCode.INTERRUPTED: ("interrupted", "Interrupted", "somebody stopped its process"),
     ExitCode.TERMINATED: ("interrupted", "Interrupted", "somebody stopped its process"),
 }

@@ -1,0 +1,116 @@
+"""Whose code failed: the lines of a traceback that are the user's own, as against Python's, lmbench's, and those of the
+libraries that lmbench stands on."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+#: Packages whose frames say nothing of the user's code. Another one, even an installed one, was brought by the user.
+_LIBRARIES = (
+    "torch", "lightning", "lightning_utilities", "lightning_fabric", "pytorch_lightning", "torchmetrics", "triton",
+    "jsonargparse", "numpy", "scipy", "msgspec", "rich", "yaml", "wandb", "tokenizers", "jinja2", "matplotlib",
+    "pynvml", "fsspec", "tqdm", "typeshed_client", "docstring_parser", "sympy",
+)  # fmt: skip
+_OWN = ("lmbench", "lmbench.callbacks", "lmbench.configs")
+
+# Code without a file: Python's and PyTorch's own, as against a notebook's cell, `<string>` or `<stdin>`.
+_GENERATED = re.compile(r"<(?:frozen |eval_with_key|__array_function__|attrs |lambdifygenerated)|.*[/\\]torchinductor_")
+
+#: A frame as the message of an exception tells it that came from another process (a loader's worker).
+_TOLD = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n +(.+))?', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's own code: file, number, function, and the text if the file can be read."""
+
+    file: str
+    number: int
+    function: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        """`my_module.py:31 in training_step`."""
+        return f"{Path(self.file).name}:{self.number} in {self.function}"
+
+    def lines(self) -> str:
+        """As Python writes it in a traceback."""
+        return f'  File "{self.file}", line {self.number}, in {self.function}\n' + (
+            f"    {self.text}\n" if self.text else ""
+        )
+
+
+def own_lines(exception: BaseException) -> list[Line]:
+    """The user's lines that an exception came through, the one that failed last.
+
+    Lines of the user's own files; where there are none, those of packages that only the user's code can have brought.
+    """
+    if "Original Traceback (most recent call last):" in str(exception):
+        told = [Line(file, int(at), name, text) for file, at, name, text in _TOLD.findall(str(exception))]
+    else:
+        frames = traceback.extract_tb(exception.__traceback__)
+        told = [Line(each.filename, each.lineno or 0, each.name, each.line or "") for each in frames]
+    brought = [line for line in told if not _is_library(line.file)]
+    return [line for line in brought if not _is_installed(line.file)] or brought
+
+
+def own_traceback(exception: BaseException) -> TracebackType | None:
+    """The exception's traceback without the frames of Lightning and its like; None where the user has none in it."""
+    kept = [link for link in _links(exception.__traceback__) if not _is_library(link.tb_frame.f_code.co_filename)]
+    found: TracebackType | None = None
+    for link in reversed(kept):
+        found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return found
+
+
+def is_lmbenchs_own(exception: BaseException) -> bool:
+    """Whether lmbench's own code failed, in what Lightning called of it or beside that: of the frames that are neither
+    PyTorch's nor Python's, the last one is lmbench's."""
+    own, lightning = _folders(_OWN), _folders(("lightning", "jsonargparse"))
+    for frame in reversed(traceback.extract_tb(exception.__traceback__)):
+        if _is_in(frame.filename, own):
+            return True
+        if _is_in(frame.filename, lightning):
+            return False
+    return True
+
+
+def _links(link: TracebackType | None) -> Iterator[TracebackType]:
+    while link is not None:
+        yield link
+        link = link.tb_next
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is Python's, lmbench's, or of the libraries below it."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if _GENERATED.match(file) or (cache and file.startswith(cache)):
+        return True
+    if file.startswith("<"):
+        return False
+    paths = sysconfig.get_paths()
+    is_python = _is_in(file, [paths["stdlib"], paths["platstdlib"]]) and not _is_installed(file)
+    return is_python or _is_in(file, _folders((*_OWN, *_LIBRARIES)))
+
+
+def _is_installed(file: str) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def _folders(names: tuple[str, ...]) -> list[str]:
+    """Where packages lie, of those that are imported: only they can have a frame."""
+    found = [sys.modules.get(name) for name in names]
+    # A package is where its own file is: lmbench's path names a checkout's root too.
+    return [str(Path(module.__file__).parent) for module in found if module is not None and module.__file__]
+
+
+def _is_in(file: str, folders: list[str]) -> bool:
+    return any(file.startswith(folder + os.sep) for folder in folders)
