@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attention_results import write_attention
 from report_results import add_kernels, make_record, set_outcome, write_run, write_sweep
 
 from lmbench.cli import main
@@ -173,6 +174,19 @@ def memory(folder: Path) -> list[str]:
     return [str(home)]
 
 
+def attention(folder: Path) -> list[str]:
+    """Attention by itself: host-bound small shapes with device times beside them, one that does not fit, and published
+    figures."""
+    home = write_attention(folder, [256, 16384, 65536], [64], profiled_contexts=[256])
+    return [str(home), "--reference"]
+
+
+def attention_backends(folder: Path) -> list[str]:
+    """The fastest back end, where one is told from all others and where not."""
+    home = write_attention(folder, [256, 16384, 65536], [64])
+    return [str(home), "--view", "attention_backends"]
+
+
 CASES: dict[str, Callable[[Path], list[str]]] = {
     "step_times": step_times,
     "context": context,
@@ -186,6 +200,8 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
     "kernels": kernels,
     "attention_parts": attention_parts,
     "memory": memory,
+    "attention": attention,
+    "attention_backends": attention_backends,
 }
 
 

@@ -79,7 +79,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is inst
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_browser_the_page_asks_for_nothing_and_does_not_overflow(width: int, tmp_path: Path) -> None:
-    seen = look(make_page(tmp_path, "step_times", "precision", "context", "unrelated"), width)
+    seen = look(make_page(tmp_path, "step_times", "precision", "context", "unrelated", "attention"), width)
     assert seen["requests"] == []
     assert seen["scroll_width"] <= seen["client_width"] <= width
     assert seen["charts"] > 10

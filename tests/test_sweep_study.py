@@ -134,6 +134,25 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
         assert word in report
 
 
+def test_the_tiny_study_of_attention_is_measured_and_shown_by_both_views(sweep, tmp_path, capsys):
+    assert sweep("tiny_attention", "--results_dir", tmp_path, "--repeats", 1) == 0
+    assert "4 of 4 runs: 4 ok" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "tiny_attention"), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().count("Dashed: context^2") == 2
+    for run in runs(tmp_path / "tiny_attention").values():
+        model, memory = run.record.model, run.record.memory
+        assert (model.num_heads, model.head_dim, model.is_causal) == (1, 16, True)
+        length = run.record.data.context_length
+        # The weights, and nothing else of their size.
+        assert model.attention != "naive" or memory.saved_bytes == 2 * length**2 * 4
+    assert main(["report", str(tmp_path / "tiny_attention")]) == 0
+    assert "| context | attention |" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "tiny_attention"), "--view", "attention_backends"]) == 0
+    fastest = capsys.readouterr().out
+    assert fastest.count("**Fastest ") == 3
+    assert fastest.count("| second ") == 3
+
+
 def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(start, sweep, tmp_path):
     # A window long enough for the kill to meet it, also on a busy machine.
     words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=1"]

@@ -168,6 +168,20 @@ def _ratio(decimals: int) -> Unit:
     return Unit("", 1.0, lambda value: f"{value:.{decimals}f}")
 
 
+def _beside(span: Span) -> Column:
+    """How long the device was busy with a phase, from profiled runs beside a cell's timing runs: about what its span
+    would be if the device never waited."""
+
+    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
+        found = [sample.record.kernels for sample in (*cell.samples, *cell.passes) if sample.outcome == "ok"]
+        phases = [kernels.phases.get(span) for kernels in found if kernels is not None]
+        times = [phase.busy_s or phase.kernel_s for phase in phases if phase is not None]
+        known = [time for time in times if time]
+        return Measure(statistics.fmean(known)) if known else None
+
+    return Column(f"{span}_busy_s", f"{span}, device busy", read, MS)
+
+
 _GENERAL: tuple[Column, ...] = (
     _profiled(
         "kernel_count", "kernels", _kernel_count, COUNT,
@@ -293,7 +307,14 @@ def _timelines() -> PagePart:
 
 
 KERNELS = Feature(
-    columns=(*_GENERAL, *_SHARES, *_attention_columns("forward"), *_attention_columns("backward")),
+    columns=(
+        _beside("forward"),
+        _beside("backward"),
+        *_GENERAL,
+        *_SHARES,
+        *_attention_columns("forward"),
+        *_attention_columns("backward"),
+    ),
     chart_kinds={
         kind: ChartKind(_chart, has_rows=True, spans=spans)
         for kind, spans in {"parts": SHARED_SPANS, "kinds": SHARED_SPANS, "attention": ("forward", "backward")}.items()

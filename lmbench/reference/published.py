@@ -1,5 +1,5 @@
 """Published figures: step times with the precision they really had, shares of matrix products in kernel time, softmax
-against the products of attention; each with what must be known of it."""
+against the products of attention, attention by itself; each with what must be known of it."""
 
 from __future__ import annotations
 
@@ -47,6 +47,20 @@ _PEAKS = {
     ("peak", "backward"): "memory.phase_peak_allocated_bytes.backward",
     ("reserved", ""): "memory.run_peak_reserved_bytes",
 }
+
+
+#: lmbench's column for a published figure of attention by itself, and what its unit is multiplied by for SI.
+_ATTENTION = {
+    "forward_ms": ("forward_s", 1e-3),
+    "backward_ms": ("backward_s", 1e-3),
+    "memory_before_backward_gb": ("memory.phase_begin_allocated_bytes.backward", 2.0**30),
+}
+#: A first measurement that is four times the next one of the same table, and 1.6 times the same of the other table.
+_COLD = ("first table", "256", "16", "forward_ms")
+#: Up to this length the source's two tables tell of the same backward times that differ 1.5 to 2.9 times.
+_CONTRADICTED_CONTEXT = 1024
+#: Of the memory of all 20 figures.
+_HELD = "two batch x context x context tensors of float32, seven of the queries' size and 64 MiB fit it"
 
 
 @dataclass(frozen=True)
@@ -152,8 +166,9 @@ def _seconds(text: str) -> float | None:
 class Figure:
     """One published figure. `column` is lmbench's name of what it is, `value` in SI.
 
-    None stands for what the write-up does not state; a precision that it does not state is taken for float32, eager,
-    which the base tables of the write-ups are.
+    None stands for what the write-up does not state; a precision that it does not state is taken for float32, which the
+    base tables of the write-ups are. `head_dim` is that of attention by itself, None of a whole model; `table` tells
+    tables of one source apart.
     """
 
     source: str
@@ -166,18 +181,21 @@ class Figure:
     mode: str | None
     precision: str
     caveats: tuple[str, ...]
+    is_compiled: bool = False
+    head_dim: int | None = None
+    table: str = ""
 
     @property
     def label(self) -> str:
         """Source and GPU, as a column's heading tells them."""
-        return f"ref. {self.source}, {self.gpu}"
+        return f"ref. {' '.join(filter(None, [self.source, self.table]))}, {self.gpu}"
 
 
 @cache
 def load_figures() -> tuple[Figure, ...]:
     """Every published share of all matrix products in a pass, every ratio of softmax to the matrix products of scores
-    and values in time, and every peak of memory."""
-    return (*_matmul_shares(), *_softmax_ratios(), *_peaks())
+    and values in time, every peak of memory, and times and memory of attention by itself but for a cold one."""
+    return (*_matmul_shares(), *_softmax_ratios(), *_peaks(), *_attention())
 
 
 def _matmul_shares() -> Iterator[Figure]:
@@ -201,6 +219,34 @@ def _peaks() -> Iterator[Figure]:
         if column is not None and row["size"]:
             unit = () if row["gpu"] else ("GB or GiB unstated, taken as 10^9 bytes",)
             yield _figure(row, column, float(row["value_gb"]) * 1e9, row["mode"] or None, *unit)
+
+
+def _attention() -> Iterator[Figure]:
+    """Of whole passes: rows without a length are of the scores alone."""
+    for row in _rows("attention.csv"):
+        table = row["note"].partition(";")[0]
+        for name, (column, unit) in _ATTENTION.items():
+            if not row["seq_len"] or not row[name] or (table, row["seq_len"], row["d_head"], name) == _COLD:
+                continue
+            unstated = [word for field, word in (("batch_size", "batch"), ("precision", "precision")) if not row[field]]
+            caveats = [f"{', '.join([*unstated, 'mask'])} unstated"]
+            if name == "backward_ms" and int(row["seq_len"]) <= _CONTRADICTED_CONTEXT:
+                caveats.append("its two tables differ 1.5 to 2.9 times here")
+            yield Figure(
+                source=row["source"],
+                gpu=row["gpu"] or "GPU unstated",
+                column=column,
+                value=float(row[name]) * unit,
+                size=None,
+                context=int(row["seq_len"]),
+                batch=_whole(row["batch_size"]),
+                mode="forward_backward",
+                precision=_PRECISION[row["precision"]][0],
+                caveats=(*caveats, *([_HELD] if unit > 1 else [])),
+                is_compiled=row["compile"] == "true",
+                head_dim=int(row["d_head"]),
+                table=table,
+            )
 
 
 def _figure(row: dict[str, str], column: str, value: float, mode: str | None, *caveats: str) -> Figure:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmbench.errors import UsageError
-from lmbench.report.facts import FACT, Value, captioned, in_words, is_consequence, plain, sort_key
+from lmbench.precision import short_label
+from lmbench.report.facts import EAGER, FACT, HOW_LONG, Value, captioned, in_words, is_consequence, plain, sort_key
 from lmbench.report.gather import Group, Sample
 from lmbench.report.view import Baseline
 
@@ -142,12 +143,25 @@ def _identity(cell: Cell) -> str:
 def _settle_facts(cells: Sequence[Cell]) -> None:
     """Within a sweep another host or commit makes no other row: the axes do. And what all cells share that can tell,
     those that died too early to tell it share too; one that lived and has no attention has none."""
+    left_out = {name for name, fact in FACT.items() if fact.is_environment}
+    left_out.update(HOW_LONG if _differ_without(cells, HOW_LONG) else ())
     for cell in cells:
-        cell.facts = {name: v for name, v in cell.facts.items() if name not in FACT or not FACT[name].is_environment}
+        cell.facts = {name: v for name, v in cell.facts.items() if name not in left_out}
     common = shared(cells, dict.fromkeys(name for cell in cells for name in cell.facts))
     for cell in cells:
         known = cell.facts if cell.has_ended_well else {**common, **cell.facts}
         cell.facts = {name: v for name, v in known.items() if v is not None}
+
+
+def _differ_without(cells: Sequence[Cell], names: Sequence[str]) -> bool:
+    """Whether facts beside these tell cells apart that differ in these."""
+    seen: dict[str, str] = {}
+    for cell in cells:
+        rest = {name: value for name, value in cell.facts.items() if name not in names}
+        own = json.dumps([cell.facts.get(name) for name in names])
+        if seen.setdefault(json.dumps([cell.gpu, rest], sort_keys=True), own) != own:
+            return False
+    return True
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
@@ -170,6 +184,22 @@ def differing(cells: Sequence[Cell]) -> list[str]:
 def told(cell: Cell, names: Sequence[str]) -> str:
     """These facts of the cell, as far as it knows them, in a line."""
     return ", ".join(in_words(name, cell.facts[name]) for name in names if cell.facts.get(name) is not None)
+
+
+def in_short(cell: Cell, names: Sequence[str]) -> str:
+    """The same as people say it in a word: `TF32` for a pair of precisions, `naive compiled`."""
+    parts: list[str] = []
+    for name in names:
+        value = cell.facts.get(name)
+        if name == "matmul" and "precision" in names:
+            continue
+        if name == "precision":
+            parts.append(short_label(str(value), str(cell.facts.get("matmul"))))
+        elif name == "compile" and parts:
+            parts[-1] += {EAGER: "", "default": " compiled"}.get(str(value), f" compiled {value}")
+        else:
+            parts.append(in_words(name, value))
+    return ", ".join(filter(None, parts))
 
 
 def _is_told_by_size(name: str, cells: Sequence[Cell]) -> bool:
@@ -213,6 +243,8 @@ class Pairing:
     def __init__(self, baseline: Baseline | None, cells: Sequence[Cell]) -> None:
         self.baseline = baseline
         self._cells = cells
+        #: Cells that differ in one numeric fact alone, by its name and then by their other facts.
+        self._rows: dict[str, dict[object, list[tuple[float, Cell]]]] = {}
         self._candidates = [cell for cell in cells if baseline and baseline.is_met_by(cell.facts)]
         self._exact = {_pair_key(cell, cell.facts): cell for cell in reversed(self._candidates)}
 
@@ -229,11 +261,18 @@ class Pairing:
         own = cell.facts.get(name)
         if not isinstance(own, int | float):
             return None
-        wanted = _pair_key(cell, {**cell.facts, name: None})
-        alike = (other for other in self._cells if _pair_key(other, {**other.facts, name: None}) == wanted)
-        values = [(value, other) for other in alike if isinstance(value := other.facts.get(name), int | float)]
-        smaller = {value: other for value, other in values if value < own and other.ok}
-        return smaller[max(smaller)] if smaller else None
+        smaller = [(value, other) for value, other in self._alike(cell, name) if value < own and other.ok]
+        return max(smaller, key=lambda found: found[0])[1] if smaller else None
+
+    def _alike(self, cell: Cell, name: str) -> list[tuple[float, Cell]]:
+        """Every cell that differs in this numeric fact alone, with its value."""
+        if name not in self._rows:
+            rows = self._rows.setdefault(name, {})
+            for other in self._cells:
+                value = other.facts.get(name)
+                if isinstance(value, int | float):
+                    rows.setdefault(_pair_key(other, {**other.facts, name: None}), []).append((value, other))
+        return self._rows[name].get(_pair_key(cell, {**cell.facts, name: None}), [])
 
 
 def _pair_key(cell: Cell, facts: Mapping[str, Value]) -> tuple[object, ...]:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from lmbench.precision import short_label
 from lmbench.records.statistics import mean_interval
 from lmbench.records.vocabulary import PHASES, Span
-from lmbench.report.cells import Cell, Pairing, differing, in_order, told
+from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short, told
 from lmbench.report.columns import Column, mean_of, numbers
-from lmbench.report.facts import captioned, heading, in_words, sort_key
+from lmbench.report.facts import captioned, heading, sort_key
 from lmbench.report.view import ChartSpec
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
@@ -65,11 +64,20 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Guide:
+    """A line without data, from end to end."""
+
+    ends: tuple[tuple[float, float], tuple[float, float]]
+    name: str
+
+
+@dataclass(frozen=True)
 class Chart:
     """A chart, ready to be drawn.
 
     `kind` is `bars`, `rows`, `lines`, `phases` or `steps` (see ChartSpec). `categories` are the places of bars, in
-    order. `limit` is a level to mark, with its name. `whiskers` says what the intervals are.
+    order. `limit` is a level to mark, with its name. `whiskers` says what the intervals are. `guide` is a line to
+    compare with.
     """
 
     kind: str
@@ -81,6 +89,7 @@ class Chart:
     whiskers: str = ""
     is_log: bool = False
     limit: tuple[float, str] | None = None
+    guide: Guide | None = None
     categories: list[str] = field(default_factory=list)
 
     @property
@@ -160,7 +169,21 @@ def _lines(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: 
     if len({cell.facts[spec.x] for cell in numeric}) < 2:
         return _bars(spec, cells, pairing, column_of)
     chart = _by_series(spec, numeric, pairing, column_of(spec.y))
-    return None if chart is None else replace(chart, kind="lines")
+    return None if chart is None else _with_guide(replace(chart, kind="lines"), spec.power)
+
+
+def _with_guide(chart: Chart, power: float | None) -> Chart:
+    """The chart with what grows with a power of x, from the lowest level that it shows to the last point of its first
+    series."""
+    known = [(float(point.x), point.y) for point in chart.series[0].points if point.y]
+    begin = min(float(point.x) for series in chart.series for point in series.points)
+    if power is None or not chart.is_log or not known:
+        return chart
+    x, y = known[-1]
+    left = max(begin, x * (chart.lowest / y) ** (1 / power))
+    guide = Guide(((left, y * (left / x) ** power), (x, y)), f"{chart.x_label}^{power:g}")
+    series = chart.series[0].label or "the line"
+    return replace(chart, guide=guide, caption=f"Dashed: {guide.name}, through the last point of {series}.")
 
 
 def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column: Column) -> Chart | None:
@@ -168,7 +191,7 @@ def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column:
     for cell in in_order(cells, [*spec.series, spec.x]):
         x = cell.facts.get(spec.x)
         point = _point(cell, x if isinstance(x, int | float) else str(x), column, pairing)
-        groups.setdefault(_series_label(cell, spec.series), []).append(point)
+        groups.setdefault(in_short(cell, spec.series), []).append(point)
     # A series without a value or an outcome (the cold compilation of an eager run) is none.
     groups = {label: points for label, points in groups.items() if any(p.y is not None or p.outcome for p in points)}
     if not any(point.y is not None for points in groups.values() for point in points) or len(groups) > MAX_SERIES:
@@ -182,12 +205,6 @@ def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column:
         is_log=spec.is_log,
         limit=_device_memory(cells) if column.name == "peak_bytes" else None,
     )
-
-
-def _series_label(cell: Cell, names: Sequence[str]) -> str:
-    """A series by its facts; the precision pair by the word that people use for it."""
-    words = {"precision": short_label(str(cell.facts.get("precision")), str(cell.facts.get("matmul"))), "matmul": ""}
-    return ", ".join(filter(None, (words.get(name, in_words(name, cell.facts.get(name))) for name in names)))
 
 
 def _rows(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> Chart | None:

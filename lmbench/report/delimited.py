@@ -58,7 +58,7 @@ def csv_field(value: Any) -> Any:
 
 def _rows(section: Section) -> Iterable[dict[str, Any]]:
     published = section.references.match(section.cells) if section.references else {}
-    shares = _published_shares(section)
+    others = _published_figures(section)
     for index, cell in enumerate(section.cells):
         row: dict[str, Any] = {"sweep": section.name, "view": section.view.name, "gpu": cell.gpu, **cell.facts}
         row |= _ending(cell)
@@ -67,18 +67,18 @@ def _rows(section: Section) -> Iterable[dict[str, Any]]:
             if (found := figures.get(index)) is not None:
                 name = label.replace("ref. ", "reference ")
                 row |= {f"{name}: step_s": found.value, f"{name}: caveat": "; ".join(found.caveats)}
-        for name, figures in shares.items():
+        for name, figures in others.items():
             row |= {name: figures[index].value} if index in figures else {}
         yield row
 
 
-def _published_shares(section: Section) -> dict[str, dict[int, Published]]:
-    """Published shares of kernel time by the name of their CSV column."""
+def _published_figures(section: Section) -> dict[str, dict[int, Published]]:
+    """Published figures that are no step times by the name of their CSV column."""
     if section.references is None:
         return {}
     found = {}
     for column in _shown(section):
-        if column.is_profiled:
+        if column.name != "step_s":
             for heading, figures in section.references.beside([column], section.cells).items():
                 source = heading.partition(": ")[0].replace("ref. ", "reference ")
                 found[f"{source}: {column.name}"] = figures

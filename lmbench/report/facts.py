@@ -73,7 +73,7 @@ class Fact:
     read: Callable[[RunRecord], Any]
     settings: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    label: Callable[[Any], str] | None = None
+    label: Callable[[Any], str | None] | None = None
     #: A difference of this kind makes another cell only among runs that belong to no sweep.
     is_environment: bool = False
     #: Follows from other facts (16-mixed takes another variant of the optimizer): a baseline need not share it.
@@ -139,7 +139,19 @@ FACTS: tuple[Fact, ...] = (
         ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), lambda value: str(matmul_label(str(value))),
     ),
     Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
-    Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",)),
+    Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",), ("naive",)),
+    Fact(
+        "head_dim", "head_dim", "head_dim {}", lambda run: run.model.head_dim,
+        ("model.head_dim", "model.init_args.head_dim"),
+    ),
+    Fact(
+        "heads", "heads", "heads {}", lambda run: run.model.num_heads if run.model.head_dim else None,
+        ("model.heads", "model.init_args.heads"),
+    ),
+    Fact(
+        "causal", "mask", "mask {}", lambda run: mask_label(run.model.is_causal),
+        ("model.causal", "model.init_args.causal"), (CAUSAL, "none"), mask_label,
+    ),
     Fact("checkpoint", "checkpoint", "checkpoint {}", lambda run: run.model.checkpoint, ("model.checkpoint",)),
     Fact("optimizer", "optimizer", "{}", lambda run: run.model.optimizer, is_consequence=True),
     Fact(
@@ -171,11 +183,14 @@ PASSES = ("timer.clock", "trainer.profiler", "pass")
 #: Axes without rows of their own: passes, and what the size of a shape tells.
 _NO_ROWS = (*PASSES, "model.d_model", "model.num_layers")
 
+#: Options that say for how long is measured: no facts where the other ones tell cells apart.
+HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
+
 #: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
 _NO_FACTS = (
     *PASSES,
-    "measure.results_dir", "measure.run_id", "measure.steps", "measure.min_window_s", "measure.probe_steps",
-    "measure.strict", "seed_everything", "data.seed", "data.vocab_size",
+    *HOW_LONG,
+    "measure.results_dir", "measure.run_id", "measure.strict", "seed_everything", "data.seed", "data.vocab_size",
     "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "model.optimizer_variant",
     "trainer.devices",
     "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",

@@ -70,6 +70,11 @@ class Catalogue:
         view = read_view(given, axes)
         try:
             tables = tuple(replace(table, columns=tuple(self._names(table.columns))) for table in view.tables)
+            for table in tables:
+                if table.among and self.column(table.columns[0]).of_run is None:
+                    raise UsageError(
+                        f"column {table.columns[0]!r} is no number of one process, which `among` compares; give another"
+                    )
             for chart in view.charts:
                 self._check_chart(chart.kind, chart.y)
         except UsageError as error:

@@ -55,7 +55,7 @@ _BAR_HEIGHT, _LINE_HEIGHT, _GAP, _APART = 0.19, 0.185, 0.03, 0.07
 #: Characters in one line of a label.
 _LABEL_WIDTH = 48
 #: Beyond these an axis is told by powers of ten: places on it, highest to lowest.
-_MAX_PLACES, _WIDE_RANGE = 12, 1e4
+_MAX_PLACES, _WIDE_RANGE = 12, 1e3
 
 
 def draw(chart: Chart) -> str:
@@ -117,6 +117,7 @@ class Drawing:
     def _legend_shape(self) -> tuple[int, int]:
         """Columns and rows; no rows where there is nothing to tell apart."""
         labels = [series.label for series in self.chart.series]
+        labels += [self.chart.guide.name] if self.chart.guide is not None else []
         if len(labels) < 2:
             return 0, 0
         columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + 5)))
@@ -241,18 +242,25 @@ def _draw_lines(chart: Chart) -> Drawing:
                 missing[float(point.x)] = missing.get(float(point.x), 0) + 1
                 _cross(drawing, point, level, colour)
     places = sorted({float(point.x) for series in chart.series for point in series.points})
+    if chart.guide is not None:
+        axes.plot(*zip(*chart.guide.ends, strict=True), "--", color=MUTED, label=chart.guide.name, lw=1.2, zorder=1)
     if len(places) > _MAX_PLACES:
         axes.set_xscale("log", base=10)
         axes.xaxis.set_major_formatter(_thousands())
     else:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.set_xticks(places, [_in_short(place) for place in places])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(chart.x_label)
     drawing.finish_y()
     drawing.legend()
     return drawing
+
+
+def _in_short(place: float) -> str:
+    """A number at an axis: lengths of thousands as `16k`, which is 16 x 1024."""
+    return f"{place / 1024:g}k" if place >= 1024 and place % 1024 == 0 else f"{place:g}"
 
 
 def _line(drawing: Drawing, points: Sequence[Point], colour: str, label: str) -> None:

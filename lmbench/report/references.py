@@ -12,6 +12,9 @@ from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure
 from lmbench.report.facts import EAGER
 
+#: Attention by itself was published of one head.
+_ONE_HEAD = 1
+
 
 @dataclass(frozen=True)
 class Published:
@@ -24,7 +27,8 @@ class Published:
 
 
 class References:
-    """Published step times, shares of kernel time and peaks of memory, without those that cannot be right."""
+    """Published step times, shares of kernel time, peaks of memory, and times of attention by itself, without those
+    that cannot be right."""
 
     def __init__(self) -> None:
         self._figures = load_figures()
@@ -54,7 +58,8 @@ class References:
             published = [figure for figure in self._figures if figure.column == column.name]
             for figure in sorted(published, key=lambda figure: (figure.label, figure.context is not None)):
                 for index, cell in enumerate(cells):
-                    if _fits_figure(figure, cell.facts) and (figure.size is not None or len(cells) == 1):
+                    is_placed = figure.size is not None or figure.head_dim is not None or len(cells) == 1
+                    if is_placed and _fits_figure(figure, cell.facts):
                         figures = found.setdefault(f"{figure.label}: {column.heading}", {})
                         figures[index] = _published_figure(figure, column, figures.get(index))
         return found
@@ -78,9 +83,11 @@ def _fits_figure(figure: Figure, facts: Mapping[str, object]) -> bool:
     return (
         facts.get("precision") == figure.precision
         and (figure.precision != "32-true" or facts.get("matmul") == FP32_MATMUL)
-        and facts.get("compile", EAGER) == EAGER
+        and (facts.get("compile", EAGER) != EAGER) == figure.is_compiled
         and facts.get("attention", "naive") == "naive"
         and facts.get("checkpoint", "none") == "none"
+        and facts.get("head_dim") == figure.head_dim
+        and facts.get("heads") in (None, _ONE_HEAD)
         and figure.size in (None, facts.get("size"))
         and figure.context in (None, facts.get("context"))
         and figure.batch in (None, facts.get("batch"))

@@ -10,6 +10,7 @@ from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing, in_order, mixed_outcomes, partly_known, shared_by_all
 from lmbench.report.columns import BASELINE, Column, Measure
 from lmbench.report.facts import FACT, Value, captioned, heading, is_consequence
+from lmbench.report.fastest import fastest_table
 from lmbench.report.feature import Catalogue
 from lmbench.report.references import Published, References
 from lmbench.report.table import Entry, Heading, Table
@@ -17,8 +18,8 @@ from lmbench.report.view import TableSpec
 
 #: What a caption tells where all rows share it; others only when they are not what everybody has.
 _CAPTIONED = (
-    "size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "optimizer", "warmup",
-    "environment",
+    "size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "head_dim", "heads", "causal",
+    "optimizer", "warmup", "environment",
 )  # fmt: skip
 _USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
 _UNDECIDED = "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
@@ -38,7 +39,7 @@ class Setting:
 
 def build_table(spec: TableSpec, setting: Setting) -> Table | None:
     """The table that a spec asks for; None if no cell has anything to show in it."""
-    named = (*spec.rows, spec.across)
+    named = (*spec.rows, spec.across, *spec.among)
     partly = _partly_known(setting.cells)
     differing = [name for name in (*setting.differing, *partly) if name not in named]
     differing = [name for name in dict.fromkeys(differing) if name in partly or not is_consequence(name)]
@@ -51,7 +52,17 @@ def build_table(spec: TableSpec, setting: Setting) -> Table | None:
         cells = [cell for cell in cells if not cell.ok or any(column.of(cell, setting.pairing) for column in columns)]
         if not any(cell.ok for cell in cells):
             return None
+    if spec.among:
+        return _fastest(spec, setting, cells, [name for name in rows if name not in spec.among])
     return _grid(spec, setting, cells, rows) if spec.across else _list(spec, setting, cells, rows)
+
+
+def _fastest(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequence[str]) -> Table | None:
+    column = setting.catalogue.column(spec.columns[0])
+    if not _has_value(column, cells, setting.pairing):
+        return None
+    caption = _caption(cells, (*rows, *spec.among), [])
+    return fastest_table(spec.title, caption, cells, rows, spec.among, column, _fact_headings(cells, rows))
 
 
 def _partly_known(cells: Sequence[Cell]) -> list[str]:

@@ -66,10 +66,12 @@ def seconds(value_s: float | None) -> str:
 
 
 def gib_number(size_bytes: float | None) -> str:
-    """GiB (2^30 bytes) without its unit, for a column that names it; three decimals under 1."""
+    """GiB (2^30 bytes) without its unit, for a column that names it; three decimals under 1, two digits under 0.01."""
     if size_bytes is None:
         return MISSING
     value = size_bytes / 2**30
+    if 0 < abs(value) < 0.01:
+        return f"{value:.2g}"
     return f"{value:.{3 if abs(value) < 1 else 2}f}"
 
 

@@ -22,7 +22,8 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     `columns` are names of columns, fields of a run's record by their dotted names, or patterns such as
     `forward_*_fraction`. Facts that differ between cells and are not named become rows too, and those that all cells
     share go to the caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one
-    column for each value of that fact, and the only one of `columns` in each.
+    column for each value of that fact, and the only one of `columns` in each. With `among`, a row for each combination
+    of the other facts, and by which of those named the only one of `columns` is the smallest, and how surely.
     """
 
     title: str
@@ -30,6 +31,7 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     rows: tuple[str, ...] = ()
     across: str | None = None
     only_filled: bool = False
+    among: tuple[str, ...] = ()
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +40,8 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
     labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `phases`: the step's
     phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`. Features
-    add kinds of their own.
+    add kinds of their own. Among `lines` on a log axis, `power` draws what grows with that power of `x`, through the
+    last point of the first of `series`.
     """
 
     title: str
@@ -47,6 +50,7 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     x: str = "size"
     series: tuple[str, ...] = ()
     is_log: bool = False
+    power: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,14 +119,20 @@ def read_view(given: Any, axes: Iterable[str] = ()) -> View:
         raise UsageError(f"view: {_in_words(str(error))}") from None
     known = set(map(str, axes))
     for table in view.tables:
-        if table.across is not None and len(table.columns) > 1:
-            raise UsageError(
-                f"view: table {table.title!r} has {len(table.columns)} columns; with `across` it takes one"
-            )
+        key = "across" if table.across is not None else "among"
+        if (table.across is not None or table.among) and len(table.columns) > 1:
+            raise UsageError(f"view: table {table.title!r} has {len(table.columns)} columns; with `{key}` it takes one")
+        if table.across is not None and table.among:
+            raise UsageError(f"view: table {table.title!r} has `across` and `among`; leave one of them out")
     return replace(
         view,
         tables=tuple(
-            replace(table, rows=_facts(table.rows, known), across=table.across and _fact(table.across, known))
+            replace(
+                table,
+                rows=_facts(table.rows, known),
+                across=table.across and _fact(table.across, known),
+                among=_facts(table.among, known),
+            )
             for table in view.tables
         ),
         charts=tuple(

@@ -1,0 +1,121 @@
+"""Which of several ways is the fastest, one row for each set of the other facts: a table, and what it rests on.
+
+One process is one sample: the fastest is told from each other one by Welch's t on the logarithms of process means
+(design section 8). It is the smallest of several means, and rows are many: the 95 % interval is that of one pair.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from lmbench.records.welch import ratio_of
+from lmbench.report.cells import Cell, in_order, in_short, outcome_word
+from lmbench.report.columns import Column, host_bound, numbers
+from lmbench.report.table import Entry, Heading, Table, fact
+from lmbench.report.units import MISSING, change_percent, change_range
+
+#: Processes a side from which on a difference is judged.
+_ENOUGH = 3
+#: A ratio whose 90 % interval lies within this is no difference, as `lmbench compare` has it by default.
+_TOLERANCE_FRACTION = 0.01
+UNDECIDED, SAME = "undecided", "same"
+_NOTES = {
+    UNDECIDED: "undecided: the 95 % interval of the ratio between processes includes 1, or a side has fewer than three",
+    SAME: "same: the 90 % intervals of their ratios lie within 1 %",
+}
+_HOST_BOUND = "the device waited for the host in most of the fastest's step: it is the host's time that is compared"
+_PAIRS = "each interval is that of one pair, not corrected for the number of rows"
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the ways: its name, a value of each of its processes in SI, and whether its step waits for the host."""
+
+    name: str
+    values: list[float]
+    is_host_bound: bool
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    def verdict(self, other: _Way) -> str:
+        """Whether this one is told from a slower one: `undecided`, `same`, or empty where it is faster."""
+        if min(len(self.values), len(other.values)) < _ENOUGH:
+            return UNDECIDED
+        ratio = ratio_of(self.values, other.values)
+        return SAME if ratio.lies_within(_TOLERANCE_FRACTION) else "" if ratio.excludes_one else UNDECIDED
+
+
+def fastest_table(
+    title: str, caption: str, cells: Sequence[Cell], rows: Sequence[str], among: Sequence[str], column: Column,
+    fact_headings: Sequence[Heading],
+) -> Table:  # fmt: skip
+    """A row for each combination of the facts `rows`: the fastest of `among`, the next one, and how sure that is.
+
+    Args:
+        cells: of one device, with no other differences than `rows` and `among`.
+        column: a time that each process has one value of.
+        fact_headings: those of `rows`.
+    """
+    headings = [*fact_headings, Heading("fastest", is_number=False), Heading(column.heading)]
+    headings += [Heading("second", is_number=False), Heading("second takes"), Heading("95 % interval")]
+    headings.append(Heading("no figure", is_number=False))
+    table = Table(title, caption, headings, [])
+    for _, group in groupby(in_order(cells, [*rows, *among]), key=lambda cell: [cell.facts.get(name) for name in rows]):
+        same = list(group)
+        shape = [_fact(same[0], name) for name in rows]
+        table.rows.append([*shape, *_judged(same, among, column, table), _missing(same, among)])
+    if all(row[-1].kind == "missing" for row in table.rows):
+        table.headings.pop()
+        for row in table.rows:
+            row.pop()
+    if any(row[len(rows) + 4].kind == "number" for row in table.rows):
+        table.note(_PAIRS)
+    return table
+
+
+def _judged(cells: Sequence[Cell], among: Sequence[str], column: Column, table: Table) -> list[Entry]:
+    """The fastest, its time, the second, how much more that takes by the means, and the interval of that."""
+    assert column.of_run is not None
+    found = [_Way(in_short(cell, among), numbers(cell, column.of_run), _is_host_bound(cell)) for cell in cells]
+    ways = sorted((way for way in found if way.values and min(way.values) > 0), key=lambda way: way.mean)
+    missing = Entry(MISSING, "missing")
+    if not ways:
+        return [missing] * 5
+    first, *others = ways
+    verdicts = {way.name: verdict for way in others if (verdict := first.verdict(way))}
+    words = set(verdicts.values())
+    word = UNDECIDED if UNDECIDED in words else SAME if words else ""
+    told = [*([_NOTES[word]] if word else []), *([_HOST_BOUND] if first.is_host_bound else [])]
+    name = f"{word}: {', '.join([first.name, *verdicts])}" if word else first.name
+    shown = [Entry(name, "fact", tuple(map(table.note, told))), Entry(column.unit.text(first.mean))]
+    if not others:
+        return [*shown, missing, missing, missing]
+    ratio, interval = ratio_of(first.values, others[0].values), missing
+    if ratio.low is not None and ratio.high is not None:
+        interval = Entry(change_range(ratio.low - 1, ratio.high - 1))
+    return [*shown, fact(others[0].name), Entry(change_percent(others[0].mean / first.mean - 1)), interval]
+
+
+def _is_host_bound(cell: Cell) -> bool:
+    share = host_bound(cell)
+    return share is not None and share.value > 0.5
+
+
+def _fact(cell: Cell, name: str) -> Entry:
+    value = cell.facts.get(name)
+    return Entry(MISSING, "missing") if value is None else fact(str(value))
+
+
+def _missing(cells: Sequence[Cell], among: Sequence[str]) -> Entry:
+    """The ways that gave no figure, by how they ended."""
+    bad: dict[str, list[str]] = {}
+    for cell in cells:
+        if not cell.ok:
+            bad.setdefault(outcome_word(cell.outcome), []).append(in_short(cell, among))
+    text = "; ".join(f"{word}: {', '.join(names)}" for word, names in bad.items())
+    return Entry(text, "outcome") if bad else Entry(MISSING, "missing")
