@@ -84,7 +84,8 @@ def test_compiled_networks_and_blocks_give_the_same_gradients(name: str, by_bloc
     expected = gradients(network("naive", "none"))
     model = network("naive", name)
     for compiled in model.blocks if by_block else [model]:
-        compiled.compile(backend="inductor")
+        # With Inductor's partitioner, and without its code, which takes half a minute.
+        compiled.compile(backend="aot_eager")
     for a, b in zip(gradients(model), expected, strict=True):
         torch.testing.assert_close(a, b)
 
