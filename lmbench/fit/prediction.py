@@ -30,12 +30,14 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
+from lmbench.fit.left_out import leave_out
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.run import Measurement, as_usage_error, find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
+from lmbench.instruments.own_code import own_lines
 from lmbench.memory.asking import Request
 from lmbench.memory.forecast import (
     Forecast,
@@ -204,7 +206,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    cli = PredictionCLI(["fit", *read(words).options])
+    cli = PredictionCLI(leave_out(["fit", *read(words).options])[0])
     workspace_bytes = 0 if request.gpu is None else request.gpu.workspace_bytes
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
@@ -254,10 +256,10 @@ class _told:
 
 
 def _user_line(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    libraries = ("/site-packages/", "/lmbench/", "/lib/python", "<")
-    own = [f for f in frames if not any(part in f.filename for part in libraries)] or list(frames)
-    last = own[-1]
+    lines = own_lines(error)
+    if lines:
+        return f"{Path(lines[-1].file).name}:{lines[-1].number}" + (f" `{lines[-1].text}`" if lines[-1].text else "")
+    last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
 
 

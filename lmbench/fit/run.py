@@ -17,6 +17,7 @@ from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.completion import add_kernels, add_memory, add_prediction
 from lmbench.fit.harness import check_measured
+from lmbench.fit.left_out import leave_out
 from lmbench.fit.messages import translate
 from lmbench.fit.surroundings import quiet
 from lmbench.instruments.ending import error_facts, is_of_other_checkpoint, is_usage_error
@@ -61,7 +62,10 @@ def run(args: list[str]) -> int:
     try:
         words = read(args)
         is_loud = not (words.as_json or words.is_quiet)
-        Measurement(words.options, is_loud, words.only_settings)
+        options, told = leave_out(words.options)
+        if told is not None:
+            tell(told)
+        Measurement(options, is_loud, words.only_settings)
     except BaseException as error:
         with held():
             code = _ended_by(error)
