@@ -14,13 +14,13 @@ import torch
 from browser import CHROMIUM, look
 
 from lmbench.cli import main
-from lmbench.numerics.experiment.operators import CASES, SMALL_FORMATS, Case, Setting, thresholds
+from lmbench.numerics.experiment.operators import CASES, SMALL_FORMATS, Case, Setting, failure, thresholds
 from lmbench.numerics.experiment.sums import published_sum, reduce, run_loop, sum_up
 from lmbench.numerics.formats import FORMATS
 from lmbench.numerics.loops import add_in_a_loop, stalls
 from lmbench.numerics.picture import error_chart
 from lmbench.numerics.record import Numerics, PublishedSum, Threshold
-from lmbench.numerics.search import find_edges
+from lmbench.numerics.search import Edge, find_edges
 from lmbench.numerics.tables import published_table
 from lmbench.records.codec import decode
 from lmbench.reference.published import load_accumulations
@@ -171,12 +171,13 @@ def test_a_search_finds_the_very_neighbours(of):
     for _ in range(50):
         places = sorted(draw.sample(range(of.place(of.smallest_normal) + 1, of.place(of.largest)), 2))
         low, high = map(of.at, places)
-        if high < low * 4:
+        if high < low * 2**9:
             continue
         below, above = find_edges(lambda x, low=low, high=high: low <= x <= high, of)
         assert (below.holds_to, of.place(below.fails_from)) == (low, places[0] - 1)
         assert (above.holds_to, of.place(above.fails_from)) == (high, places[1] + 1)
     assert find_edges(lambda x: True, of) == (None, None)
+    assert find_edges(lambda x: False, of) == (None, Edge(None, of.smallest_normal))
 
 
 def found_for(width: int = 1024, eps: float = 1e-5) -> dict[tuple[str, str, str], Threshold]:
@@ -189,11 +190,23 @@ def found_for(width: int = 1024, eps: float = 1e-5) -> dict[tuple[str, str, str]
 @pytest.mark.parametrize(("width", "eps"), [(1024, 1e-5), (64, 1e-12), (4098, 0.0)])
 def test_operators_fail_where_their_formulas_say(width, eps):
     rows = [row for row in found_for(width, eps).values() if row.formula is not None]
-    assert len(rows) >= 17
+    assert len(rows) == (23 if eps == 0 else 20 if eps == 1e-12 else 17)
     for row in rows:
         near, far = sorted((row.holds_to, row.fails_from))
         # A mean of squares in bfloat16 may be rounded up on the way.
         assert near * (1 - 2**-8) <= row.formula <= far * (1 + 2**-8), row
+
+
+def test_between_its_edges_an_operator_holds_and_nowhere_else():
+    setting = Setting(64, 1e-12, CPU)
+    for case in CASES:
+        for of in SMALL_FORMATS:
+            edges = [row for row in thresholds(case, of, setting) if row.fails_from is not None]
+            x_format = case.x_format or of
+            for exponent in range(1 - x_format.max_exponent, x_format.max_exponent + 1):
+                x = 2.0**exponent
+                outside = any(x >= row.fails_from if row.side == "above" else x <= row.fails_from for row in edges)
+                assert outside == (failure(case, x, of, setting) is not None), (case.operator, case.form, of.name, x)
 
 
 def test_norms_in_float16_fail_where_numpys_squares_overflow():
@@ -230,6 +243,12 @@ def test_an_epsilon_that_is_zero_lets_small_inputs_divide_by_zero():
     assert ("RMSNorm: lmbench", "float16", "below") not in rows
     eps = rows["eps of a norm: written out", "float16", "below"]
     assert (eps.fails_from, eps.gives) == (2.0**-25, "nan")
+
+
+def test_a_sum_that_overflows_whatever_is_added_holds_for_nothing():
+    (case,) = (case for case in CASES if case.form == "exp / sum, all")
+    (row,) = thresholds(case, HALF, Setting(2**17, 0.0, CPU))
+    assert (row.holds_to, row.fails_from, row.first, row.gives) == (None, 2**-14, "sum", "0")
 
 
 def test_a_wrong_operator_is_seen_however_it_is_wrong():
@@ -305,6 +324,7 @@ def test_the_page_asks_for_nothing_and_fits_a_phone(written):
         (["--addend", "1e6", "--device", "cpu"], "infinite in float16, whose largest number is 65504"),
         (["--addend", "1e300", "--accumulator", "float32", "--device", "cpu"], "infinite in float32"),
         (["--width", "1"], "--width is 1"),
+        (["--width", "1025"], "an even number"),
         (["--eps", "-1"], "--eps is -1"),
         (["--eps", "nan"], "--eps is nan"),
         (["--device", "tpu"], "choose cuda or cpu"),

@@ -82,8 +82,9 @@ class Threshold(Struct, kw_only=True):
 
     It fails where what comes out is not finite, is zero, or is off by a factor of two or more, while the same steps in
     float64 give a finite number other than zero. `holds_to` and `fails_from` are neighbours in the input's format; both
-    are None where it holds for all normal numbers. `formula` is where it has to fail, None where that depends on the
-    kernel. `first` is the step that fails first there, `gives` what comes out.
+    are None where it holds for all normal numbers, and `holds_to` alone where it holds for none. `formula` is where it
+    has to fail, None where that depends on the kernel. `first` is the step that fails first there, `gives` what comes
+    out.
     """
 
     operator: str

@@ -16,6 +16,7 @@ from lmbench.report.units import MISSING
 Line = tuple[str, str]
 _HALVES = ("float16", "bfloat16")
 _INFINITE = "inf"
+_FROM = {"above": "from", "below": "up to"}
 
 
 def print_numerics(found: Numerics, console: Console) -> None:
@@ -57,8 +58,8 @@ def _norms_told(thresholds: Iterable[Threshold]) -> str:
     norms = [each for each in thresholds if each.operator.endswith("Norm") and each.dtype == _HALVES[0]]
     failing: dict[str, list[str]] = {}
     for each in norms:
-        if each.fails_from is not None and each.side == "above":
-            told = f"({each.form}) -> {each.gives} from |x| = {each.fails_from:g}"
+        if each.fails_from is not None:
+            told = f"({each.form}) -> {each.gives} {_FROM[each.side]} |x| = {each.fails_from:.4g}"
             failing.setdefault(told, []).append(each.operator)
     holding = dict.fromkeys(each.form for each in norms if each.fails_from is None)
     parts = [f"{' and '.join(operators)} {told}" for told, operators in failing.items()]
@@ -161,10 +162,10 @@ def _detail_row(of: Threshold) -> list[Entry]:
 
 def closing(found: Numerics) -> list[Line]:
     """What the addends are in their formats, what was not as worked out, and what to do."""
-    formats = dict.fromkeys(each.addend_dtype for each in found.sums)
-    held = {each.addend_dtype: each.rounded_addend for each in found.sums}
-    addends = [f"{held[name]:.7g} in {name} ({error_text(held[name] / found.addend - 1)})" for name in formats]
-    lines = [("addend", f"{found.addend:g} is {', '.join(addends)}: an error that no accumulator takes away")]
+    held = {each.addend_dtype: each.rounded_addend for each in found.sums if each.rounded_addend != found.addend}
+    addends = [f"{value:.7g} in {name} ({error_text(value / found.addend - 1)})" for name, value in held.items()]
+    told = f"{found.addend:g} is {', '.join(addends)}: an error that no accumulator takes away"
+    lines = [("addend", told)] if addends else []
     for each in found.sums:
         if not each.is_exact:
             lines.append(
@@ -190,7 +191,8 @@ def total_text(total: float | None) -> str:
 
 
 def error_text(fraction: float | None) -> str:
-    """A relative error with two digits; `inf` where the sum is."""
+    """A relative error in percent with two digits or to the whole percent; `inf` where the sum is."""
     if fraction is None:
         return _INFINITE
-    return "0" if fraction == 0 else f"{fraction * 100:+.2g} %"
+    percent = fraction * 100
+    return "0" if fraction == 0 else f"{percent:+,.0f} %" if abs(percent) >= 10 else f"{percent:+.2g} %"

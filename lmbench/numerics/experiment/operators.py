@@ -71,11 +71,11 @@ class Case:
 def thresholds(case: Case, of: Format, setting: Setting) -> list[Threshold]:
     """Where the case fails in a format: both sides where there are two, one that says so where it never does."""
     x_format = case.x_format or of
-    below, above = find_edges(lambda x: _failure(case, x, of, setting) is None, x_format)
+    below, above = find_edges(lambda x: failure(case, x, of, setting) is None, x_format)
     found = []
     for side, edge, formula in (("above", above, case.above), ("below", below, case.below)):
         if edge is not None:
-            first, gives = _failure(case, edge.fails_from, of, setting) or ("", "")
+            first, gives = failure(case, edge.fails_from, of, setting) or ("", "")
             found.append(
                 Threshold(
                     operator=case.operator,
@@ -95,7 +95,7 @@ def thresholds(case: Case, of: Format, setting: Setting) -> list[Threshold]:
     return found or [holding]
 
 
-def _failure(case: Case, x: float, of: Format, setting: Setting) -> tuple[str, str] | None:
+def failure(case: Case, x: float, of: Format, setting: Setting) -> tuple[str, str] | None:
     """The step that fails first, and what comes out; None where what comes out is right."""
     found = list(case.steps(x, getattr(torch, of.name), setting))
     true = list((case.truth or case.steps)(x, torch.float64, setting))
@@ -150,7 +150,11 @@ def _exp_over_sum(x: Tensor) -> Steps:
 
 
 def _softmax(x: Tensor) -> Steps:
-    yield "exponential", (power := torch.exp(x - x.max()))
+    power = torch.exp(x - x.max())
+    if x.dtype == torch.float64:
+        # The truth is small, and never zero.
+        power = power.clamp_min(torch.finfo(x.dtype).tiny)
+    yield "exponential", power
     yield "quotient", power / power.sum(-1, keepdim=True)
 
 
@@ -231,7 +235,7 @@ CASES: tuple[Case, ...] = (
     Case("softmax", "max subtracted", _BELOW, _of_logits(_softmax, 0.0), above=_no_exponential, advice=_LOGARITHM),
     Case(
         "softmax", "torch", _BELOW, _of_logits(lambda x: _result(torch.softmax(x, -1)), 0.0),
-        above=_no_exponential, advice=_LOGARITHM,
+        truth=_of_logits(_softmax, 0.0), above=_no_exponential, advice=_LOGARITHM,
     ),
     Case(
         "cross entropy", "-log(softmax)", _TARGET, _of_logits(_log_of_softmax, 0.0), above=_no_exponential,
