@@ -47,11 +47,12 @@ def _parser() -> CommandParser:
 def make_catalogue() -> Catalogue:
     """What views may name: the report's own columns and charts, and those of every feature."""
     from lmbench.attention.in_report import ATTENTION
+    from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.in_report import MEMORY
     from lmbench.report.feature import Catalogue
 
-    return Catalogue([ATTENTION, KERNELS, MEMORY])
+    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY])
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -110,8 +110,8 @@ def make_cells(group: Group) -> list[Cell]:
 
 
 def _key(sample: Sample, gpu: str) -> str:
-    if sample.cell is not None:
-        return json.dumps([gpu, sample.cell])
+    if sample.row is not None:
+        return json.dumps([gpu, sample.row])
     return json.dumps([gpu, {**sample.facts, **sample.settings}], sort_keys=True)
 
 

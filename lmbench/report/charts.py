@@ -61,6 +61,7 @@ class Series:
     label: str
     points: list[Point]
     colour: int | None = None
+    is_dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Chart:
 
     `kind` is `bars`, `rows`, `lines`, `phases` or `steps` (see ChartSpec). `categories` are the places of bars, in
     order. `limit` is a level to mark, with its name. `whiskers` says what the intervals are. `guide` is a line to
-    compare with.
+    compare with. `band` are places with two values to shade between, with its name; `span` is what the axis of values
+    spans, where that is given.
     """
 
     kind: str
@@ -91,6 +93,9 @@ class Chart:
     limit: tuple[float, str] | None = None
     guide: Guide | None = None
     categories: list[str] = field(default_factory=list)
+    band: list[tuple[float, float, float]] = field(default_factory=list)
+    band_label: str = ""
+    span: tuple[float, float] | None = None
 
     @property
     def highest(self) -> float:

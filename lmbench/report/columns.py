@@ -62,7 +62,8 @@ class Column:
     With `has_spread` a standard deviation stands beside the value. `of_run` is the number of one process whose mean is
     the value, where charts show its interval. `is_profiled` says that only profiled runs have it, `is_planned` that it
     is known of a cell of which no run ended well. With `after`, the name of a numeric fact, what it is read against is
-    no baseline but the cell with the next smaller value of that.
+    no baseline but the cell with the next smaller value of that. An `in_words` column shows the name of its measure,
+    whose value is 0 where that is bad. One that `reads_steps` is looked at only where a view names it.
     """
 
     name: str
@@ -75,6 +76,8 @@ class Column:
     is_profiled: bool = False
     is_planned: bool = False
     after: str = ""
+    in_words: bool = False
+    reads_steps: bool = False
 
     def of(self, cell: Cell, pairing: Pairing) -> Measure | None:
         """The cell's value; None of one that did not end well, but for what is known without it."""
@@ -92,6 +95,8 @@ class Column:
 
     def show(self, measure: Measure) -> str:
         """The value in the heading's unit."""
+        if self.in_words:
+            return measure.name
         if self.text is not None:
             return self.text(measure)
         return units.mean_and_std(measure.value, measure.std) if self.has_spread else self.unit.text(measure.value)

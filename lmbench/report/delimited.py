@@ -112,9 +112,12 @@ def _ending(cell: Cell) -> dict[str, Any]:
 
 def _figures(cell: Cell, section: Section) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    columns = {**section.catalogue.columns, **{column.name: column for column in _shown(section)}}
+    shown_columns = {column.name: column for column in _shown(section)}
+    columns = {**section.catalogue.columns, **shown_columns}
     for name, column in columns.items():
         if column.is_profiled and not section.view.is_profiled:
+            continue
+        if column.reads_steps and name not in shown_columns:
             continue
         measure = column.of(cell, section.pairing)
         found[name] = None if measure is None else measure.value

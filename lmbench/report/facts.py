@@ -180,17 +180,19 @@ FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
 #: Axes that say how a cell is looked at, not what it is: the passes of one cell are joined.
 PASSES = ("timer.clock", "trainer.profiler", "pass")
 
-#: Axes without rows of their own: passes, and what the size of a shape tells.
-_NO_ROWS = (*PASSES, "model.d_model", "model.num_layers")
+#: Axes that repeat a cell from another beginning: of its weights, of its data.
+SEEDS = ("seed_everything", "data.seed")
+
+#: Axes without rows of their own: passes, seeds, and what the size of a shape tells.
+_NO_ROWS = (*PASSES, *SEEDS, "model.d_model", "model.num_layers")
 
 #: Options that say for how long is measured: no facts where the other ones tell cells apart.
 HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
 
 #: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
 _NO_FACTS = (
-    *PASSES,
-    *HOW_LONG,
-    "measure.results_dir", "measure.run_id", "measure.strict", "seed_everything", "data.seed", "data.vocab_size",
+    *PASSES, *SEEDS, *HOW_LONG,
+    "measure.results_dir", "measure.run_id", "measure.strict", "data.vocab_size",
     "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "model.optimizer_variant",
     "trainer.devices",
     "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.schema import fields
-from lmbench.report.cells import Cell
+from lmbench.report.cells import Cell, Pairing
 from lmbench.report.charts import CHART_KINDS, ChartKind
 from lmbench.report.columns import MEASURED, RELATIVE, Column, schema_column
 from lmbench.report.view import View, read_view
@@ -30,12 +30,14 @@ class PagePart(Protocol):
 
 @dataclass(frozen=True)
 class Feature:
-    """What one feature adds. `row_notes` are said of a row in a table that has one of its columns."""
+    """What one feature adds. `row_notes` are said of a row in a table that has one of its columns; `answer` are
+    sentences that answer the question of a view with such a table, from the cells of one device."""
 
     columns: tuple[Column, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
     row_notes: Callable[[Cell], list[str]] | None = None
     page_part: Callable[[], PagePart] | None = None
+    answer: Callable[[Sequence[Cell], Pairing], list[str]] | None = None
 
 
 class Catalogue:
@@ -108,6 +110,15 @@ class Catalogue:
         for feature in self.features:
             if feature.row_notes is not None and any(column in feature.columns for column in columns):
                 found += feature.row_notes(cell)
+        return found
+
+    def answers(self, view: View, cells: Sequence[Cell], pairing: Pairing) -> list[str]:
+        """What features say to a view's question, of the cells of one device."""
+        named = {column for table in view.tables for column in table.columns}
+        found: list[str] = []
+        for feature in self.features:
+            if feature.answer is not None and any(column.name in named for column in feature.columns):
+                found += feature.answer(cells, pairing)
         return found
 
 

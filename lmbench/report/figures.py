@@ -114,9 +114,13 @@ class Drawing:
             bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2,
         )  # fmt: skip
 
+    @property
+    def legend_rows(self) -> int:
+        return self._legend_shape()[1]
+
     def _legend_shape(self) -> tuple[int, int]:
         """Columns and rows; no rows where there is nothing to tell apart."""
-        labels = [series.label for series in self.chart.series]
+        labels = [series.label for series in self.chart.series] + [self.chart.band_label] * bool(self.chart.band)
         labels += [self.chart.guide.name] if self.chart.guide is not None else []
         if len(labels) < 2:
             return 0, 0
@@ -297,6 +301,36 @@ def _draw_steps(chart: Chart) -> Drawing:
     return drawing
 
 
+def _draw_curves(chart: Chart) -> Drawing:
+    """A line for each series, over the band; a cross where one broke off."""
+    drawing = Drawing(chart)
+    drawing.figure.set_figheight(HEIGHT + _LEGEND_HEIGHT * drawing.legend_rows)
+    axes = drawing.axes
+    if chart.band:
+        places, lows, highs = zip(*chart.band, strict=True)
+        axes.fill_between(places, lows, highs, color=MUTED, alpha=0.3, linewidth=0, label=chart.band_label)
+    crosses = 0
+    for index, series in enumerate(chart.series):
+        colour = _colour(series, index)
+        known = [(float(point.x), point.y) for point in series.points if point.y is not None]
+        style = "--" if series.is_dashed else "-"
+        (line,) = axes.plot(
+            [x for x, _ in known], [y for _, y in known], style, color=colour, label=series.label, lw=1.3
+        )
+        line.set_gid(drawing.tip(series.points[-1].tip))
+        for point in series.points:
+            if point.y is None:
+                _cross(drawing, point, 0.96 - 0.085 * crosses, colour)
+                crosses += 1
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    if chart.span is not None:
+        axes.set_ylim(*chart.span)
+    drawing.legend()
+    return drawing
+
+
 def _draw_rows(chart: Chart) -> Drawing:
     """A lying bar for each point with its label above it, which leaves a phone's width to the bar."""
     points = chart.series[0].points
@@ -371,4 +405,5 @@ _DRAWERS: dict[str, Callable[[Chart], Drawing]] = {
     "rows": _draw_rows,
     "phases": _draw_phases,
     "steps": _draw_steps,
+    "curves": _draw_curves,
 }

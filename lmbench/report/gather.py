@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from lmbench.records.load import Run, find_runs, load_run, read_steps
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.step import StepRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
-from lmbench.report.facts import Planned, Value, other_axes, other_settings, read_facts
+from lmbench.report.facts import SEEDS, Planned, Value, other_axes, other_settings, read_facts
 from lmbench.text import shown
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
@@ -33,7 +34,8 @@ class Sample:
 
     `record` is what was read, without the configuration and the command line, which are large and told by the rest:
     `facts` tell its cell, `settings` are the options that no fact stands for, `seeds` are those of weights and data.
-    `cell` and `repeat` say its place in a sweep, None for a run of its own.
+    `cell` and `repeat` say its place in a sweep, None for a run of its own. `row` is what it shares with the runs of
+    its row: the cell, or where seeds are an axis, what the cell is but for its seed.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Sample:
     is_profiled: bool
     cell: str | None = None
     repeat: int | None = None
+    row: str | None = None
     damage: str | None = None
 
     @property
@@ -210,7 +213,7 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
         record=run,
         facts=facts,
         settings=other_settings(config) if plan is None else {},
-        seeds=(told.get("seed_everything"), told.get("data.seed")),
+        seeds=(told.get(SEEDS[0]), told.get(SEEDS[1])),
         is_timing=not (
             run.is_profiled
             or run.memory_history is not None
@@ -220,5 +223,14 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
         is_profiled=is_profiled,
         cell=cell if plan is not None else None,
         repeat=repeat,
+        row=_row(cell, axes, plan) if plan is not None else None,
         damage=loaded.damage,
     )
+
+
+def _row(cell: str | None, axes: Mapping[str, Any], plan: Mapping[str, _PlannedCell]) -> str | None:
+    """What tells a cell's row: itself, or in a sweep over seeds all of its axes but these."""
+    if not axes or not any(seed in (planned.axes or {}) for planned in plan.values() for seed in SEEDS):
+        return cell
+    others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
+    return json.dumps(others, sort_keys=True, default=str)

@@ -79,6 +79,7 @@ class Section:
     environment: list[str]
     tables: list[Table]
     failures: list[Failure]
+    answers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -174,6 +175,7 @@ def _section(
         environment=_environment_lines(cells),
         tables=_tables(view, Setting(timed, varying(timed), pairing, catalogue, references)),
         failures=_failures(cells),
+        answers=_answers(view, timed, pairing, catalogue),
         notes=notes,
     )
 
@@ -192,6 +194,13 @@ def _tables(view: View, setting: Setting) -> list[Table]:
         for spec in view.tables:
             found += [build_table(spec, of_device), build_comparison(spec, of_device)]
     return [table for table in found if table is not None]
+
+
+def _answers(view: View, cells: Sequence[Cell], pairing: Pairing, catalogue: Catalogue) -> list[str]:
+    """What answers the view's question, device by device."""
+    by_device = [list(same) for _, same in groupby(sorted(cells, key=lambda cell: cell.gpu), key=lambda cell: cell.gpu)]
+    found = [(same[0].gpu, text) for same in by_device for text in catalogue.answers(view, same, pairing)]
+    return [f"{gpu}: {text}" if len(by_device) > 1 else text for gpu, text in found]
 
 
 def _tally(cells: Sequence[Cell]) -> str:

@@ -13,7 +13,7 @@ from lmbench.report.facts import FACT, Value, captioned, heading, is_consequence
 from lmbench.report.fastest import fastest_table
 from lmbench.report.feature import Catalogue
 from lmbench.report.references import Published, References
-from lmbench.report.table import Entry, Heading, Table
+from lmbench.report.table import Entry, Heading, Kind, Table
 from lmbench.report.view import TableSpec
 
 #: What a caption tells where all rows share it; others only when they are not what everybody has.
@@ -90,7 +90,9 @@ def _list(spec: TableSpec, setting: Setting, cells: Sequence[Cell], rows: Sequen
     has_counts = len({len(cell.ok) for cell in cells if cell.ok}) > 1
     table = Table(spec.title, _caption(cells, rows, columns), _fact_headings(cells, rows), [])
     table.headings += [Heading("runs")] * has_counts
-    table.headings += [Heading(column.heading.replace(BASELINE, _name(setting))) for column in columns]
+    table.headings += [
+        Heading(column.heading.replace(BASELINE, _name(setting)), not column.in_words) for column in columns
+    ]
     published = setting.references.beside(named, cells) if setting.references else {}
     table.headings += [Heading(heading) for heading in published]
     for index, cell in enumerate(cells):
@@ -174,10 +176,16 @@ def _values(cell: Cell, columns: Sequence[Column], pairing: Pairing) -> list[Ent
     """The cell's figures; where it has none, its outcome in the first column."""
     found = [column.of(cell, pairing) for column in columns]
     entries = [
-        Entry(units.MISSING, "missing") if measure is None else Entry(column.show(measure), "number")
+        Entry(units.MISSING, "missing") if measure is None else Entry(column.show(measure), _kind(column, measure))
         for column, measure in zip(columns, found, strict=True)
     ]
     return entries if cell.ok else [Entry(cell.label, "outcome"), *entries[1:]]
+
+
+def _kind(column: Column, measure: Measure) -> Kind:
+    if not column.in_words:
+        return "number"
+    return "outcome" if measure.value == 0 else "fact"
 
 
 def _published(figure: Published | None, table: Table) -> Entry:
