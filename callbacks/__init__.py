@@ -1,6 +1,7 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
 from lmbench.callbacks.compiler import Compiler
+from lmbench.callbacks.dtype_recorder import DtypeRecorder
 from lmbench.callbacks.gradient_norm import GradientNorm
 from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.kernel_profiler import KernelProfiler
@@ -19,6 +20,7 @@ from lmbench.callbacks.training_check import TrainingCheck
 
 __all__ = [
     "Compiler",
+    "DtypeRecorder",
     "GradientNorm",
     "KernelCapture",
     "KernelProfiler",

@@ -46,6 +46,9 @@ class Observer(LeanCallback):
     further `fit`, `validate` or `test` is a run of its own, and facts and records are those of the latest.
     """
 
+    #: Kinds of probe steps that nobody else needs; they come after the others, one step each.
+    own_probes: tuple[ProbeKind, ...] = ()
+
     _session: MeasurementSession | None = None
 
     @property

@@ -272,6 +272,7 @@ class MeasurementSession(LeanCallback):
             self._close_window()
             self._plan = self.schedule.probe_plan()
             if self._plan:
+                self._plan += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
             self._next_probe(trainer)

@@ -31,6 +31,7 @@ COMMANDS = {
     "noise": ("lmbench.commands.noise", "how far a configuration is from itself: the floor that compare relies on"),
     "kernels": ("lmbench.commands.kernels", "where the time went: kernels by phase, kind and part of the model"),
     "memory": ("lmbench.commands.memory", "where the memory goes: a recorded peak explained, or one to come predicted"),
+    "dtypes": ("lmbench.commands.dtypes", "which dtype every tensor of a step had, and the reason for each cast"),
     "nsys": ("lmbench.commands.nsys", "run a fit under Nsight Systems, limited to the profiled steps"),
     "ceiling": ("lmbench.commands.ceiling", "what matrix products and copies attain on this device, for kernels"),
     "numerics": ("lmbench.commands.numerics", "how wrong a sum in 16 bit is, and when norms and softmax overflow"),

@@ -49,10 +49,9 @@ PRECISIONS: dict[str, Precision] = {
     "64-true": Precision("float64", "float64", None),
     "32-true": Precision("float32", "float32", "fp32"),
     "bf16-mixed": Precision("bfloat16", "float32", "bf16"),
-    # On a CPU Lightning would silently take bfloat16.
-    "16-mixed": Precision("float16", "float32", "fp16", has_scaler=True, runs_on_cpu=False),
+    "16-mixed": Precision("float16", "float32", "fp16", has_scaler=True),
     "bf16-true": Precision("bfloat16", "bfloat16", "bf16"),
-    "16-true": Precision("float16", "float16", "fp16", runs_on_cpu=False),
+    "16-true": Precision("float16", "float16", "fp16"),
     "transformer-engine": Precision("bfloat16", "bfloat16", None, runs_on_cpu=False),
     "transformer-engine-float16": Precision("float16", "float16", None, runs_on_cpu=False),
 }

@@ -16,7 +16,7 @@ MISTAKES = {
     "unknown size": (["--model.size", "huge"], "unknown model size 'huge'"),
     "heads do not divide": (["--model.num_heads", "5"], "does not divide d_model"),
     "odd head_dim": (["--model.d_model", "60", "--model.num_heads", "4"], "head_dim is 15"),
-    "fp16 on a CPU": (["--trainer.precision", "16-mixed"], "allowed there: 64-true, 32-true, bf16-mixed"),
+    "fp8 without its library": (["--trainer.precision", "transformer-engine"], "Requirement 'transformer_engine"),
     "no such precision": (["--trainer.precision", "bf8"], "trainer.precision is 'bf8'; allowed: "),
     "no such attention": (["--model.attention", "foo"], "unknown attention 'foo'"),
     "no such optimizer": (["--model.optimizer", "sgd"], "choose one of AdamW, SGD; did you mean SGD?"),

@@ -13,13 +13,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lmbench.callbacks import MemoryHistory, PhaseTimer, RunRecorder
+from lmbench.callbacks import DtypeRecorder, MemoryHistory, PhaseTimer, RunRecorder
 from lmbench.errors import UsageError
 from lmbench.fit.choice import LOADERS, OWN_DATA, ChoiceParser, model_class, settle, without_own_classes
 from lmbench.fit.harness import measuring_callbacks
 from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse
+from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.milestones import reach
@@ -71,6 +71,7 @@ class BenchCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: ChoiceParser) -> None:  # type: ignore[override]
         parser.add_class_arguments(MeasureSettings, "measure")
         parser.add_class_arguments(MemorySettings, "memory")
+        parser.add_class_arguments(DtypeSettings, "dtypes")
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_lightning_class_args(PhaseTimer, "timer")
 
@@ -143,11 +144,12 @@ class BenchCLI(LightningCLI):
         if self.memory.history:
             history = [MemoryHistory(self.memory.steps, self.memory.max_entries)]
             schedule = replace(schedule, steps=self.memory.steps, min_window_s=0.0)
+        dtypes = [DtypeRecorder()] if self.config[self.subcommand].dtypes.record else []
         callbacks = measuring_callbacks(
             self.recorder,
             schedule,
             callbacks,
-            before=history,
+            before=[*history, *dtypes],
             with_gradient_norm=settings.gradient_norm and self.mode == "train_step",
             announces=self.announces,
         )

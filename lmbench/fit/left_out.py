@@ -42,7 +42,7 @@ def leave_out(words: list[str]) -> tuple[list[str], str | None]:
         if content not in shipped:
             continue
         rest = dict(content)
-        if is_foreign:
+        if is_foreign and not _names(rest.get("model"), model):
             left["model"] += _cut(rest, "model", frozenset())
         if not keeps_data:
             left["data"] += _cut(rest, "data", frozenset())
@@ -135,6 +135,11 @@ def _named(words: list[str], key: str) -> type | None:
 def _class_path(part: Any) -> str | None:
     found = part.get("class_path") if isinstance(part, dict) else part
     return found if isinstance(found, str) else None
+
+
+def _names(part: Any, used: type | None) -> bool:
+    """Whether a part of a configuration names the class that is used: its settings are of that class."""
+    return used is not None and _class_path(part) == f"{used.__module__}.{used.__qualname__}"
 
 
 def _content(given: str) -> Any:

@@ -88,6 +88,18 @@ class MemorySettings:
     max_entries: int = 1_000_000
 
 
+@dataclass
+class DtypeSettings:
+    """What is told of dtypes, for `lmbench dtypes`.
+
+    Args:
+        record: note the dtypes of parameters, modules, operators, loss, gradients and optimizer state on one probe
+            step, with the reason for each cast.
+    """
+
+    record: bool = False
+
+
 def refuse(config: Any) -> None:
     """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
 
@@ -95,13 +107,15 @@ def refuse(config: Any) -> None:
         UsageError: a group that is null, a seed that NumPy cannot take, a checkpoint that is not there, a limit that
             would keep training from ending, or no name for the results folder.
     """
-    for group in ("trainer", "model", "measure", "memory", "timer", "wandb"):
+    for group in ("trainer", "model", "measure", "memory", "dtypes", "timer", "wandb"):
         if group in config and config[group] is None:
             raise UsageError(f"{group} is null; leave it out, or give its settings")
     refuse_least(config.trainer)
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
+    if config.dtypes.record:
+        _refuse_dtypes(config)
     if not config.measure.results_dir.strip():
         raise UsageError("measure.results_dir is empty; give a folder, such as results")
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
@@ -123,3 +137,18 @@ def refuse_least(trainer: Any) -> None:
                 f"trainer.{name} is {trainer.get(name)}; lmbench ends training itself, after the window: "
                 "ask for more with --measure.steps or --measure.min_window_s"
             )
+
+
+def _refuse_dtypes(config: Any) -> None:
+    precision, profiler = str(config.trainer.get("precision")), config.trainer.get("profiler")
+    if config.measure.probe_steps == 0:
+        raise UsageError("dtypes.record needs a probe step, and measure.probe_steps is 0; leave one of them out")
+    if precision.startswith("transformer-engine"):
+        raise UsageError(
+            f"dtypes.record with precision {precision}: Transformer Engine casts inside its own modules, where nothing "
+            "can be noted; give another precision, such as bf16-mixed"
+        )
+    if profiler == "pytorch":
+        raise UsageError(
+            "dtypes.record and trainer.profiler pytorch both need PyTorch's profiler, which is one; give one of them"
+        )

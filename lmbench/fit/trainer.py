@@ -38,6 +38,7 @@ REPAIRS = (
     "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
     "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
 )
+FLOAT16_ON_A_CPU = "16-mixed on a CPU is float16 with a loss scaler (Lightning 2.6 would take bfloat16)"
 
 
 class RepairedMixedPrecision(MixedPrecision):
@@ -99,12 +100,10 @@ class BenchTrainer(Trainer):
         self.repairs: list[str] = []
         plugin = self.strategy.precision_plugin
         if type(plugin) is MixedPrecision:
-            self.strategy.precision_plugin = RepairedMixedPrecision(
-                plugin.precision,  # type: ignore[arg-type]
-                plugin.device,
-                plugin.scaler,
-            )
-            self.repairs = list(REPAIRS)
+            asked = "16-mixed" if precision in ("16-mixed", "16") else plugin.precision
+            # Without a scaler the plugin makes its own.
+            self.strategy.precision_plugin = RepairedMixedPrecision(asked, plugin.device, plugin.scaler)  # type: ignore[arg-type]
+            self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if asked != plugin.precision else [])]
 
 
 def _profiler(choice: Profiler | str | None) -> Profiler | str | None:

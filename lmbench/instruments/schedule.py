@@ -19,6 +19,7 @@ class ProbeKind(StrEnum):
     MEMORY = "memory"
     SYNC = "sync"
     TRAINING = "training"
+    DTYPES = "dtypes"  # only where an observer asks for it
 
 
 @dataclass(frozen=True)

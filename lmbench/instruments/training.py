@@ -18,7 +18,8 @@ Parameters = Mapping[str, nn.Parameter]
 def gradient_norms(parameters: Parameters) -> dict[str, float]:
     """The 2-norm of each parameter's gradient, by name, where there is one. Synchronizes."""
     return {
-        name: float(torch.linalg.vector_norm(p.grad, dtype=torch.float32))
+        # In float32 at least: half precision would overflow.
+        name: float(torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)))
         for name, p in parameters.items()
         if p.grad is not None
     }

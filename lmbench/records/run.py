@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field
 
+from lmbench.records.dtypes import DtypeRecord
 from lmbench.records.environment import Environment
 from lmbench.records.field import About, PerPhase
 from lmbench.records.guard import Guard
@@ -221,3 +222,4 @@ class RunRecord(Struct):
     kernels: KernelSummary | None = None
     memory_history: MemoryHistoryRecord | None = None
     memory_prediction: MemoryPrediction | None = None
+    dtypes: DtypeRecord | None = None

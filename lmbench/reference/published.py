@@ -309,3 +309,19 @@ def _accumulation(row: dict[str, str]) -> Accumulation:
 def _rows(name: str) -> Iterator[dict[str, str]]:
     text = (files("lmbench.reference") / name).read_text(encoding="utf-8")
     return iter(csv.DictReader(text.splitlines()))
+
+
+@dataclass(frozen=True)
+class PublishedDtype:
+    """The dtype of one tensor of the published toy (linear, ReLU, LayerNorm, linear) under autocast."""
+
+    source: str
+    autocast_dtype: str
+    tensor: str
+    dtype: str
+
+
+@cache
+def load_dtypes() -> tuple[PublishedDtype, ...]:
+    """Every published dtype; on which device is not said, but with LayerNorm in float32 it was CUDA's autocast."""
+    return tuple(PublishedDtype(**row) for row in _rows("precision_dtypes.csv"))

@@ -165,6 +165,7 @@ def figures(run: RunRecord) -> list[Line]:
         lines.append(("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
     lines += _memory_lines(run)
     lines += _kernel_lines(run)
+    lines += _dtype_lines(run)
     if power_w:
         joules = rate.joules_per_token
         lines.append(("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
@@ -199,6 +200,16 @@ def _kernel_lines(run: RunRecord) -> list[Line]:
     top = top_other_words(other.name, other.share_fraction) if other else ""
     matmul = percent(None if step is None else step.matmul_fraction)
     return [("kernels", f"{milliseconds(kernels.kernel_s)} ms per step, {matmul} matmul{top}")]
+
+
+def _dtype_lines(run: RunRecord) -> list[Line]:
+    """What was noted of dtypes in one line, or why nothing was."""
+    if run.dtypes is None:
+        return []
+    if run.dtypes.reason:
+        return [("dtypes", f"none: {run.dtypes.reason}")]
+    told = [f"{each.name.replace('_', ' ')} {'/'.join(each.dtypes)}" for each in run.dtypes.tensors if each.dtypes]
+    return [("dtypes", ", ".join(told))]
 
 
 def top_other_words(name: str, share_fraction: float) -> str:
@@ -239,5 +250,7 @@ def where(run: RunRecord, path: Path) -> list[Line]:
     has_history = run.memory_history is not None and run.memory_history.snapshot_file
     is_explained = has_history or (run.outcome == "oom" and run.memory.refused is not None)
     memory = f"lmbench memory {shlex.quote(str(path))}" if is_explained else None
-    commands = [("next", kernels), ("next", memory), ("repeat", run.replay_command)]
+    has_dtypes = run.dtypes is not None and run.dtypes.notes_file
+    dtypes = f"lmbench dtypes {shlex.quote(str(path))}" if has_dtypes else None
+    commands = [("next", kernels), ("next", memory), ("next", dtypes), ("repeat", run.replay_command)]
     return [("result", str(path)), *((label, command) for label, command in commands if command)]
