@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lmbench.callbacks import MeasurementSession, Observer, PhaseTimer
 from lmbench.errors import UsageError
+from lmbench.instruments.clock import HostClock
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.vocabulary import PHASES
 
@@ -145,3 +146,50 @@ def test_a_slow_run_delivers_records_every_second(sleeper):
 
     quiet_trainer(PhaseTimer(), Reader(), MeasurementSession(Schedule(0, 6))).fit(sleeper, SlowBatches())
     assert delivered[0] <= 4
+
+
+class QueuedDevice(HostClock):
+    """A device that works off what it is given behind the host's back, as a GPU does."""
+
+    name, has_lag = "events", True
+    busy_until_s = 0.0
+
+    def give(self, work_s):
+        self.busy_until_s = self.stamp() + work_s
+
+    def stamp(self):
+        return max(self.busy_until_s, time.perf_counter())
+
+    def seconds(self, start, end):
+        return end - start
+
+    def is_reached(self, stamp):
+        return time.perf_counter() >= stamp
+
+    def wait(self, _device):
+        time.sleep(max(0.0, self.busy_until_s - time.perf_counter()))
+
+
+@pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])
+def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatch, work_s, most_settling):
+    """All of which the queue takes before the first of them is over."""
+    device, asked = QueuedDevice(), []
+    monkeypatch.setattr("lmbench.callbacks.phase_timer.make_clock", lambda name, on: device)
+    for module in ("phase_timer", "session"):
+        monkeypatch.setattr(f"lmbench.callbacks.{module}.synchronize", device.wait)
+    sleeper.forward_s = sleeper.backward_s = sleeper.optimizer_s = 0.0
+    step = sleeper.training_step
+
+    def training_step(batch, batch_idx):
+        asked.append(batch_idx)
+        device.give(work_s)
+        return step(batch, batch_idx)
+
+    monkeypatch.setattr(sleeper, "training_step", training_step)
+    batches = SlowBatches()
+    batches.data_s = 0.0
+    schedule = Schedule(warmup_steps=1, steps=6, probe_steps=3)
+    _, session, _ = measure(sleeper, loader=batches, schedule=schedule)
+    others = 1 + 6 + len(schedule.probe_plan()) - 1
+    assert len(asked) - others in range(1, most_settling + 1)
+    assert session.run.probe.verdicts.forward.verdict == ("queued" if work_s else "host-bound")

@@ -71,7 +71,11 @@ def test_the_spans_of_a_device_bound_shape_are_those_of_a_plain_loop(
     before_s = plain_s(attention, length)
     subprocess.run([sys.executable, "-m", "lmbench", "fit", *words], check=True)
     after_s = plain_s(attention, length)
-    phases = load_run(tmp_path / "own").record.phases
+    record = load_run(tmp_path / "own").record
+    phases, begins = record.phases, record.memory.phase_begin_allocated_bytes
     spans_s = phases.forward.mean_s + phases.backward.mean_s
     print(f"{name} {length}: plain {before_s * 1e3:.3f} and {after_s * 1e3:.3f} ms, spans {spans_s * 1e3:.3f} ms")
     assert spans_s == pytest.approx((before_s + after_s) / 2, rel=0.01)
+    # What the forward keeps: what autograd saves, and of naive the output too, which a fused one has saved.
+    output = BATCH * length * HEAD_DIM * 4 if name == "naive" else 0
+    assert begins.backward - begins.forward == pytest.approx(record.memory.saved_bytes + output, rel=0.01)
