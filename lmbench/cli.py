@@ -27,6 +27,7 @@ COMMANDS = {
     "sweep": ("lmbench.commands.sweep", "measure a grid of configurations, each in a process of its own"),
     "report": ("lmbench.commands.report", "results as tables to paste, as CSV, or as one page with charts"),
     "upload": ("lmbench.commands.upload", "bring results to W&B, each exactly once"),
+    "board": ("lmbench.commands.board", "boards at W&B for each study, made or brought up to date"),
     "compare": ("lmbench.commands.compare", "is B slower than A? ratio with interval, and a verdict for CI"),
     "noise": ("lmbench.commands.noise", "how far a configuration is from itself: the floor that compare relies on"),
     "kernels": ("lmbench.commands.kernels", "where the time went: kernels by phase, kind and part of the model"),

@@ -83,11 +83,15 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     h200.precision, h200.compile.is_enabled, h200.compile.mode = "bf16-mixed", True, "default"
     axes = {"model.attention": "naive", "measure.grad": 0.5, "model.hf_token": "t0psecret"}
     h200.model.attention, h200.mode, h200.is_profiled = "naive", "forward", True
-    h200.sweep = SweepPlace(name="parts", cell="c", axes=axes, repeat=2)
+    h200.sweep = SweepPlace(name="mine", study="attention_parts", cell="c", axes=axes, repeat=2)
     name = name_of(h200)
     assert name == "small forward bf16-mixed compiled b4 c512 attention=naive grad=0.5 hf_token=*** profiled r2"
-    assert config_of(h200)["model/hf_token"] == "***"
+    config = config_of(h200)
+    assert (config["model/hf_token"], config["sweep"], config["study"]) == ("***", "mine", "attention_parts")
+    assert config["label"] == name.removesuffix(" r2")
     assert "t0psecret" not in str([config_of(h200), tables_of(h200), name])
+    h200.sweep.study = None
+    assert config_of(h200)["study"] == "mine"
     assert name_of(RunRecord(1, "error", run_id="x")) == "x"
 
 

@@ -9,14 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from wandb_loopback import PLANTED_KEY, Server, closed_port_url
 
 from lmbench.cli import main
+from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
+from lmbench.kernels.trace.kinds import KINDS, PARTS
 from lmbench.records.load import load_run
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.report.facts import FACT
+from lmbench.report.logged import Rates, kernel_name, of_step, run_names
+from lmbench.report.view import read_view
+from lmbench.wandb.board import board_of, board_of_all
 from lmbench.wandb.child import stable_id
+from lmbench.wandb.content import config_of, summary_of
 from lmbench.wandb.publish import WandbSettings
 
 QUICK = [
@@ -64,14 +74,50 @@ def test_every_run_is_there_offline_without_account_or_network(tmp_path, capsys)
     assert {name: value for name, value in os.environ.items() if "WANDB" in name} == environment
 
 
+def check_boards(logged):
+    """Every key that a panel or a table of runs names is one that a run was given: this one, which ran on a CPU and
+    eagerly, or a real one on an H200; the rest is of a compiled, a profiled or a predicted run, of attention alone, of
+    one in a sweep or in a repository."""
+    h200 = msgspec.json.decode((Path(__file__).parent / "report_data" / "h200_run.json").read_bytes(), type=RunRecord)
+    on_gpu = {f"summary:{name}" for name in summary_of(h200, "ok")} | {f"config:{name}" for name in config_of(h200)}
+    lags = of_step(StepRecord(lag_forward_s=1.0, lag_backward_s=1.0, tokens=1, step_s=1.0), Rates.of(h200))
+    on_gpu |= {f"series:{name}" for name in lags}
+    special = (
+        "kernels/",
+        "compile/",
+        "memory/predicted_",
+        "memory/saved_",
+        "memory/backward_begin_",
+        "throughput/hfu_",
+    )
+    elsewhere = {f"summary:{name}" for name, _ in run_names().values() if name.startswith(special)}
+    elsewhere |= {f"summary:{kernel_name('kind', name)}" for name in KINDS}
+    elsewhere |= {f"summary:{kernel_name('part', name)}" for name in PARTS} | {
+        "config:study",
+        *(f"config:{name}" for name in FACT),
+    }
+    boards = [board_of_all()]
+    boards += [board_of(read_view(name), KINDS, PARTS) for name in shipped_studies() if not name.startswith("tiny_")]
+    named = {key for board in boards for key in board.keys}
+    assert named - logged - on_gpu - elsewhere == set()
+    # Nothing but what only a GPU tells is looked for in the other one.
+    gpu = ("lag/", "/mfu_", "allocated_gib", "reserved_gib", "millijoules", "host_bound", ":gpu")
+    assert [key for key in (named & on_gpu) - logged if not any(word in key for word in gpu)] == []
+    assert len(named & logged) > 40
+
+
 def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        result = fit(tmp_path, "--wandb.mode", "online")
+        result = fit(tmp_path, "--wandb.mode", "online", "--trainer.gradient_clip_val", "1")
         run_id = stable_id(result.record)
         assert f"W&B          uploaded: {server.url}/me/lmbench/runs/{run_id}\n" in capsys.readouterr().out
         assert [row["step"] for row in server.history[run_id]] == [step.step for step in result.steps]
+        logged = {f"config:{name}" for name in server.config[run_id]}
+        logged |= {f"summary:{name}" for name in server.summary[run_id]}
+        logged |= {f"series:{name}" for row in server.history[run_id] for name in row}
+        check_boards(logged)
         questions = len(server.questions)
         assert main(["upload", str(result.path)]) == 0
         assert capsys.readouterr().out.startswith("already uploaded")

@@ -219,7 +219,7 @@ def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
 
 def test_its_help_needs_neither_torch_nor_wandb():
     code = (
-        "import sys; from lmbench.cli import main; code = main(['upload', '-h']);"
+        "import sys; from lmbench.cli import main; code = main(['board', '-h']) + main(['upload', '-h']);"
         "print([name for name in ('torch', 'lightning', 'wandb') if name in sys.modules], code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

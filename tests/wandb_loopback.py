@@ -1,9 +1,10 @@
-"""A W&B server on the loopback, as far as `wandb sync` needs one."""
+"""A W&B server on the loopback, as far as `wandb sync` and boards need one."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,8 @@ class Server:
 
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
     to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
+    `views` are workspaces and reports as they are there now, `projects` those of which it knows views. A page of views
+    has two of them.
     """
 
     def __init__(self, status: int = 200, upload_status: int = 200) -> None:
@@ -34,6 +37,8 @@ class Server:
         self.tables: dict[str, dict[str, Any]] = {}
         self.artifacts: list[str] = []
         self.authorizations: set[str] = set()
+        self.projects = {"lmbench"}
+        self.views: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"wandb": self})
         self._http = _Quiet(("127.0.0.1", 0), handler)
@@ -48,24 +53,67 @@ class Server:
         self._http.server_close()
 
     def graphql(self, question: dict[str, Any]) -> dict[str, Any]:
-        name, given = question.get("operationName") or "", question.get("variables") or {}
+        # Some clients tell the name in the text only.
+        named = re.match(r"\s*(?:query|mutation)\s+(\w+)", question.get("query") or "")
+        name, given = question.get("operationName") or (named[1] if named else ""), question.get("variables") or {}
+        answers = {
+            "UpsertBucket": self._bucket,
+            "CreateArtifact": self._artifact,
+            "CreateRunFiles": self._files,
+            "Viewer": self._viewer,
+            "GetDefaultEntity": self._viewer,
+            "LmbenchViews": self._views,
+            "ProjectInternalId": self._project,
+            "upsertView": self._upsert,
+        }
         with self._lock:
             self.questions.append(name)
-            if name == "UpsertBucket":
-                config = json.loads(given.get("config") or "{}")
-                told = {key: value for key, value in given.items() if value is not None}
-                self.filed.setdefault(given["name"], {}).update(told)
-                known = self.config.setdefault(given["name"], {})
-                known.update({key: item["value"] for key, item in config.items()})
-                return {"upsertBucket": {"bucket": _bucket(given), "inserted": True}}
-            if name == "CreateArtifact":
-                self.artifacts.append(given["input"]["artifactCollectionName"])
-                artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
-                return {"createArtifact": {"artifact": artifact}}
-            if name == "CreateRunFiles":
-                files = [{"name": f, "uploadUrl": f"{self.url}/put/{f}"} for f in given["files"]]
-                return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
-        return {}
+            return answers[name](given) if name in answers else {}
+
+    def _bucket(self, given: dict[str, Any]) -> dict[str, Any]:
+        config = json.loads(given.get("config") or "{}")
+        told = {key: value for key, value in given.items() if value is not None}
+        self.filed.setdefault(given["name"], {}).update(told)
+        known = self.config.setdefault(given["name"], {})
+        known.update({key: item["value"] for key, item in config.items()})
+        return {"upsertBucket": {"bucket": _bucket(given), "inserted": True}}
+
+    def _artifact(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.artifacts.append(given["input"]["artifactCollectionName"])
+        artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
+        return {"createArtifact": {"artifact": artifact}}
+
+    def _files(self, given: dict[str, Any]) -> dict[str, Any]:
+        files = [{"name": f, "uploadUrl": f"{self.url}/put/{f}"} for f in given["files"]]
+        return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+
+    def _viewer(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": None}}
+
+    def _project(self, given: dict[str, Any]) -> dict[str, Any]:
+        is_known = given["projectName"] in self.projects
+        return {"project": {"id": "p", "internalId": "cDE="} if is_known else None}
+
+    def _views(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """A page of two."""
+        if asked["project"] not in self.projects:
+            return {"project": None}
+        found = [view for view in self.views if (view["type"], view["entityName"]) == (asked["type"], asked["entity"])]
+        first = int(asked["after"] or 0)
+        edges = [{"node": {key: view[key] for key in ("id", "name", "displayName")}} for view in found]
+        page = {"endCursor": str(first + 2), "hasNextPage": first + 2 < len(found)}
+        return {"project": {"allViews": {"edges": edges[first : first + 2], "pageInfo": page}}}
+
+    def _upsert(self, given: dict[str, Any]) -> dict[str, Any]:
+        """By its id where there is one, as W&B does; another of the same name is another view."""
+        view = next((view for view in self.views if view["id"] == given["id"]), None)
+        if view is None:
+            view = {"id": f"Vmlldzo{len(self.views)}=="}
+            self.views.append(view)
+        view |= {**given, "id": view["id"], "spec": json.loads(given["spec"])}
+        project = {"id": "p", "name": given["projectName"], "entityName": given["entityName"]}
+        answer = {"view": {**view, "spec": given["spec"], "project": project}, "inserted": given["id"] is None}
+        return {"upsertView": answer}
 
     def stream(self, run_id: str, sent: dict[str, Any]) -> None:
         files = sent.get("files") or {}

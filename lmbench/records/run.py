@@ -128,6 +128,7 @@ class SweepPlace(Struct):
     """Sweep: the run's place in it."""
 
     name: Annotated[str | None, About("text", "sweep", "Name of the sweep.")] = None
+    study: Annotated[str | None, About("text", "study", "Name of the study whose view shows the sweep; null where it has none.")] = None
     cell: Annotated[str | None, About("text", "cell", "The cell's id: its values, and a digest of everything that makes it up.")] = None
     axes: Annotated[dict[str, Any] | None, About("tree", "axes", "The cell's value of every axis.")] = None
     repeat: Annotated[int | None, About("index", "repeat", "Which repeat of the cell, from 0.")] = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import SchemaField, fields, value_at
@@ -46,6 +45,7 @@ SUMMARY = (
     "memory.run_peak_allocated_bytes", "memory.run_peak_reserved_bytes", "memory.steady_peak_allocated_bytes",
     "memory.phase_peak_allocated_bytes.forward", "memory.phase_peak_allocated_bytes.backward",
     "memory.phase_peak_allocated_bytes.optimizer", "memory.host_peak_rss_bytes", "memory.run_alloc_retry_count",
+    "memory.phase_begin_allocated_bytes.backward", "memory.saved_bytes",
     "memory_prediction.peak_allocated_bytes",
     "loss.first", "loss.last", "loss.mean", "probe.training.gradient_norm",
     "compile.first_step_s", "compile.graph_count", "compile.graph_break_count",
@@ -161,7 +161,11 @@ def of_run(run: RunRecord) -> dict[str, float]:
 HOST_BOUND = "time/host_bound_percent"
 
 
-def _kernel_times(what: str, times_s: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def kernel_name(what: str, name: str) -> str:
+    """The name of a step's kernel time of a kind (`gemm`) or part of the model (`ffn`); `what` is `kind` or `part`."""
+    return f"kernels/{what}_{name}{MS.ending}"
+
+
+def _kernel_times(what: str, times_s: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     for name, value_s in times_s.items():
-        # A fused kernel's name joins its parts.
-        yield f"kernels/{what}_{name.removesuffix('_s')}{MS.ending}", value_s * MS.scale
+        yield kernel_name(what, name.removesuffix("_s")), value_s * MS.scale

@@ -281,6 +281,7 @@ class Execution:
         """Say in a record which run of the sweep it is."""
         record.sweep = SweepPlace(
             name=self._plan.name,
+            study=self._plan.file.study,
             cell=job.cell.id,
             axes=job.cell.axes,
             repeat=job.repeat,

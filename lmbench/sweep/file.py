@@ -93,6 +93,12 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     largest: LargestSpec | None = None
     view: Any = None
 
+    @property
+    def study(self) -> str | None:
+        """Name of the study whose view shows the sweep."""
+        found = self.view.get("name") if isinstance(self.view, dict) else self.view
+        return str(found) if found else None
+
     def axes(self) -> list[list[Options]]:
         """The matrix's axes: for each value the options that it sets."""
         return [

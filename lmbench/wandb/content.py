@@ -25,18 +25,41 @@ from lmbench.text import shown
 
 #: Facts that stand in the configuration beside those of FACTS: name, and where the record has them.
 _FACTS = {
-    "mode": "mode", "study": "sweep.name", "cell": "sweep.cell", "repeat": "sweep.repeat", "run": "run_id",
-    "command": "command", "replay": "replay_command", "started_at": "started_at", "ended_at": "ended_at",
-    "profiled": "is_profiled", "clock": "clock", "device": "device_type", "gpu": "environment.gpu.name",
-    "gpu_power_limit_w": "environment.gpu.power_limit_w", "cpu": "environment.host.cpu_model",
-    "cores": "environment.host.core_count", "module": "model.name", "parameters": "model.parameter_count",
-    "layers": "model.num_layers", "d_model": "model.d_model", "d_ff": "model.d_ff", "heads": "model.num_heads",
-    "vocab": "model.vocab_size", "source": "data.source", "flop_per_token": "flops.per_token_flops",
-    "peak_flop_per_s": "flops.peak_flops_per_s", "python": "environment.versions.python",
-    "cuda": "environment.versions.cuda", "cudnn": "environment.versions.cudnn",
-    "driver": "environment.versions.driver", "lightning": "environment.versions.lightning",
-    "lmbench": "environment.versions.lmbench", "lmbench_commit": "environment.code.lmbench.commit",
-}  # fmt: skip
+    "mode": "mode",
+    "study": "sweep.study",
+    "sweep": "sweep.name",
+    "cell": "sweep.cell",
+    "repeat": "sweep.repeat",
+    "run": "run_id",
+    "command": "command",
+    "replay": "replay_command",
+    "started_at": "started_at",
+    "ended_at": "ended_at",
+    "profiled": "is_profiled",
+    "clock": "clock",
+    "device": "device_type",
+    "gpu": "environment.gpu.name",
+    "gpu_power_limit_w": "environment.gpu.power_limit_w",
+    "cpu": "environment.host.cpu_model",
+    "cores": "environment.host.core_count",
+    "module": "model.name",
+    "parameters": "model.parameter_count",
+    "layers": "model.num_layers",
+    "d_model": "model.d_model",
+    "d_ff": "model.d_ff",
+    "heads": "model.num_heads",
+    "vocab": "model.vocab_size",
+    "source": "data.source",
+    "flop_per_token": "flops.per_token_flops",
+    "peak_flop_per_s": "flops.peak_flops_per_s",
+    "python": "environment.versions.python",
+    "cuda": "environment.versions.cuda",
+    "cudnn": "environment.versions.cudnn",
+    "driver": "environment.versions.driver",
+    "lightning": "environment.versions.lightning",
+    "lmbench": "environment.versions.lmbench",
+    "lmbench_commit": "environment.code.lmbench.commit",
+}
 
 #: Options that facts tell, or that say where a result goes and not what is measured.
 _NOT_OPTIONS = (
@@ -72,7 +95,13 @@ def facts_of(record: RunRecord) -> dict[str, Value]:
 
 
 def name_of(record: RunRecord) -> str:
-    """`small bf16-mixed compiled b4 c512`: what was measured, then its place in a sweep."""
+    """`small bf16-mixed compiled b4 c512 r0`: what was measured, and which repeat in a sweep."""
+    repeat = record.sweep.repeat if record.sweep else None
+    return f"{label_of(record)}{'' if repeat is None else f' r{repeat}'}"
+
+
+def label_of(record: RunRecord) -> str:
+    """`small bf16-mixed compiled b4 c512`: what was measured, the same for all repeats of a cell."""
     facts = facts_of(record)
     if "precision" in facts:
         matmul = facts.get("matmul")
@@ -85,8 +114,6 @@ def name_of(record: RunRecord) -> str:
             words.append(f"{name.rpartition('.')[2]}={facts[name]}")
     if record.is_profiled:
         words.append("profiled")
-    if record.sweep and record.sweep.repeat is not None:
-        words.append(f"r{record.sweep.repeat}")
     return shown(" ".join(word for word in words if word))[:_NAME_WIDTH] or str(record.run_id)
 
 
@@ -103,10 +130,13 @@ def _word(name: str, value: Value) -> str:
 def config_of(record: RunRecord) -> dict[str, Any]:
     """Facts by their names (`size`, `precision`, `batch`), then every other option as `trainer/max_steps`: each thing
     once, and no name with a dot, which W&B would take for a path."""
-    found: dict[str, Any] = {name.replace(".", "/"): value for name, value in facts_of(record).items()}
+    found: dict[str, Any] = {"label": label_of(record)}
+    found |= {name.replace(".", "/"): value for name, value in facts_of(record).items()}
     for name, field in _FACTS.items():
         if (value := value_at(record, field)) is not None:
             found.setdefault(name, masked(value, field))
+    if "sweep" in found:
+        found.setdefault("study", found["sweep"])
     for name, value in _options(record):
         found.setdefault(name.replace(".", "/"), value)
     return found

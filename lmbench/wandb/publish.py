@@ -6,9 +6,12 @@ import configparser
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_folder, read_file
@@ -17,6 +20,7 @@ from lmbench.records.load import load_run
 from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.text import one_line
+from lmbench.wandb.board import Request, Saved
 from lmbench.wandb.process import run_module
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -232,3 +236,20 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     why = (faults or ended.lines or ["no reason given"])[-1]
     # Its whole comment on a server's 401.
     raise WandbProblem("the server refused it; is the key right?" if why == "<no message>" else why)
+
+
+def save_boards(request: Request, timeout_s: float) -> Iterator[Saved]:
+    """Make or update boards and reports at W&B; yields those that are there now.
+
+    Raises:
+        WandbProblem: (after them) not all are.
+    """
+    with tempfile.TemporaryDirectory(prefix="lmbench-boards-") as scratch:
+        file = Path(scratch) / "request.json"
+        file.write_bytes(msgspec.json.encode(request))
+        ended = run_module("lmbench.wandb.board_child", [str(file)], timeout_s)
+    yield from (msgspec.json.decode(line, type=Saved) for line in ended.lines if line.startswith('{"kind":'))
+    if ended.exit_code is None:
+        raise WandbProblem(f"not done within {timeout_s:g} s; is the server there?")
+    if ended.exit_code != 0:
+        raise WandbProblem(ended.lines[-1] if ended.lines else f"wandb ended with exit code {ended.exit_code}")

@@ -1,0 +1,69 @@
+"""`lmbench board [STUDY...]`: a board at W&B for each study, made or brought up to date."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import msgspec
+
+from lmbench.commands.parser import CommandParser, command
+from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.masking import masked, masked_text
+from lmbench.text import shown
+from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, WandbSettings, save_boards
+
+DESCRIPTION = """\
+Makes a workspace at W&B for each STUDY (a shipped one by name, or its file; without any,
+for all that ship and for all runs together), or brings the one that is there up to date:
+what it shows of your own changes is lost, and there are never two. Its runs are those of
+the study's sweeps; `lmbench upload` brings them. Needs wandb-workspaces
+(`pip install 'lmbench[boards]'`), and a key from WANDB_API_KEY or `wandb login`."""
+
+
+@command
+def run(args: list[str]) -> int:
+    """Make or update the boards, a line each; returns the exit code."""
+    options = _parse(args[1:])
+    # Help does not wait for these.
+    from lmbench.configs import shipped_studies
+    from lmbench.kernels.trace.kinds import KINDS, PARTS
+    from lmbench.report.view import read_view
+    from lmbench.wandb.board import Request, board_of, board_of_all
+
+    names = options.studies or [name for name in shipped_studies() if not name.startswith("tiny_")]
+    boards = [board_of(read_view(name), KINDS, PARTS) for name in dict.fromkeys(names)]
+    if not options.studies:
+        boards.insert(0, board_of_all())
+    request = Request(options.project, options.entity, ("report",) if options.report else ("board",), tuple(boards))
+    request = msgspec.convert(masked(msgspec.to_builtins(request)), Request)
+    if options.dry_run:
+        print(msgspec.json.format(msgspec.json.encode(request), indent=2).decode())
+        return ExitCode.OK
+    try:
+        for saved in save_boards(request, options.timeout_s):
+            print(shown(f"{saved.what}  {saved.name}  {masked_text(saved.url)}"), flush=True)
+    except WandbProblem as problem:
+        tell(f"board: {problem}")
+        return ExitCode.INTERNAL
+    return ExitCode.OK
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = CommandParser("board", DESCRIPTION)
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help="a study by name, or a sweep's file with a view")
+    parser.add_argument(
+        "--project", default=os.environ.get("WANDB_PROJECT") or WandbSettings.project, metavar="P",
+        help=f"the project of the runs (WANDB_PROJECT, else {WandbSettings.project})",
+    )  # fmt: skip
+    parser.add_argument("--entity", metavar="E", help="the user or team that it belongs to (W&B's own default)")
+    parser.add_argument("--report", action="store_true", help="a report for each study instead of a workspace")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be made, as JSON; asks nobody")
+    parser.add_argument(
+        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
+        help=f"seconds that W&B may take (default {DEFAULT_TIMEOUT_S:g})",
+    )  # fmt: skip
+    options = parser.parse_args(words)
+    if not options.timeout_s > 0:
+        raise UsageError(f"--timeout-s is {options.timeout_s:g}; it must be above 0")
+    return options
