@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from lmbench.errors import UsageError
-from lmbench.model.attention import ATTENTION, NaiveCore, attention_kind, check_attention
+from lmbench.model.attention import ATTENTION, NaiveCore, Size, attention_kind
+from lmbench.model.attention_check import Use, check_attention
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import SIZES, ModelShape
+from lmbench.sizes import ModelShape
 
 SHAPE = ModelShape(d_model=64, d_ff=96, num_layers=2, num_heads=4, vocab_size=101)
 CPU = torch.device("cpu")
@@ -30,6 +31,11 @@ def test_naive_attention_is_the_formula() -> None:
             weights = [math.exp(float(q[0, head, i] @ k[0, head, j]) / 2) for j in range(i + 1)]
             mixed = sum(weight * v[0, head, j] for j, weight in enumerate(weights)) / sum(weights)
             torch.testing.assert_close(result[0, head, i], mixed)
+
+
+def use(device: torch.device, dtype: torch.dtype) -> Use:
+    """The shape above, as the model uses it."""
+    return Use(Size(3, SHAPE.num_heads, 48, SHAPE.head_dim), True, dtype, device, is_strided=True)
 
 
 def loss_and_gradients(attention: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -57,14 +63,14 @@ def test_cores_agree_in_logits_and_every_gradient(attention: str, dtype: torch.d
 @pytest.mark.parametrize("attention", [name for name in ATTENTION if name != "naive"])
 def test_cores_agree_on_the_gpu(attention: str) -> None:
     cuda, dtype = torch.device("cuda"), torch.bfloat16
-    check_attention(attention, SHAPE.num_heads, SHAPE.head_dim, cuda, dtype)
+    check_attention(attention_kind(attention), use(cuda, dtype))
     assert_agree(loss_and_gradients("naive", dtype, cuda), loss_and_gradients(attention, dtype, cuda), dtype)
 
 
 @pytest.mark.gpu
 def test_flash_attention_in_float32_is_refused_on_the_gpu() -> None:
-    with pytest.raises(UsageError, match="'sdpa_flash' has no kernel for float32 and head_dim 16 on cuda"):
-        check_attention("sdpa_flash", SHAPE.num_heads, SHAPE.head_dim, torch.device("cuda"), torch.float32)
+    with pytest.raises(UsageError, match=r"'sdpa_flash' has no kernel for float32, .* on cuda: .*; here .*naive can"):
+        check_attention(attention_kind("sdpa_flash"), use(torch.device("cuda"), torch.float32))
 
 
 @pytest.mark.parametrize("attention", ["naive", *ON_CPU])
@@ -80,14 +86,16 @@ def test_no_position_sees_a_later_one(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa_efficient", "sdpa_cudnn"])
 def test_a_back_end_that_this_machine_lacks_is_refused_in_one_line(attention: str) -> None:
-    with pytest.raises(UsageError, match=f"'{attention}' has no kernel for bfloat16 .* on cpu; choose") as caught:
-        check_attention(attention, SHAPE.num_heads, SHAPE.head_dim, CPU, torch.bfloat16)
+    with pytest.raises(
+        UsageError, match=f"'{attention}' has no kernel for bfloat16, batch 3, .* on cpu: No viable .*; here sdpa_"
+    ) as caught:
+        check_attention(attention_kind(attention), use(CPU, torch.bfloat16))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("attention", ["naive", *ON_CPU])
 def test_what_this_machine_has_is_accepted(attention: str) -> None:
-    check_attention(attention, SIZES["tiny"].num_heads, SIZES["tiny"].head_dim, CPU, torch.float32)
+    check_attention(attention_kind(attention), use(CPU, torch.float32))
 
 
 def test_the_chosen_back_end_is_the_one_that_runs() -> None:

@@ -7,8 +7,6 @@ defaults, a command line tells what was set; the rest is decided here.
 
 from __future__ import annotations
 
-import importlib
-import traceback
 from argparse import SUPPRESS
 from typing import Any
 
@@ -19,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
 from lmbench.errors import UsageError, suggest
+from lmbench.imports import import_named
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.language_model import LanguageModel
 
@@ -133,10 +132,7 @@ def import_class(key: str, path: str) -> type:
     module_name, _, name = path.rpartition(".")
     if not module_name:
         raise UsageError(f"{what}: name the class with its module, as in my_file.{path or 'MyClass'}")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{what}: {_why_no_import(module_name, error)}") from error
+    module = import_named(what, module_name)
     found = getattr(module, name, None)
     if found is None:
         hint = suggest(name, vars(module), module_name + ".{}")
@@ -159,16 +155,6 @@ def _check_loader(model: type, loader: str, is_null: bool) -> None:
     if getattr(model, loader) is getattr(LightningModule, loader):
         again = "" if is_null else ", or lmbench's tokens with --data.batch_size 4"
         raise UsageError(f"{model.__name__} has no {loader}(); name its data with --data my_file.MyData{again}")
-
-
-def _why_no_import(module_name: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        if f"{module_name}.".startswith(f"{error.name}."):
-            return f"there is no module {error.name}, neither in this folder nor installed"
-        return f"{module_name} imports {error.name}, which is not installed"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{frame.filename}:{frame.lineno}"
-    return f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _other_namespace(found: object) -> str:

@@ -6,9 +6,11 @@ The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +18,31 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError, suggest
+from lmbench.model.flex_attention import FlexCore, causal_block_mask
 from lmbench.model.layers import Projection, RotaryEmbedding
+from lmbench.model.own_attention import Function, FunctionCore, load_function
 from lmbench.sizes import ModelShape
 
 
 class Tables(NamedTuple):
     """What blocks need at a sequence length: RoPE's cos and sin (``seq head_dim/2``), and the causal mask.
 
-    The mask is True where attention is forbidden (``seq seq``); fused cores have none.
+    The mask is what the core takes (`AttentionKind.make_mask`): a tensor that is True where attention is forbidden
+    (``seq seq``), flex attention's blocks, or nothing.
     """
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None
+    mask: Any
+
+
+class Size(NamedTuple):
+    """Of q, k and v: ``batch heads seq head_dim``."""
+
+    batch: int
+    heads: int
+    seq: int
+    head_dim: int
 
 
 class Scores(nn.Module):
@@ -88,15 +102,15 @@ class FusedCore(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """An implementation by name: its core, and the back end of the fused operator (None: PyTorch chooses)."""
+    """An implementation by name: its core, the back end of PyTorch's fused operator (None: PyTorch chooses), what makes
+    the mask that the core takes for causal attention (None: it needs none), and the user's own function, if it is one.
+    """
 
-    core: type[NaiveCore] | type[FusedCore]
+    name: str
+    core: Callable[[int, bool], nn.Module]
     backend: SDPBackend | None = None
-
-    @property
-    def needs_mask(self) -> bool:
-        """Its core takes the causal mask; fused ones make their own."""
-        return self.core is NaiveCore
+    make_mask: Callable[[int], Any] | None = None
+    function: Function | None = None
 
     def chosen(self) -> AbstractContextManager[None]:
         """Lets the fused operator take this back end and no other."""
@@ -107,42 +121,21 @@ class AttentionKind:
         """It runs as matmul, mask, softmax, matmul, whoever writes that."""
         return self.core is NaiveCore or self.backend is SDPBackend.MATH
 
-    def saved_bytes(
-        self, size: tuple[int, int, int, int], dtype: torch.dtype, has_float_softmax: bool = False
-    ) -> int | None:
-        """What an eager forward pass keeps for the backward besides q, k and v (``batch heads seq head_dim``):
-        softmax's result if written out, output and a float32 logsumexp for each row if fused. None where nobody knows.
+    def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
+        """What an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out, output
+        and a float32 logsumexp for each row if fused. None where nobody knows.
 
         `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
         """
-        batch, heads, seq, head_dim = size
-        rows = batch * heads * seq
+        rows = size.batch * size.heads * size.seq
         if self.core is NaiveCore:
-            return rows * seq * (dtype.itemsize + (4 if has_float_softmax else 0))
-        if self.backend is None or self.backend is SDPBackend.MATH:
-            return None
-        return rows * (head_dim * dtype.itemsize + 4)
+            return rows * size.seq * (dtype.itemsize + (4 if has_float_softmax else 0))
+        if self.core is FlexCore or self.backend in _FUSED_BACKENDS:
+            return rows * (size.head_dim * dtype.itemsize + 4)
+        return None
 
 
-ATTENTION: dict[str, AttentionKind] = {
-    "naive": AttentionKind(NaiveCore),
-    "sdpa": AttentionKind(FusedCore),
-    "sdpa_flash": AttentionKind(FusedCore, SDPBackend.FLASH_ATTENTION),
-    "sdpa_efficient": AttentionKind(FusedCore, SDPBackend.EFFICIENT_ATTENTION),
-    "sdpa_cudnn": AttentionKind(FusedCore, SDPBackend.CUDNN_ATTENTION),
-    "sdpa_math": AttentionKind(FusedCore, SDPBackend.MATH),
-}
-
-
-def attention_kind(name: str) -> AttentionKind:
-    """Look an implementation up by name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    if name in ATTENTION:
-        return ATTENTION[name]
-    raise UsageError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}{suggest(name, ATTENTION)}")
+_FUSED_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 def causal_mask(seq: int) -> Tensor:
@@ -150,28 +143,35 @@ def causal_mask(seq: int) -> Tensor:
     return torch.ones(seq, seq, dtype=torch.bool).triu_(1)
 
 
-def check_attention(name: str, heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Try an implementation on a few tokens, forward and backward, in the dtype that its matmuls will have.
+ATTENTION: dict[str, AttentionKind] = {
+    kind.name: kind
+    for kind in (
+        AttentionKind("naive", NaiveCore, make_mask=causal_mask),
+        AttentionKind("sdpa", FusedCore),
+        AttentionKind("sdpa_flash", FusedCore, SDPBackend.FLASH_ATTENTION),
+        AttentionKind("sdpa_efficient", FusedCore, SDPBackend.EFFICIENT_ATTENTION),
+        AttentionKind("sdpa_cudnn", FusedCore, SDPBackend.CUDNN_ATTENTION),
+        AttentionKind("sdpa_math", FusedCore, SDPBackend.MATH),
+        AttentionKind("flex", FlexCore, make_mask=causal_block_mask),
+    )
+}
+
+
+def attention_kind(name: str) -> AttentionKind:
+    """Look an implementation up by name, or as `my_module:my_attention`.
 
     Raises:
-        UsageError: this device, dtype or head_dim has no kernel for the chosen back end.
+        UsageError: there is none of that name, or no such function.
     """
-    backend = attention_kind(name).backend
-    if backend is None:
-        return
-    size = (1, heads, 64, head_dim)
-    q = torch.zeros(size, device=device, dtype=dtype, requires_grad=True)
-    try:
-        with sdpa_kernel(backend):
-            out = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-        torch.autograd.grad(out.sum(), q)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise UsageError(
-            f"attention {name!r} has no kernel for {str(dtype).removeprefix('torch.')} and head_dim "
-            f"{head_dim} on {device.type}; choose sdpa (PyTorch picks a back end) or another precision"
-        ) from error
+    if name in ATTENTION:
+        return ATTENTION[name]
+    if ":" in name:
+        function = load_function(name)
+        return AttentionKind(name, partial(FunctionCore, function), function=function)
+    raise UsageError(
+        f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}, or a function of your own, "
+        f"my_module:my_attention{suggest(name, ATTENTION)}"
+    )
 
 
 class Attention(nn.Module):

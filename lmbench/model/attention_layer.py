@@ -3,7 +3,6 @@ random gradient of the output."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,31 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lmbench.errors import UsageError
 from lmbench.flops import FORMULA_SOURCE, FlopCount
-from lmbench.model.attention import attention_kind, causal_mask, check_attention
+from lmbench.model.attention import Size, attention_kind
+from lmbench.model.attention_check import Use, check_attention
 from lmbench.precision import PRECISIONS, find_precision
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Shape of q, k and v: ``batch heads seq head_dim``.
-
-    Raises:
-        UsageError: one of them is below 1.
-    """
-
-    batch_size: int
-    heads: int
-    context_length: int
-    head_dim: int
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
-
-    @property
-    def size(self) -> tuple[int, int, int, int]:
-        return self.batch_size, self.heads, self.context_length, self.head_dim
+from lmbench.records.run import AttentionCheck
 
 
 class SavedBytes(NamedTuple):
@@ -59,20 +37,21 @@ class AttentionLayer(LightningModule):
         heads: attention heads.
         head_dim: width of a head.
         causal: no position sees a later one.
-        attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn or sdpa_math.
+        attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn, sdpa_math, flex, or a function
+            of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
         batch_size: follows the data's.
         context_length: follows the data's.
 
     Raises:
         UsageError: a setting is out of its range, or (in ``setup``) the attention cannot do this shape and dtype on
-            this device.
+            this device, or a function of your own is wrong.
     """
 
     q: nn.Parameter
     k: nn.Parameter
     v: nn.Parameter
     gradient: Tensor
-    mask: Tensor | None
+    mask: Any
 
     def __init__(
         self,
@@ -85,12 +64,17 @@ class AttentionLayer(LightningModule):
         context_length: int = 512,
     ) -> None:
         super().__init__()
-        self.shape = AttentionShape(batch_size, heads, context_length, head_dim)
+        given = {"heads": heads, "head_dim": head_dim, "batch_size": batch_size, "context_length": context_length}
+        for name, value in given.items():
+            if value < 1:
+                raise UsageError(f"{name} is {value}; it must be at least 1")
+        self.size = Size(batch_size, heads, context_length, head_dim)
         self.causal = causal
         self.attention = attention
         self._kind = attention_kind(attention)
         self.core = self._kind.core(head_dim, causal)
         self._output: Tensor | None = None
+        self._check: AttentionCheck | None = None
 
     def setup(self, stage: str) -> None:
         # A precision that a plugin made up may be anything; most are lower ones.
@@ -98,7 +82,15 @@ class AttentionLayer(LightningModule):
         self._dtype_of_inputs = precision.compute_dtype()
         device = self.trainer.strategy.root_device
         self._has_float_softmax = precision.is_mixed and device.type == "cuda"
-        check_attention(self.attention, self.shape.heads, self.shape.head_dim, device, self._dtype_of_inputs)
+        use = Use(
+            self.size,
+            self.causal,
+            self._dtype_of_inputs,
+            device,
+            has_backward=stage == "fit",
+            context=self.trainer.precision_plugin.train_step_context,
+        )
+        self._check = check_attention(self._kind, use)
 
     def configure_model(self) -> None:
         """Draw the inputs once, on the current device."""
@@ -107,12 +99,16 @@ class AttentionLayer(LightningModule):
         for name in ("q", "k", "v"):
             self.register_parameter(name, nn.Parameter(self._draw()))
         self.register_buffer("gradient", self._draw(), persistent=False)
-        mask = causal_mask(self.shape.context_length) if self.causal and self._kind.needs_mask else None
-        self.register_buffer("mask", mask, persistent=False)
+        make_mask = self._kind.make_mask
+        mask = make_mask(self.size.seq) if self.causal and make_mask is not None else None
+        if isinstance(mask, Tensor):
+            self.register_buffer("mask", mask, persistent=False)
+        else:
+            self.mask = mask
         self._no_loss = torch.empty(0, device=self.q.device)
 
     def _draw(self) -> Tensor:
-        return torch.randn(self.shape.size, dtype=self._dtype_of_inputs)
+        return torch.randn(self.size, dtype=self._dtype_of_inputs)
 
     def forward(self) -> Tensor:
         """The output, ``batch heads seq head_dim``."""
@@ -148,12 +144,13 @@ class AttentionLayer(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Of one forward pass, by shape whatever computes it: two products of 2 * seq * head_dim for every head."""
-        full = 4 * self.shape.context_length * self.shape.heads * self.shape.head_dim
+        full = 4 * self.size.seq * self.size.heads * self.size.head_dim
         return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, recomputed_per_token_flops=0)
 
     def count_saved_bytes(self) -> SavedBytes:
         """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
-        given = {_storage(tensor) for tensor in (*self.parameters(), *self.buffers())}
+        masks = [item for item in self.mask.as_tuple() if isinstance(item, Tensor)] if self._is_blocks() else []
+        given = {_storage(tensor) for tensor in (*self.parameters(), *self.buffers(), *masks)}
         saved: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -165,17 +162,21 @@ class AttentionLayer(LightningModule):
         with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
             output = self()
         del output
-        expected = self._kind.saved_bytes(self.shape.size, self._dtype_of_inputs, self._has_float_softmax)
+        expected = self._kind.saved_bytes(self.size, self._dtype_of_inputs, self._has_float_softmax)
         return SavedBytes(sum(saved.values()), expected)
+
+    def _is_blocks(self) -> bool:
+        return self.mask is not None and not isinstance(self.mask, Tensor)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
         return {
-            "d_model": self.shape.heads * self.shape.head_dim,
-            "num_heads": self.shape.heads,
-            "head_dim": self.shape.head_dim,
+            "d_model": self.size.heads * self.size.head_dim,
+            "num_heads": self.size.heads,
+            "head_dim": self.size.head_dim,
             "is_causal": self.causal,
             "attention": self.attention,
+            "attention_check": self._check,
         }
 
     def compile_targets(self) -> list[nn.Module]:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, forward_flops
-from lmbench.model.attention import attention_kind, check_attention
+from lmbench.model.attention import Size, attention_kind
+from lmbench.model.attention_check import Use, check_attention
 from lmbench.model.checkpointing import check_checkpoint, recomputed_flops
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
+from lmbench.records.run import AttentionCheck
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape, size_name
 
 
@@ -34,7 +36,8 @@ class LanguageModel(LightningModule):
         num_heads: attention heads per block; must divide d_model into an even head_dim.
         vocab_size: number of token ids.
         context_length: the longest sequence, in tokens.
-        attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn or sdpa_math.
+        attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn, sdpa_math, flex, or a function
+            of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
         checkpoint: which activations the backward pass computes again: none, block (all blocks), every_2 (every second
             block) or selective (everything in a block but its linear layers and fused attention).
         optimizer: AdamW or SGD (with momentum).
@@ -79,6 +82,7 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
         )
         attention_kind(attention)
+        self._attention_check: AttentionCheck | None = None
         check_checkpoint(checkpoint)
         _check_settings(context_length, learning_rate, weight_decay, betas)
         self._is_fresh = True
@@ -95,7 +99,17 @@ class LanguageModel(LightningModule):
         # A precision that a plugin made up may be anything; most are lower ones.
         precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
         device = self.trainer.strategy.root_device
-        check_attention(self.attention, self.shape.num_heads, self.shape.head_dim, device, precision.compute_dtype())
+        batch_size = getattr(self.trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
+        use = Use(
+            Size(batch_size, self.shape.num_heads, self.context_length, self.shape.head_dim),
+            is_causal=True,
+            dtype=precision.compute_dtype(),
+            device=device,
+            has_backward=stage == "fit",
+            is_strided=True,
+            context=self.trainer.precision_plugin.train_step_context,
+        )
+        self._attention_check = check_attention(attention_kind(self.attention), use)
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
@@ -135,6 +149,7 @@ class LanguageModel(LightningModule):
             "size": size_name(self.shape),
             **asdict(self.shape),
             "attention": self.attention,
+            "attention_check": self._attention_check,
             "checkpoint": self.checkpoint,
             "optimizer": self.optimizer.label,
             # One that was trained before in this process is not.

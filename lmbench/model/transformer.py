@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lmbench.errors import UsageError
-from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, causal_mask
+from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
 from lmbench.model.checkpointing import is_checkpointed, run_checkpointed
+from lmbench.model.flex_attention import causal_block_mask
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
 
@@ -57,7 +60,7 @@ class Transformer(nn.Module):
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None
+    mask: Any
 
     def __init__(
         self, shape: ModelShape, context_length: int, attention: str = "sdpa", checkpoint: str = "none"
@@ -75,7 +78,7 @@ class Transformer(nn.Module):
         self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
         self._backend = kind.chosen
-        self._register_tables(kind.needs_mask)
+        self._register_tables(kind)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
@@ -90,12 +93,15 @@ class Transformer(nn.Module):
         loss: Tensor = self.loss(logits, targets)
         return loss
 
-    def _register_tables(self, needs_mask: bool) -> None:
+    def _register_tables(self, kind: AttentionKind) -> None:
         cos, sin = rope_tables(self.context_length, self.shape.head_dim)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        mask = causal_mask(self.context_length) if needs_mask else None
-        self.register_buffer("mask", mask, persistent=False)
+        mask = kind.make_mask(self.context_length) if kind.make_mask is not None else None
+        if isinstance(mask, Tensor):
+            self.register_buffer("mask", mask, persistent=False)
+        else:
+            self.mask = mask
 
     def _tables(self, x: Tensor) -> Tables:
         """The tables for this length, cast once per pass to the dtype that queries and keys will have."""
@@ -105,8 +111,15 @@ class Transformer(nn.Module):
                 f"a sequence of {seq} tokens is longer than the model's context_length {self.context_length}"
             )
         dtype = _activation_dtype(x)
-        mask = None if self.mask is None else self.mask[:seq, :seq]
-        return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
+        return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), self._mask_for(seq, x.device))
+
+    def _mask_for(self, seq: int, device: torch.device) -> Any:
+        if self.mask is None:
+            return None
+        if isinstance(self.mask, Tensor):
+            return self.mask[:seq, :seq]
+        is_made = seq == self.context_length and self.mask.kv_indices.device == device
+        return self.mask if is_made else causal_block_mask(seq, device)
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:

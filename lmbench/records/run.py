@@ -60,6 +60,16 @@ class Compile(Struct):
     window_recompile_count: Annotated[int | None, About("count", "recompiles", "Graphs compiled inside the window.", "down")] = None
 
 
+class AttentionCheck(Struct):
+    """Model: what was found of the user's own attention before it was measured."""
+
+    cases: Annotated[int | None, About("count", "cases checked", "Shapes, causal and not, at which output and gradients were held against the formula.")] = None
+    deviation_fraction: Annotated[float | None, About("fraction", "deviation", "Largest deviation of a row, as a share of its size: the root of the sum of its products' squares.", "down")] = None
+    tolerance_fraction: Annotated[float | None, About("fraction", "tolerance", "Largest deviation that is right in the run's dtype: 16 roundings in bfloat16, float16 and TF32, 1024 in float32.")] = None
+    largest_in: Annotated[str | None, About("text", "largest in", "Where the deviation was largest: output, or gradient of q, k or v, and the shape.")] = None
+    refused: Annotated[list[str], About("tree", "shapes refused", "Shapes other than the run's own at which the function raised.")] = field(default_factory=list)
+
+
 class Model(Struct):
     """Model: what was measured."""
 
@@ -75,6 +85,7 @@ class Model(Struct):
     head_dim: Annotated[int | None, About("count", "head_dim", "Width of a head, of attention by itself.")] = None
     is_causal: Annotated[bool | None, About("flag", "causal", "Later positions are masked, of attention by itself.")] = None
     attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive`, `sdpa`, `flex`, or a function of the user's own.")] = None
+    attention_check: AttentionCheck | None = None
     checkpoint: Annotated[str | None, About("text", "checkpoint", "Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.")] = None
     optimizer: Annotated[str | None, About("text", "optimizer", "Optimizer with its variant, such as `AdamW fused`.")] = None
     is_fresh: Annotated[bool | None, About("flag", "fresh", "Weights come from initialisation, not from a checkpoint.")] = None

@@ -1,0 +1,94 @@
+"""PyTorch's flex attention, compiled by itself: as Python it would be the formula, with all scores in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+# Flex attention's own choice.
+_BLOCK = 128
+
+
+class FlexCore(nn.Module):
+    """Attention by a kernel that Inductor makes for it, causal by a mask of blocks."""
+
+    def __init__(self, head_dim: int, is_causal: bool) -> None:
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None) -> Tensor:
+        output: Tensor = _compiled()(q, k, v, block_mask=mask)
+        return output
+
+
+def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask:
+    """Which blocks of the scores are computed: those on the diagonal with a mask, those below it whole.
+
+    `create_block_mask` would find that out from all scores, ``seq seq`` of them.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count = -(-seq // _BLOCK)
+    row = torch.arange(count, dtype=torch.int32, device=device)
+    # The first places of a row count; what follows them is not read.
+    diagonal = torch.zeros(count, count, dtype=torch.int32, device=device)
+    diagonal[:, 0] = row
+    return BlockMask.from_kv_blocks(
+        torch.ones_like(row)[None, None],
+        diagonal[None, None],
+        row[None, None],
+        row.expand(count, count)[None, None].contiguous(),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=_is_seen,
+        seq_lengths=(seq, seq),
+    )
+
+
+def refuse_flex(device: torch.device, has_backward: bool) -> None:
+    """Raises UsageError where flex attention cannot be compiled, or has no backward pass."""
+    if device.type == "cpu" and has_backward:
+        raise UsageError(
+            "attention 'flex' has no backward pass on a CPU (PyTorch's own limit); choose sdpa or naive, or measure "
+            "inference with lmbench validate"
+        )
+    lacking = _lacking_compiler(device)
+    if lacking is not None:
+        raise UsageError(
+            f"attention 'flex' is a kernel made by torch.compile, and there is no {lacking}; install one, or choose "
+            "sdpa or naive"
+        )
+
+
+def _lacking_compiler(device: torch.device) -> str | None:
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton_package
+
+        return None if has_triton_package() else "Triton here (package triton)"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "C++ compiler here (g++ or clang++, or the variable CXX)"
+    return None
+
+
+def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Within a module that is compiled itself it becomes a part of that.
+    return torch.compile(flex_attention, dynamic=False)
