@@ -175,7 +175,7 @@ def answer(cells: Sequence[Cell], pairing: Pairing) -> list[str]:
 
     def line(cell: Cell, words: str) -> str:
         speed = _speedup(cell, pairing.of(cell))
-        return label_of(cell, names) + (f" ({'; '.join(filter(None, [speed, words]))})" if speed or words else "")
+        return in_short(cell, names) + (f" ({'; '.join(filter(None, [speed, words]))})" if speed or words else "")
 
     bad = [line(cell, judgement.why) for cell, judgement in found if judgement.follows is False]
     bad += [line(cell, cell.label) for cell in died]
@@ -232,9 +232,9 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
         if cell is baseline and len(own) > 1:
             seeds_count, band = len(own), _band([_values(curve, spec.y, width) for curve in own.values()], spec.y)
         values = _values(own[seeds], spec.y, width)
-        label = label_of(cell, spec.series)
+        label = in_short(cell, spec.series)
         colour = colours.setdefault(
-            label_of(cell, [fact for fact in spec.series if fact != "compile"]), len(colours) + 1
+            in_short(cell, [fact for fact in spec.series if fact != "compile"]), len(colours) + 1
         )
         if spec.y == "loss_difference":
             if cell is baseline or seeds not in other:
@@ -261,16 +261,6 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
         band_label=f"{seeds_count} seeds of {name}" + (", each from their mean" if spec.y == "loss_difference" else ""),
         span=span,
     )  # fmt: skip
-
-
-def label_of(cell: Cell, names: Sequence[str]) -> str:
-    """A cell by its facts, in the words of people: `TF32, eager`, `bf16-mixed, compiled`."""
-    compiled = cell.facts.get("compile")
-    label = in_short(cell, [name for name in names if name != "compile"])
-    if "compile" not in names or compiled is None:
-        return label
-    word = EAGER if compiled == EAGER else f"compiled {compiled}".removesuffix(" default")
-    return ", ".join(filter(None, [label, word]))
 
 
 def _values(curve: Curve, quantity: str, width: int) -> list[float]:

@@ -7,8 +7,24 @@ for n - 1 degrees of freedom and 95 %. So far two runs lie apart that have nothi
 (the prediction interval of a difference); beyond it, the row is no such run. Below it but further off than the lowest
 and the highest seed lie apart, too few seeds tell.
 
-With nothing changed but rounding a row stays closer to its own seed than that, as it has weights and batches in common
-with it. How often it is flagged all the same, and what is found, is simulated (tests/simulated_convergence.py).
+A row has weights and batches in common with the baseline's run of its seed, so that with nothing changed but rounding
+it stays closer than two seeds. How often each verdict falls (`python tests/simulated_convergence.py`, 10 000 rows of
+one seed; a row shares so much of the variance between seeds with its own seed):
+
+    seeds  shared  higher by          yes   undecided      NO
+        3  nothing          0      50.4 %      42.7 %   6.9 %
+        3  half             0      76.6 %      20.7 %   2.7 %
+        5  nothing          0      74.7 %      19.1 %   6.2 %
+        5  half             0      94.3 %       4.5 %   1.2 %
+        5  9 / 10     5 std         0.5 %      17.4 %  82.1 %
+        8  nothing          0      88.6 %       5.0 %   6.4 %
+        8  9 / 10     5 std         1.0 %       2.6 %  96.4 %
+
+24 real trainings of a tiny model on text (300 steps, `--train 24`): between seeds 0.014 nat and 0.7 % of the gradient
+norm; from weights that differ in the last bit 1e-7 nat, bf16-mixed 7e-5 nat, both `yes` in every draw of 3, 5 and 8
+seeds; bf16-true 0.13 nat above, `NO` in every draw. 8 of them with a learning rate ten times as high: between seeds
+0.008 nat, last bit 7e-6, bf16-mixed 0.004 and bf16-true 0.008 nat about no difference: what a low precision breaks
+depends on the recipe.
 """
 
 from __future__ import annotations
@@ -158,6 +174,8 @@ def judged(own: Mapping[Seeds, Curve], baseline: Mapping[Seeds, Curve]) -> Judge
     broken = [place for curve in own.values() if (place := curve.broke_at) is not None]
     if broken:
         return Judgement(broke_at=min(broken), seeds=len(baseline))
+    if not baseline:
+        return Judgement(reason="the baseline has no run that ended well")
     shared = [seeds for seeds in own if seeds in baseline]
     if not shared:
         return Judgement(seeds=len(baseline), reason="no run of the baseline has its seed and data")
