@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
+from lmbench.instruments.host_load import host_state, read_host
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.subject import count_flops, token_counter, why_no_tokens
 from lmbench.records.vocabulary import Stage
@@ -21,7 +22,8 @@ class ThroughputMeter(Observer):
     counts on a fake copy of the module when all steps are done; in a Trainer of your own FLOPs are null then, since
     the counter would run your `training_step` once more. Reasons are left beside the blanks.
 
-    Leaves `window.tokens`, `window.tokens_reason` and `device_state.*` (NVML readings at both ends of the window).
+    Leaves `window.tokens`, `window.tokens_reason`, `device_state.*` (NVML readings at both ends of the window) and
+    `host_state.*` (the kernel's, of other processes).
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -62,7 +64,7 @@ class ThroughputMeter(Observer):
 
     def before_window(self) -> None:
         self._tokens = 0
-        self._open = self._sensor.read()
+        self._open, self._host_open = self._sensor.read(), read_host()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if stage is Stage.WINDOW:
@@ -71,4 +73,5 @@ class ThroughputMeter(Observer):
     def window_closed(self) -> None:
         run = self.session.run
         run.window.tokens = self._tokens or None
+        run.host_state = host_state(self._host_open, read_host())
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

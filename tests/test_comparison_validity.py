@@ -165,3 +165,17 @@ def test_interleaved_repeats_have_no_drift_to_note(tmp_path):
         make_run(tmp_path / "b", b)
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.notes == ()
+
+
+BUSY = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
+
+
+def test_a_difference_that_the_machines_load_may_have_made_is_undecided(tmp_path):
+    cell = compared(tmp_path, common=HOST_BOUND, guards=BUSY)
+    assert cell.verdict == "undecided"
+    (reason,) = cell.reasons
+    assert reason.startswith("+4.00 %, and busy machine in 3 of 3 runs of B (load 3.1 a core): measure again")
+
+
+def test_a_busy_host_leaves_a_device_that_has_work_queued_alone(tmp_path):
+    assert compared(tmp_path, guards=BUSY).verdict == "slower"

@@ -79,6 +79,7 @@ def _healthy():
             "sm_clock_drop_fraction": 0.0,
             "other_process_count": 0,
         },
+        "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001},
         "probe": {
             "is_complete": True,
             "hidden_syncs": [],
@@ -126,6 +127,7 @@ FAULTS = [
     ("environment.flags.anomaly_mode", True, "anomaly_mode", "fail", None),
     ("environment.flags.deterministic_algorithms", True, "deterministic", "fail", None),
     ("environment.flags.cudnn_deterministic", True, "deterministic", "fail", None),
+    ("host_state.waited_fraction", 0.3, "busy_machine", "warn", 0.3),
     ("throughput.mfu_fraction", 1.01, "mfu", "fail", 1.01),
     ("loss.first", 12.0, "first_loss", "warn", 12.0 - math.log(10_000)),
     ("loss.mean", math.nan, "finite_loss", "fail", 1),
@@ -284,13 +286,31 @@ def test_a_busy_machine_is_told_in_one_sentence():
     # Every third step waits for another process; the first ones, for longer.
     times = [0.1 + (0.4 if step % 3 == 0 else 0.0) + (0.5 if step < 6 else 0.0) for step in range(30)]
     run, steps = _on_cpu(times)
-    guards = [guard for guard in evaluate_guards(run, steps) if guard.name in ("trend", "spread")]
-    assert [guard.status for guard in guards] == ["n/a", "warn"]
+    guards = [guard for guard in evaluate_guards(run, steps) if guard.name in ("busy_machine", "trend", "spread")]
+    assert [guard.status for guard in guards] == ["warn", "n/a", "n/a"]
     # Mean 0.333 s, std 0.280, r = 0.252: as good as 17.9 independent steps, whose t is 2.11.
-    assert guards[1].message == "this machine is busy: figures are good to about ±40 %"
-    assert guards[1].advice == ""
+    assert guards[0].message == "this machine is busy: figures are good to about ±40 %"
     # A device has no such neighbours: its steps are told of as ever.
     assert _judge({**run, "device_type": "cuda"}, steps, "spread").advice.startswith("S")
+
+
+@pytest.mark.parametrize(
+    ("device", "state", "message"),
+    [
+        ("cpu", {"other_cpu_fraction": 0.48, "load_per_core": 3.07},
+         "other processes took 48 % of its cores, load 3.1 a core"),
+        ("cpu", {"other_cpu_fraction": 0.09, "waited_fraction": 0.3},
+         "this process waited 30 % of the time for a core"),
+        ("cuda", {"steal_fraction": 0.05}, "the hypervisor took 5 % of the cores away"),
+        ("cuda", {"other_cpu_fraction": 0.9, "waited_fraction": 0.01}, None),
+        ("cpu", {"other_cpu_fraction": 0.09, "waited_fraction": 0.01, "load_per_core": 9.0}, None),
+    ],
+)  # fmt: skip
+def test_a_steady_load_that_spreads_no_steps_is_seen(device, state, message):
+    run, steps = _healthy()
+    guard = _judge({**run, "device_type": device, "host_state": state}, steps, "busy_machine")
+    assert guard.status == ("warn" if message else "pass")
+    assert guard.message == (f"this machine is busy: {message}" if message else "other processes left it its cores")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lmbench.cli import main
+from lmbench.records.measured import HostState
 from lmbench.selfcheck import checks
 
 CPU = torch.device("cpu")
@@ -37,6 +38,18 @@ def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(monkeypatc
     assert out.startswith("selfcheck on CPU, torch ")
     assert "planted truth" in out
     assert out.splitlines()[-1] == f"{is_right:d} passed, {not is_right:d} failed, 1 need a GPU"
+
+
+@pytest.mark.parametrize(("is_timed", "waited", "code"), [(True, 0.3, 11), (True, 0.01, 1), (False, 0.3, 1)])
+def test_a_check_of_clocks_that_fails_on_a_busy_machine_is_undecided(monkeypatch, capsys, is_timed, waited, code):
+    found = [checks.judged("planted truth", False, "one", "two", "1 %")]
+    check = lambda device: found  # noqa: E731
+    monkeypatch.setattr(checks, "CHECKS", (check,))
+    monkeypatch.setattr(checks, "TIMED", (check,) if is_timed else ())
+    monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
+    assert main(["selfcheck", "cpu"]) == code
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("1 cannot be decided: this machine is busy: this process waited 30 %" in said) == (code == 11)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from lmbench.report.table import Table, fact, words
 from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
-Tells what the fields of a record mean: all of them by their names, or in full those that
-are named (`step_s`, `phases.<phase>.mean_s`), that end so (`mean_s`), lie in a part
-(`memory`) or have a word in them (`mfu`). run.json, W&B and a study's columns have them under these names. Records hold
-SI units; ms, GiB and % exist only where they are shown."""
+Tells what the fields of a record mean: all of them by their names, or in full those
+that are named (`step_s`, `phases.<phase>.mean_s`), that end so (`mean_s`), lie in a
+part (`memory`) or have a word in them (`mfu`). run.json, W&B and a study's columns
+have them under these names. Records hold SI units; ms, GiB and % exist only where
+they are shown."""
 
 
 @command

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lmbench.errors import UsageError, suggest
+from lmbench.records.guard import BUSY_MACHINE
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -139,6 +140,21 @@ def host_reason(runs: Iterable[Run]) -> str | None:
         for phase, found in verdicts.items():
             if found.verdict != "queued":
                 return f"{phase} of {run.run_id} is {found.verdict}: the host is part of what was measured"
+    return None
+
+
+def busy_reason(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """Why a difference may be one of the machine's load, None where it may not: most runs of a side had to share the
+    machine, and the host is part of what was measured."""
+    if host_reason([*a, *b]) is None:
+        return None
+    for name, runs in (("A", a), ("B", b)):
+        told = [guard.message for run in runs for guard in run.record.guards
+                if guard.name == BUSY_MACHINE and guard.status == "warn"]  # fmt: skip
+        if 2 * len(told) > len(runs):
+            signs = told[0].partition(": ")[2]
+            what_to_do = "measure again when it is quiet, or both sides in turn (lmbench compare --run)"
+            return f"busy machine in {len(told)} of {len(runs)} runs of {name} ({signs}): {what_to_do}"
     return None
 
 

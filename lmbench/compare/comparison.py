@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmbench.compare.comparability import check_about, failed_guards, invalid_reasons
+from lmbench.compare.comparability import busy_reason, check_about, failed_guards, invalid_reasons
 from lmbench.compare.metrics import METRICS, STEP, Metric
 from lmbench.compare.noise import NoiseFloors
 from lmbench.compare.notes import notes
@@ -29,6 +29,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.settings import Difference, differences
 from lmbench.records.welch import Ratio, geometric_mean, ratio_of
+from lmbench.report.units import change_percent
 
 #: A guard that fails in more of a side's rounds than this is no accident.
 _ACCIDENTS_FRACTION = 1 / 3
@@ -216,6 +217,8 @@ def _result(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[b
     found = differences(pair.a[0].record, pair.b[0].record) if pair.a and pair.b else []
     metrics: list[MetricResult] = []
     slow = [] if pair.rounds is None else slow_processes(pair.rounds)
+    # Rounds measure both sides under the same load.
+    busy = busy_reason(pair.a, pair.b) if pair.rounds is None else None
     for metric, ratio in pair.ratios.items():
         # It guards against drift from one side to the other, which rounds take out.
         floor = None if pair.rounds is not None else floors.floor((pair.a[0], pair.b[0]), metric.name)
@@ -231,6 +234,8 @@ def _result(pair: _Pair, tolerance: float, floors: NoiseFloors, families: dict[b
                 words=metric.words,
                 has_hint=metric is STEP,
             )
+            if busy is not None and metric.unit == "s" and decision.word != UNDECIDED:
+                decision = Decision(UNDECIDED, f"{change_percent(ratio.change)}, and {busy}")
             if metric is STEP and decision.word == SAME and (side := one_sided(slow)) is not None:
                 told = f"{decision.reason} for most processes, but all {len(slow)} slow ones are {side}'s"
                 decision = Decision(UNDECIDED, told)

@@ -9,6 +9,9 @@ from msgspec import Struct
 
 Status = Literal["pass", "warn", "fail", "n/a"]
 
+#: The guard whose warning makes a comparison of sides that were not measured in turn undecided.
+BUSY_MACHINE = "busy_machine"
+
 _SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 1, "warn": 2, "fail": 3}
 
 

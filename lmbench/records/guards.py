@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lmbench.precision import find_precision
 from lmbench.records.environment import Flags
-from lmbench.records.guard import Guard, at_most, not_applicable
+from lmbench.records.guard import BUSY_MACHINE, Guard, at_most, not_applicable
 from lmbench.records.measured import PhaseSummary, TrainingFacts
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_error_fraction, noise_fraction
@@ -138,6 +138,8 @@ TREND_P = 0.05
 SPREAD_LIMIT_FRACTION = 0.10
 #: Noise from step to step that a quiet CPU does not have: half the spread that warns.
 NOISE_LIMIT_FRACTION = 0.05
+#: What other processes may take of a CPU's cores, and what may be lost of a window without a core.
+OTHER_CPU_LIMIT_FRACTION, WAITED_LIMIT_FRACTION = 0.10, 0.02
 OTHER_LIMIT_FRACTION = 0.02
 MFU_LIMIT_FRACTION = 1.0
 
@@ -219,7 +221,7 @@ def trend(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
     drift, chance = step.trend_fraction, step.trend_p
     if drift is None or chance is None:
         return not_applicable(name, "fewer than 6 steps")
-    if _busy_times(run, steps):
+    if _noisy_times(run, steps):
         return not_applicable(name, "this machine is busy: a drift of the step is not told from one of its load")
     message = f"step time drifts by {drift:+.1%} over the window (p = {chance:.2g})"
     if abs(drift) > TREND_LIMIT_FRACTION and chance >= TREND_P:
@@ -233,20 +235,14 @@ def trend(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
 
 
 def spread(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
-    """Warns if the standard deviation of step times is over 10 % of their mean.
-
-    On a CPU that other work takes turns on, it says what that makes of the figures instead: the 95 % interval of the
-    mean step within this window. What the load is in another one, no window can tell.
-    """
+    """Warns if the standard deviation of step times is over 10 % of their mean."""
     name = "spread"
     step = run.phases.step or PhaseSummary()
     value = step.cv_fraction
     if value is None:
         return not_applicable(name, "fewer than 2 steps")
-    if times := _busy_times(run, steps):
-        error = mean_error_fraction(times)
-        message = f"this machine is busy: figures are good to about \N{PLUS-MINUS SIGN}{float(f'{error:.1g}'):.0%}"
-        return Guard(name, "warn", value, SPREAD_LIMIT_FRACTION, "fraction", message.replace("%", " %"))
+    if _noisy_times(run, steps):
+        return not_applicable(name, "this machine is busy: its steps spread with its load")
     outliers = step.outlier_count or 0
     message = f"standard deviation is {value:.1%} of the mean step, {outliers:.0f} outlier{'s' * (outliers != 1)}"
     advice = (
@@ -258,7 +254,46 @@ def spread(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
     return at_most(name, value, SPREAD_LIMIT_FRACTION, "fraction", message, advice=advice)
 
 
-def _busy_times(run: RunRecord, steps: Sequence[StepRecord]) -> list[float]:
+def busy_machine(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
+    """Warns if other work took turns on this machine: on a CPU if it took over 10 % of the cores, anywhere if the
+    training thread waited for a core, or the hypervisor took them away, for over 2 % of the window.
+
+    On a CPU whose steps spread from each to the next it says what that makes of the figures: the 95 % interval of the
+    mean step within this window. What the load is in another one, no window can tell.
+    """
+    name, state = BUSY_MACHINE, run.host_state
+    signs = [(share, limit, text) for share, limit, text in _signs(run) if share is not None]
+    noisy = _noisy_times(run, steps)
+    if not signs and not noisy:
+        return not_applicable(name, "the system does not tell of other processes")
+    told = [text.format(f"{100 * share:.0f} %") for share, limit, text in signs if share > limit]
+    value, limit, _ = max(signs, key=lambda sign: sign[0] / sign[1], default=(None, None, ""))
+    if not told and not noisy:
+        return Guard(name, "pass", value, limit, "fraction", "other processes left it its cores")
+    if noisy:
+        error = float(f"{mean_error_fraction(noisy):.1g}")
+        told.insert(0, f"figures are good to about \N{PLUS-MINUS SIGN}{100 * error:g} %")
+    if state.load_per_core is not None and len(told) > bool(noisy):
+        told.append(f"load {state.load_per_core:.1f} a core")
+    message = f"this machine is busy: {', '.join(told)}"
+    advice = "Measure when it is quiet, or let `lmbench compare --run` measure both sides in turn."
+    return Guard(name, "warn", value, limit, "fraction", message, advice)
+
+
+def _signs(run: RunRecord) -> list[tuple[float | None, float, str]]:
+    """Shares of the window that other work took, the limit of each, and how it is told."""
+    state = run.host_state
+    signs = [
+        (state.waited_fraction, WAITED_LIMIT_FRACTION, "this process waited {} of the time for a core"),
+        (state.steal_fraction, WAITED_LIMIT_FRACTION, "the hypervisor took {} of the cores away"),
+    ]
+    if run.device_type == "cpu":
+        # Where the device computes, what others do on cores that were free takes nothing from it.
+        signs.insert(0, (state.other_cpu_fraction, OTHER_CPU_LIMIT_FRACTION, "other processes took {} of its cores"))
+    return signs
+
+
+def _noisy_times(run: RunRecord, steps: Sequence[StepRecord]) -> list[float]:
     """The step times of a window on a CPU that was not this run's own, else none: they spread too widely, and from each
     step to the next as well, which a drift or a few single steps do not explain."""
     step = run.phases.step or PhaseSummary()
@@ -481,6 +516,7 @@ CHECKS: tuple[Callable[[RunRecord, Sequence[StepRecord]], Guard], ...] = (
     probe_steps,
     window_identity,
     mfu,
+    busy_machine,
     trend,
     spread,
     other_share,

@@ -169,6 +169,15 @@ class DeviceState(Struct):
     other_process_count: Annotated[int | None, About("count", "other processes", "The larger of both readings.", "down")] = None
 
 
+class HostState(Struct):
+    """Host state: what else the machine did in the window; null where the system does not tell."""
+
+    load_per_core: Annotated[float | None, About("1", "load", "The machine's load of the last minute at the window's end, divided by its cores.", "down")] = None
+    other_cpu_fraction: Annotated[float | None, About("fraction", "other processes", "Share of the time of the cores this process may use that others (its children left out) took in the window.", "down")] = None
+    steal_fraction: Annotated[float | None, About("fraction", "steal", "Share that the hypervisor gave to other machines.", "down")] = None
+    waited_fraction: Annotated[float | None, About("fraction", "waited for a core", "Share of the window in which the training thread could have run and had no core.", "down")] = None
+
+
 class LagVerdict(Struct):
     """Probe steps: whether a phase waits for the host."""
 

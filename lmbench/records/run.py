@@ -15,6 +15,7 @@ from lmbench.records.guard import Guard
 from lmbench.records.kernels import KernelSummary
 from lmbench.records.measured import (
     DeviceState,
+    HostState,
     Loss,
     Memory,
     PhaseSummary,
@@ -230,6 +231,7 @@ class RunRecord(Struct):
     loss: Loss = field(default_factory=Loss)
     memory: Memory = field(default_factory=Memory)
     device_state: DeviceState = field(default_factory=DeviceState)
+    host_state: HostState = field(default_factory=HostState)
     probe: Probe = field(default_factory=Probe)
     kernels: KernelSummary | None = None
     memory_history: MemoryHistoryRecord | None = None

@@ -6,26 +6,29 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from lmbench.errors import UsageError
+from lmbench.errors import ExitCode, UsageError
 from lmbench.flops import counter_flops, forward_flops
 from lmbench.instruments.clock import synchronize
+from lmbench.instruments.host_load import host_state, read_host
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.field import PerPhase
+from lmbench.records.guards import busy_machine
 from lmbench.records.measured import TrainingFacts
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import Phase, Span
 from lmbench.report.screen import print_table
 from lmbench.report.table import Entry, Table, fact, words
 from lmbench.selfcheck.planted import Block, Measured, Planted, Work, measure, nothing, spin
 
-Status = Literal["pass", "fail", "n/a"]
+Status = Literal["pass", "fail", "busy", "n/a"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class CheckResult:
     expected: str
     found: str
     limit: str = ""
+
+
+Check = Callable[[torch.device], list[CheckResult]]
 
 
 def judged(name: str, is_right: bool, expected: str, found: str, limit: str = "") -> CheckResult:
@@ -294,13 +300,15 @@ def flops(device: torch.device) -> list[CheckResult]:
     return results
 
 
-CHECKS: tuple[Callable[[torch.device], list[CheckResult]], ...] = (
+#: Those of clocks, which other work on the machine can fail.
+TIMED: tuple[Check, ...] = (known_durations, clocks_agree, verdicts)
+CHECKS: tuple[Check, ...] = (
     known_durations, clocks_agree, verdicts, allocations, hidden_syncs, training, losses, flops,
 )  # fmt: skip
 
 
-def selfcheck(wanted: str | None, console: Console) -> bool:
-    """Run every check and print what came back; whether none failed.
+def selfcheck(wanted: str | None, console: Console) -> ExitCode:
+    """Run every check and print what came back; 1 where one failed, 11 where a busy machine left one undecided.
 
     Args:
         wanted: `cpu` or `cuda`; None takes a GPU where there is one.
@@ -316,11 +324,29 @@ def selfcheck(wanted: str | None, console: Console) -> bool:
     warnings.filterwarnings("ignore", module="lightning")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     console.print(f"selfcheck on {name}, torch {torch.__version__}")
-    results = [result for check in CHECKS for result in check(device)]
+    load = ""
+    results = []
+    for check in CHECKS:
+        found, told = _checked(check, device)
+        results += found
+        load = load or told
     rows = [[Entry(r.status, "outcome"), fact(r.name), fact(r.expected), fact(r.found), fact(r.limit)] for r in results]
     headings = words("", "check", "expected", "found", "limit")
     print_table(Table("Planted truths", "what came back of each", headings, rows), console)
-    passed, failed = (sum(result.status == status for result in results) for status in ("pass", "fail"))
-    skipped = len(results) - passed - failed
+    passed, failed, undecided = (sum(r.status == status for r in results) for status in ("pass", "fail", "busy"))
+    skipped = len(results) - passed - failed - undecided
     console.print(f"{passed} passed, {failed} failed" + (f", {skipped} need a GPU" if skipped else ""))
-    return not failed
+    if undecided:
+        console.print(f"{undecided} cannot be decided: {load}; check again when it is quiet")
+    return ExitCode.INTERNAL if failed else ExitCode.UNDECIDED if undecided else ExitCode.OK
+
+
+def _checked(check: Check, device: torch.device) -> tuple[list[CheckResult], str]:
+    """What a check finds; one of clocks that fails on a busy machine is undecided, and what made it busy is told."""
+    before = read_host()
+    results = check(device)
+    state = host_state(before, read_host())
+    load = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
+    if check not in TIMED or load.status != "warn":
+        return results, ""
+    return [replace(each, status="busy") if each.status == "fail" else each for each in results], load.message

@@ -1,0 +1,59 @@
+"""What other processes took of the machine in a window, against processes that are really there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lmbench.instruments.host_load import host_state, read_host
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
+
+
+def spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_what_this_process_and_its_children_take_is_not_of_others():
+    def shares(worker):
+        before = read_host()
+        worker()
+        after = read_host()
+        state = host_state(before, after)
+        # All that was busy in the same time, this process with it.
+        busy = (after.busy_s - before.busy_s) / (after.read_at_s - before.read_at_s) / after.cores
+        return state.other_cpu_fraction, busy, (after.own_s - before.own_s)
+
+    def with_child():
+        child = multiprocessing.get_context("fork").Process(target=spin, args=(0.6,))
+        child.start()
+        child.join()
+
+    for worker in (lambda: spin(0.6), with_child):
+        others, busy, own_s = shares(worker)
+        assert own_s > 0.05
+        # Ticks of 10 ms at both ends, of each core.
+        assert others == pytest.approx(max(0.0, busy - own_s / 0.6 / read_host().cores), abs=0.15)
+
+
+def test_a_stranger_is_seen():
+    # A grandchild whose parent is gone belongs to nobody here.
+    code = "import os, time\nif os.fork() == 0:\n e = time.time() + 1.5\n while time.time() < e: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    before = read_host()
+    time.sleep(0.8)
+    state = host_state(before, read_host())
+    assert state.other_cpu_fraction > 0.3 / read_host().cores
+    assert 0.0 <= state.waited_fraction <= 1.0
+
+
+def test_too_short_a_time_says_nothing():
+    state = host_state(read_host(), read_host())
+    assert state.other_cpu_fraction is None
+    assert state.load_per_core is not None
