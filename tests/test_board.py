@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from wandb_loopback import PLANTED_KEY, Server, closed_port_url
+from wandb_results import write_result
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
@@ -54,8 +56,8 @@ def test_a_dry_run_prints_a_board_for_each_study_and_one_for_all_runs(capsys, mo
 def test_the_shared_sections_answer_what_every_study_is_asked():
     panels = {panel.title: panel for section in board_of_all().sections for panel in section.panels}
     kinds = {panel.kind for panel in panels.values()}
-    assert kinds == {"bars", "stack", "series", "scatter", "parallel", "differences"}
-    assert panels["Where the step goes"].y[0] == "summary:time/data_ms"
+    assert kinds == {"bars", "stacked_bars", "stacked_area", "series", "scatter", "parallel", "differences"}
+    assert panels["Each phase"].y[0] == "summary:time/data_ms"
     assert panels["Tokens/s against parameters"].x == "config:parameters"
     assert panels["Eager against compiled, mean step of the runs shown"].group == "config:compile"
     assert {"config:precision", "summary:memory/peak_allocated_gib"} <= set(panels["Everything at once"].y)
@@ -89,6 +91,10 @@ def _texts(spec: Any) -> set[str]:
     return {spec} if isinstance(spec, str) else set()
 
 
+def _panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for section in spec["section"]["panelBankConfig"]["sections"] for panel in section["panels"]]
+
+
 def test_boards_and_reports_are_made_once_and_then_updated(monkeypatch, capsys):
     boards = (board_of_all(), *_boards("precision", "kernels"))
     request = Request("lmbench", None, ("board", "report"), boards)
@@ -113,7 +119,15 @@ def test_boards_and_reports_are_made_once_and_then_updated(monkeypatch, capsys):
             titles = [part["name"] for part in section["panelBankConfig"]["sections"]]
             assert titles == [part.title for part in board.sections]
             assert report["description"] == board.question
-        assert f"{server.url}/me/lmbench?nw={workspaces[0]['name'][3:-2]}" == made[0].url
+        assert f"{server.url}/me/lmbench?nw={workspaces[0]['name'][3:-2]}" == made[0].told
+
+        # What the stacked bars are drawn by is W&B's to know, once.
+        ((chart, drawn),) = server.charts.items()
+        assert chart in _texts(workspaces[1]["spec"])
+        fields = set(re.findall(r"\$\{field:(\w+)\}", json.dumps(drawn)))
+        (panel,) = (found for found in _panels(workspaces[1]["spec"]) if found["viewType"] == "Vega2")
+        assert set(panel["config"]["fieldSettings"]) == fields
+        assert set(panel["config"]["fieldSettings"].values()) == {"phase", "mean_ms"}
 
         # Somebody gave it another title; somebody else has one of the same title in the other project.
         workspaces[1]["displayName"], was = "ours", [(view["id"], view["name"]) for view in server.views]
@@ -122,13 +136,32 @@ def test_boards_and_reports_are_made_once_and_then_updated(monkeypatch, capsys):
         assert {saved.what for saved in again} == {"updated"}
         assert [(view["id"], view["name"]) for view in server.views] == was
         assert workspaces[1]["spec"]["section"]
-        assert [saved.url for saved in again] == [saved.url for saved in made]
+        assert [saved.told for saved in again] == [saved.told for saved in made]
 
         assert main(["board", "precision", "--project", "other"]) == 1
         error = capsys.readouterr().err
         assert error.startswith("lmbench: board: me has no project 'other' that you may see; upload runs to it first")
         assert error.count("\n") == 1
         assert len(server.views) == 6
+
+
+def test_a_report_takes_the_tables_that_lmbench_report_prints(tmp_path, capsys):
+    write_result(tmp_path / "results")
+    tables = ["--tables", str(tmp_path / "results")]
+    assert main(["board", "--dry-run", "--report", "precision", *tables]) == 0
+    (board,) = json.loads(capsys.readouterr().out)["boards"]
+    assert "step (ms)" in board["text"]
+    assert board["question"] in board["text"]
+    assert main(["board", "--dry-run", "precision", *tables]) == 2
+    assert capsys.readouterr().err == "lmbench: --tables goes into a report; give --report, too\n"
+
+
+def test_a_name_that_wandb_would_refuse_is_the_users_to_change(tmp_path, capsys):
+    (tmp_path / "it's.yaml").write_text(OWN)
+    assert main(["board", "--dry-run", str(tmp_path / "it's.yaml")]) == 2
+    assert "rename the file: only letters, digits and '_.-'" in capsys.readouterr().err
+    assert main(["board", "--dry-run", "sweep", "precision", "tiny_precision"]) == 0
+    assert [board["study"] for board in json.loads(capsys.readouterr().out)["boards"]] == [None, "precision"]
 
 
 def test_what_cannot_be_had_is_one_line(monkeypatch, capsys):

@@ -24,7 +24,7 @@ class Server:
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
     to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
     `views` are workspaces and reports as they are there now, `projects` those of which it knows views. A page of views
-    has two of them.
+    has two of them. `charts` are custom charts; there is no second one of a name.
     """
 
     def __init__(self, status: int = 200, upload_status: int = 200) -> None:
@@ -39,6 +39,7 @@ class Server:
         self.authorizations: set[str] = set()
         self.projects = {"lmbench"}
         self.views: list[dict[str, Any]] = []
+        self.charts: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"wandb": self})
         self._http = _Quiet(("127.0.0.1", 0), handler)
@@ -65,6 +66,7 @@ class Server:
             "LmbenchViews": self._views,
             "ProjectInternalId": self._project,
             "upsertView": self._upsert,
+            "CreateCustomChart": self._chart,
         }
         with self._lock:
             self.questions.append(name)
@@ -89,6 +91,13 @@ class Server:
 
     def _viewer(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": None}}
+
+    def _chart(self, given: dict[str, Any]) -> dict[str, Any]:
+        name = f"{given['entity']}/{given['chartName']}"
+        if name in self.charts:
+            raise ValueError(f"chart {name} already exists")
+        self.charts[name] = json.loads(given["spec"])
+        return {"createCustomChart": {"chart": {"id": name}}}
 
     def _project(self, given: dict[str, Any]) -> dict[str, Any]:
         is_known = given["projectName"] in self.projects
@@ -149,7 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         self.wandb.authorizations.add(self.headers.get("authorization") or "")
         if self.path == "/graphql":
-            self._answer({"data": self.wandb.graphql(json.loads(body))}, self.wandb.status)
+            try:
+                answer: dict[str, Any] = {"data": self.wandb.graphql(json.loads(body))}
+            except ValueError as error:
+                answer = {"data": None, "errors": [{"message": str(error)}]}
+            self._answer(answer, self.wandb.status)
         elif self.path.endswith("/file_stream"):
             if self.wandb.upload_status == 200:
                 self.wandb.stream(self.path.split("/")[-2], json.loads(body))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from dataclasses import replace
 
 import msgspec
 
 from lmbench.commands.parser import CommandParser, command
+from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked, masked_text
 from lmbench.text import shown
@@ -28,25 +31,46 @@ def run(args: list[str]) -> int:
     # Help does not wait for these.
     from lmbench.configs import shipped_studies
     from lmbench.kernels.trace.kinds import KINDS, PARTS
-    from lmbench.report.view import read_view
+    from lmbench.report.view import GENERIC, read_view
     from lmbench.wandb.board import Request, board_of, board_of_all
 
     names = options.studies or [name for name in shipped_studies() if not name.startswith("tiny_")]
-    boards = [board_of(read_view(name), KINDS, PARTS) for name in dict.fromkeys(names)]
-    if not options.studies:
-        boards.insert(0, board_of_all())
-    request = Request(options.project, options.entity, ("report",) if options.report else ("board",), tuple(boards))
+    boards = [] if options.studies else [(board_of_all(), None)]
+    for given in dict.fromkeys(names):
+        view = read_view(given)
+        if not re.fullmatch(r"[\w.-]+", view.name):
+            raise UsageError(f"{view.name!r} is no name for a board; rename the file: only letters, digits and '_.-'")
+        board = board_of_all() if view.name == GENERIC.name else board_of(view, KINDS, PARTS)
+        if board.name not in (known.name for known, _ in boards):
+            boards.append((board, given))
+    if options.tables:
+        boards = [(replace(board, text=_tables(options.tables, given)), given) for board, given in boards]
+    request = Request(
+        options.project,
+        options.entity,
+        ("report",) if options.report else ("board",),
+        tuple(board for board, _ in boards),
+    )
     request = msgspec.convert(masked(msgspec.to_builtins(request)), Request)
     if options.dry_run:
         print(msgspec.json.format(msgspec.json.encode(request), indent=2).decode())
         return ExitCode.OK
     try:
         for saved in save_boards(request, options.timeout_s):
-            print(shown(f"{saved.what}  {saved.name}  {masked_text(saved.url)}"), flush=True)
+            print(shown(f"{saved.what}  {saved.name}  {masked_text(saved.told)}"), flush=True)
     except WandbProblem as problem:
         tell(f"board: {problem}")
         return ExitCode.INTERNAL
     return ExitCode.OK
+
+
+def _tables(results: list[str], view: str | None) -> str:
+    """What `lmbench report` prints of results, by the study's view."""
+    from lmbench.report.gather import gather
+    from lmbench.report.markdown import to_markdown
+    from lmbench.report.sections import Options, build_report
+
+    return to_markdown(build_report(gather(results), make_catalogue(), Options(view)))
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -58,12 +82,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--entity", metavar="E", help="the user or team that it belongs to (W&B's own default)")
     parser.add_argument("--report", action="store_true", help="a report for each study instead of a workspace")
+    parser.add_argument(
+        "--tables", action="append", metavar="RESULTS",
+        help="with --report: put in what `lmbench report` prints of these results; may be given more than once",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, as JSON; asks nobody")
     parser.add_argument(
         "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help=f"seconds that W&B may take (default {DEFAULT_TIMEOUT_S:g})",
     )  # fmt: skip
     options = parser.parse_args(words)
+    if options.tables and not options.report:
+        raise UsageError("--tables goes into a report; give --report, too")
     if not options.timeout_s > 0:
         raise UsageError(f"--timeout-s is {options.timeout_s:g}; it must be above 0")
     return options

@@ -14,11 +14,13 @@ from lmbench.records.vocabulary import PHASES
 from lmbench.report import logged
 from lmbench.report.facts import FACT
 from lmbench.report.view import ChartSpec, View
+from lmbench.wandb.content import PHASE_TABLE
 
-#: `bars`: a bar for each label and number of `y`, over repeats their mean; `stack`: the series `y` on top of each
-#: other over the steps of one run; `series`: `y` over the steps; `scatter`: a dot for each run; `parallel`: a line for
-#: each run through all of `y`; `differences`: what runs differ in.
-Kind = Literal["bars", "stack", "series", "scatter", "parallel", "differences"]
+#: `bars`: a bar for each label and number of `y`, over repeats their mean; `stacked_bars`: a bar for each run, of the
+#: rows of the table `y`; `stacked_area`: the series `y` on top of each other over the steps of one run; `series`: `y`
+#: over the steps; `scatter`: a dot for each run; `parallel`: a line for each run through all of `y`; `differences`:
+#: what runs differ in.
+Kind = Literal["bars", "stacked_bars", "stacked_area", "series", "scatter", "parallel", "differences"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Board:
         return {*self.columns, *in_panels, *([STUDY] if self.study is not None else [])}
 
 
-Made = Literal["board", "report"]
+Made = Literal["board", "report", "chart"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a board: `created` or `updated`, and where it is."""
+    """What became of a board: `created` or `updated`, and where it is; of a chart `left out`, and why."""
 
     kind: Made
     name: str
     what: str
-    url: str
+    told: str
 
 
 STUDY, LABEL = "config:study", "config:label"
@@ -208,7 +210,7 @@ def _kernels(title: str, what: str, names: Iterable[str]) -> Panel:
     return Panel("bars", title, tuple(f"summary:{logged.kernel_name(what, name)}" for name in names), group=LABEL)
 
 
-_PHASES = Panel("bars", "Where the step goes", tuple(_summary(f"phases.{span}.mean_s") for span in PHASES), group=LABEL)
+_PHASES = Panel("stacked_bars", "Where the step goes", (f"summary:{PHASE_TABLE}",))
 
 #: What every study of timed runs shows.
 SECTIONS: tuple[Section, ...] = (
@@ -218,7 +220,10 @@ SECTIONS: tuple[Section, ...] = (
             Panel("bars", "Step time", (_STEP,), group=LABEL),
             _PHASES,
             Panel(
-                "stack", "Phases of one run over the steps",
+                "bars", "Each phase", tuple(_summary(f"phases.{span}.mean_s") for span in PHASES), group=LABEL
+            ),
+            Panel(
+                "stacked_area", "Phases of one run over the steps",
                 tuple(_series(f"time/{span}_ms") for span in PHASES),
             ),
             Panel("bars", "Waiting for the host, share of the step", (_HOST_BOUND,), group=LABEL),

@@ -78,6 +78,10 @@ _BRIEF = {"batch": "b{}", "context": "c{}", "compile": "compiled {}"}
 _NAME_WIDTH = 120
 
 
+#: The table of phases: `phase`, `mean_ms` and the other statistics, the step as its last row.
+PHASE_TABLE = "tables/phases"
+
+
 @dataclass(frozen=True)
 class Table:
     """A table for W&B: name, columns, rows of plain values."""
@@ -226,7 +230,7 @@ def tables_of(record: RunRecord) -> list[Table]:
     spans: tuple[Span, ...] = (*PHASES, "step")
     tables = (
         Table(
-            "tables/phases",
+            PHASE_TABLE,
             ("phase", "n", "mean_ms", "std_ms", "median_ms", "min_ms", "max_ms", "share_percent", "host_mean_ms",
              "lag_median_ms", "verdict"),
             [row for span in spans if (row := _phase_row(record, span))],
