@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import RunRecorder
@@ -17,7 +18,7 @@ from lmbench.records.dtypes import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
 _HOOKS = (
-    "on_train_batch_start", "on_train_batch_end", "on_after_backward",
+    "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward",
     "on_validation_batch_start", "on_validation_batch_end",
 )  # fmt: skip
 
@@ -74,6 +75,10 @@ class DtypeRecorder(Observer):
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: int) -> None:
         if trainer.state.fn != "fit":
             self.on_train_batch_start(trainer, pl_module, batch, 0)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._step is not None:
+            self._step.note_loss(loss)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._step is not None:

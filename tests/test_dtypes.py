@@ -64,6 +64,8 @@ class Odd(LightningModule):
         self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
         self.unused = nn.Sequential(nn.Linear(4, 4))
         self.lent = nn.Linear(16, 1)
+        self.scripted = torch.jit.script(nn.Linear(16, 16))
+        self.quantized = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
         self.turned = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -72,7 +74,7 @@ class Odd(LightningModule):
             found = self.nested(Held(batch, {"ids": ids}), named=(batch.double(),))["sum"].float()
             for block in self.blocks:
                 found = block(found)
-        narrow, wide = self.scale(found), self.scale(found.float())
+        narrow, wide = self.scale(found), self.scale(self.scripted(found.float()))
         weight = self.lent.weight
         loss = nn.functional.linear(wide + narrow, weight).pow(2).mean() + self.turned.abs().sum()
         return nn.functional.mse_loss(loss, torch.zeros(()))
@@ -81,7 +83,7 @@ class Odd(LightningModule):
         return self.training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
 
 def noted(module, tmp_path, batches=None, make=quiet_trainer, **flags):
@@ -121,9 +123,10 @@ def test_a_module_called_with_several_dtypes_has_a_call_for_each(odd):
 
 def test_what_never_ran_is_listed_and_what_others_use_is_told_apart(odd):
     _, record, modules = odd
-    assert record.unused_modules == ["unused", "unused.0", "lent"]
+    assert record.unused_modules == ["unused", "unused.0"]
     assert modules["unused.0"].reason == "never ran"
     assert modules["lent"].reason == "not called, but its parameters have gradients: another module uses them"
+    assert modules["scripted"].reason == "TorchScript: no hook sees its calls"
     assert "blocks" not in modules
 
 
@@ -139,8 +142,9 @@ def test_casts_of_the_code_and_of_promotion_are_no_autocasts(odd):
     assert record.autocast_dtype == "bfloat16"
 
 
-def test_complex_parameters_have_complex_gradients(odd):
+def test_complex_parameters_have_complex_gradients_and_float8_ones_are_told(odd):
     found = tensors(odd[1])
+    assert found["parameters"]["float8_e4m3fn"] == 1
     assert found["parameters"]["complex64"] == found["gradients"]["complex64"] == 1
     assert found["loss"] == {"float32": 1}
 

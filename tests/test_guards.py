@@ -240,6 +240,21 @@ def test_skipped_steps_are_counted_in_the_window_only():
     assert _judge(_plant(run, "precision", "bf16-mixed"), steps, "skipped_steps").status == "n/a"
 
 
+def test_a_window_in_which_fp16_always_overflowed_fails_and_says_since_when():
+    run, steps = _healthy()
+    in_window = [step for step in steps if step["stage"] == "window"]
+    for step in in_window:
+        step["is_skipped"] = True
+    guard = _judge(run, steps, "skipped_steps")
+    assert (guard.status, guard.value) == ("fail", 20)
+    assert guard.message == "fp16 gradients overflowed in all 20 steps of the window, and there is no step time"
+    for step in steps:
+        step["is_skipped"] = True
+    guard = _judge(run, steps, "skipped_steps")
+    assert "from the first step on: nothing was trained" in guard.message
+    assert f"halved {len(steps)} times" in guard.advice
+
+
 @pytest.mark.parametrize(
     ("device", "error", "status"),
     [("cuda", 0.0009, "pass"), ("cuda", -0.0011, "fail"), ("cpu", 0.0045, "pass"), ("cpu", -0.0055, "fail")],

@@ -9,6 +9,8 @@ from lmbench.precision import find_precision
 
 #: How many operators a module's reason names.
 _NAMED = 3
+NEVER_RAN = "never ran"
+UNSEEN = "TorchScript: no hook sees its calls"
 TAKES = "takes what it gets"
 _FLOATS = ("float", "bfloat", "complex")
 
@@ -67,9 +69,7 @@ def _device(device_type: str) -> str:
 def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_gradients: bool, has_children: bool) -> str:
     """Why a module returns what it returns: what decides it in the operators that it called itself."""
     if not was_called:
-        return (
-            "not called, but its parameters have gradients: another module uses them" if has_gradients else "never ran"
-        )
+        return "not called, but its parameters have gradients: another module uses them" if has_gradients else NEVER_RAN
     if not operators:
         return "what its modules return" if has_children else "calls no operator"
     told: dict[str, list[str]] = {}
@@ -136,7 +136,7 @@ def gradient_reason(gradients: Collection[str], parameters: Collection[str], sca
 def state_reason(state: Collection[str], parameters: Collection[str], mode: str) -> str:
     """Why the optimizer's state has its dtypes."""
     if not state:
-        return "no optimizer's step" if mode != "train_step" else "the optimizer keeps none"
+        return "no optimizer's step" if mode != "train_step" else "the optimizer holds none"
     foreign = [dtype for dtype in state if dtype not in parameters]
     told = "made like the parameters"
     return told if not foreign else f"{told}; {', '.join(foreign)}: the optimizer's own choice"

@@ -14,7 +14,7 @@ from lmbench.dtypes.recorded import NotedCall, NotedOperator
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, paths
+from lmbench.report.table import Entry, Table, fact, generated, numbers, paths
 from lmbench.report.table import words as word_headings
 from lmbench.report.units import whole
 
@@ -74,7 +74,7 @@ def closing(found: Sequence[Findings]) -> list[Line]:
     only, lines = found[0], []
     if unused := only.record.unused_modules:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        lines.append(("unused", f"{len(unused)} modules never ran: {', '.join(unused[:5])}{more}"))
+        lines.append(("never ran", f"{', '.join(unused[:5])}{more}"))
     if differing := [row.name for row in tensor_rows(only) if row.published and row.published != row.dtypes]:
         where = "" if only.notes.device_type == "cuda" else "; the published runs had CUDA's autocast lists"
         lines.append(("published", f"differs in {', '.join(differing)}{where}"))
@@ -104,6 +104,8 @@ def side_by_side(found: Sequence[Findings]) -> Table:
         columns.append(column)
     names = dict.fromkeys(name for column in columns for name in column)
     titles = [each.title for each in found]
+    if len(set(titles)) < len(titles):
+        titles = [f"{each.run.run_id}: {each.title}" for each in found]
     rows = [[fact(name), *(fact(column.get(name, "")) for column in columns)] for name in names]
     return Table(
         "Dtypes side by side", "tensors, and what modules return", [*paths("of"), *word_headings(*titles)], rows
@@ -119,7 +121,7 @@ def module_table(found: Findings) -> Table:
     ]
     caption = "n modules are alike; each call with dtypes of its own has a row"
     headings = [
-        *paths("module"), *numbers("n"), *word_headings("class", "weights"),
+        *paths("module"), *numbers("n"), *generated("class"), *word_headings("weights"),
         *paths("gets", "returns", "why"),
     ]  # fmt: skip
     return Table("Modules", caption, headings, rows)

@@ -46,8 +46,10 @@ MAX_MARKED_MODULES = 256
 
 def block_modules(module: nn.Module) -> list[nn.Module]:
     """The modules whose ends are marked: the members of every list of modules, else the children of the first module
-    that has more than one child; then everything beside them on the way down (embedding, head)."""
-    return list(dict.fromkeys(_walk(module)))[:MAX_MARKED_MODULES]
+    that has more than one child; then everything beside them on the way down (embedding, head). TorchScript's modules
+    take no hooks."""
+    found = dict.fromkeys(each for each in _walk(module) if not isinstance(each, torch.jit.ScriptModule))
+    return list(found)[:MAX_MARKED_MODULES]
 
 
 def _walk(module: nn.Module) -> Iterator[nn.Module]:

@@ -79,7 +79,8 @@ class ModuleRanges:
         self._handles: list[RemovableHandle] = []
         self.classes: dict[str, str] = {}
         for name, child in module.named_modules():
-            if name:
+            # TorchScript's modules take no hooks.
+            if name and not isinstance(child, torch.jit.ScriptModule):
                 self._watch(name, child)
 
     def _watch(self, name: str, module: nn.Module) -> None:

@@ -103,14 +103,25 @@ def first_loss(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
 
 
 def skipped_steps(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
-    """Warns if the fp16 scaler skipped updates in the window; they are left out of every statistic."""
+    """Warns if the fp16 scaler skipped updates in the window, which are left out of every statistic; fails if it did so
+    with all."""
     name = "skipped_steps"
     precision = find_precision(str(run.precision))
     if precision is None or not precision.has_scaler:
         return not_applicable(name, "no gradient scaler at this precision")
     window = select_window(steps)
     count = window.skipped_count
-    message = f"the scaler skipped {count} of {count + len(window.used) + window.short_count} steps of the window"
+    total = count + len(window.used) + window.short_count
+    if count == total > 0:
+        before = [step for step in steps if step.stage == "warmup" and _is_own(run, step)]
+        since = ", from the first step on: nothing was trained" if all(step.is_skipped for step in before) else ""
+        message = f"fp16 gradients overflowed in all {total} steps of the window{since}, and there is no step time"
+        advice = (
+            f"Use bf16-mixed, or a smaller loss; or warm up for longer, if the loss scale has only to settle (it was "
+            f"halved {count + sum(bool(step.is_skipped) for step in before)} times so far)."
+        )
+        return Guard(name, "fail", count, 0, "count", message, advice)
+    message = f"the scaler skipped {count} of {total} steps of the window"
     advice = "Warm up for longer, so that the loss scale settles before the window."
     return at_most(name, count, 0, "count", message, advice=advice)
 

@@ -47,6 +47,11 @@ def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dict(Counter(name_of(tensor.dtype) for tensor in tensors).most_common())
 
 
+def takes_hooks(module: nn.Module) -> bool:
+    """Whether a module's calls can be seen; those of TorchScript's cannot."""
+    return not isinstance(module, torch.jit.ScriptModule)
+
+
 class _Call:
     """One call: what went in and came out, and what gradients came back."""
 
@@ -72,7 +77,7 @@ class ModuleWatch:
         self._open: dict[str, list[_Call]] = {}
         self._handles: list[RemovableHandle] = []
         for path, child in module.named_modules():
-            if path:
+            if path and takes_hooks(child):
                 self._calls[path], self._open[path] = [], []
                 self._watch(path, child)
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmbench.dtypes.reasons import (
+    NEVER_RAN,
+    UNSEEN,
     batch_reason,
     buffer_reason,
     gradient_reason,
@@ -23,7 +25,7 @@ from lmbench.dtypes.reasons import (
 )
 from lmbench.dtypes.recorded import DtypeNotes, NotedModule, NotedOperator
 from lmbench.dtypes.recording.autocast import Asking, listed, name_of
-from lmbench.dtypes.recording.modules import ModuleWatch, counted, tensors_in
+from lmbench.dtypes.recording.modules import ModuleWatch, counted, takes_hooks, tensors_in
 from lmbench.dtypes.recording.operators import OperatorCall, OperatorRecording
 from lmbench.records.dtypes import NotedTensors
 
@@ -74,8 +76,9 @@ class StepDtypes:
         }
 
     def note_loss(self, outputs: Any) -> None:
-        """Of what a step returned."""
-        self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        """Of what a step returned, or of what its backward began with."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._loss = self._loss if loss is None else loss
 
     def stop(self) -> None:
         """Take the instruments away."""
@@ -106,7 +109,7 @@ class StepDtypes:
         return Findings(
             autocast_dtype=None if lower is None else name_of(lower),
             tensors=kinds,
-            unused_modules=[each.path for each in modules if not each.calls and each.path],
+            unused_modules=[each.path for each in modules if each.reason == NEVER_RAN],
             notes=DtypeNotes(torch=str(torch.__version__), device_type=self._device.type, modules=modules),
         )
 
@@ -120,21 +123,18 @@ class StepDtypes:
     def _noted_modules(self, operators: Mapping[str, list[NotedOperator]]) -> list[NotedModule]:
         calls, found = self._watch.calls(), []
         for path, module in self._module.named_modules():
-            own = list(module.named_parameters(recurse=False))
-            called, children = calls.get(path, []), list(module.children())
-            if path and type(module).forward is nn.Module.forward and not own:
-                # A list of modules, which nobody calls.
-                continue
-            if not path and not operators.get(""):
+            own, called = list(module.named_parameters(recurse=False)), calls.get(path, [])
+            if (path and not own and not called and not _has_forward(module)) or not (path or operators.get("")):
+                # A list of modules, which nobody calls; a step without code of its own.
                 continue
             has_gradients = any(_join(path, name) in self._gradients for name, _ in module.named_parameters())
+            has_children = next(module.children(), None) is not None
+            reason = module_reason(operators.get(path, []), bool(called) or not path, has_gradients, has_children)
             found.append(
                 NotedModule(
                     path=path,
                     class_name=type(module).__name__,
-                    reason=module_reason(
-                        operators.get(path, []), bool(called) or not path, has_gradients, bool(children)
-                    ),
+                    reason=reason if takes_hooks(module) else UNSEEN,
                     parameters=counted(parameter for _, parameter in own),
                     buffers=counted(buffer for _, buffer in module.named_buffers(recurse=False)),
                     calls=called,
@@ -165,6 +165,8 @@ def _noted(call: OperatorCall, count: int, asking: Asking, device_type: str) -> 
         )
     rule = asking.rule(call.name)
     gives = asking.gives(call.name, floating, call.ran_on is not None)
+    if gives is None and rule in ("lower", "float32") and call.ran_on is not None:
+        gives = "float32" if rule == "float32" else next(filter(is_floating, call.ran_on), None)
     other = _OTHER_DEVICES.get(device_type, "")
     other_has = other if call.name in listed(other) else None
     reason = operator_reason(call.inputs, call.ran_on, gives, rule, device_type, other_has)
@@ -183,6 +185,11 @@ def _logits(loss: NotedOperator, beside: list[NotedOperator]) -> NotedTensors:
 def _is_loss(name: str) -> bool:
     plain = plain_name(name)
     return plain.endswith("_loss") or "cross_entropy" in plain or plain.startswith(("nll_loss", "kl_div"))
+
+
+def _has_forward(module: nn.Module) -> bool:
+    # TorchScript's classes have none to look at.
+    return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -44,7 +44,8 @@ class Ledger:
     def watch(self) -> None:
         """Look at what modules return, until `close`."""
         for name, child in self._module.named_modules():
-            if name:
+            # TorchScript's modules take no hooks.
+            if name and not isinstance(child, torch.jit.ScriptModule):
                 self._handles.append(child.register_forward_hook(self._watcher(name)))
 
     def close(self) -> None:
