@@ -179,6 +179,18 @@ def test_every_time_and_memory_of_a_whole_pass_is_loaded() -> None:
     assert len(found) == 2 * (20 + 40) + 20 - 1
 
 
+def test_csv_has_published_figures_in_si_under_the_columns_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = write_attention(tmp_path, [1024, 4096], [64], repeats=1)
+    assert main(["report", str(home), "--reference", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    (row,) = [row for row in rows if (row["context"], row["attention"], row["compile"]) == ("4096", "naive", EAGER)]
+    label = "reference 001 first table, GPU unstated"
+    assert float(row[f"{label}: forward_s"]) == 0.00265901
+    assert float(row[f"{label}: {BEFORE_BACKWARD}"]) == 1.11719 * 2**30
+
+
 # the fastest
 
 

@@ -16,7 +16,7 @@ from lmbench.report.units import GIB, PERCENT, Unit
 
 #: Forward passes' worth of FLOPs in each pass: backward has two products for each one of forward.
 _WORK: Mapping[Span, int] = {"forward": 1, "backward": 2}
-_RATE = Unit("TFLOP/s", 1e-12, lambda value: f"{value * 1e-12:.{1 if value >= 1e13 else 2}f}")
+_RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
 _RATIO = Unit("", 1.0, "{:.2f}".format)
 
 #: The allocator rounds what it asks the device for up to this (c10/cuda/CUDACachingAllocator.h, kRoundLarge).

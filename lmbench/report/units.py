@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ def gib_number(size_bytes: float | None) -> str:
         return MISSING
     value = size_bytes / 2**30
     if 0 < abs(value) < 0.01:
-        return f"{value:.2g}"
+        return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
     return f"{value:.{3 if abs(value) < 1 else 2}f}"
 
 
