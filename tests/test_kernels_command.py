@@ -18,6 +18,7 @@ from lmbench.commands.kernels import run
 from lmbench.instruments.ranges import ModuleRanges
 
 DATA = Path(__file__).parent / "trace_data"
+GOLDEN = Path(__file__).parent / "golden"
 COMPILED, INFERENCE = str(DATA / "small_bf16_compiled"), str(DATA / "small_fp32_inference")
 
 
@@ -33,13 +34,31 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("folder", [COMPILED, INFERENCE])
 def test_the_screen_needs_eighty_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
-    lines = shown(capsys, folder).splitlines()
+    lines = shown(capsys, folder, "--all").splitlines()
     assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
     assert not any(line != line.rstrip() for line in lines)
 
 
+@pytest.mark.parametrize("folder", [path.parent.name for path in sorted(DATA.glob("*/trace.json.gz"))])
+def test_the_first_screen_is_the_answer(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    text = shown(capsys, str(DATA / folder / "trace.json.gz"))
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    # Tables follow by name, without the answer, or all of them after it.
+    assert "tables     phases, kinds" in text
+    clocks = shown(capsys, str(DATA / folder / "trace.json.gz"), "--table", "clocks")
+    assert clocks.splitlines()[1].startswith("Clocks: ")
+    assert all(line in shown(capsys, str(DATA / folder / "trace.json.gz"), "--all") for line in lines[:-2])
+
+
+def test_the_first_screen_is_what_it_was_found_right(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
+    assert shown(capsys, COMPILED) == expected
+
+
 def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, INFERENCE)
+    text = shown(capsys, INFERENCE, "--all")
     for words in (
         "1,102 kernels, 2 steps", "81.3 % of inference", "Kernel time by phase", "Kernel time by kind",
         "Kernel time by part", "Top kernels of forward", "Clocks", "Launches", "Inside attention", "forward    queued",
@@ -52,7 +71,7 @@ def test_the_screen_tells_all_that_the_issue_asks_for(capsys: pytest.CaptureFixt
 def test_the_head_says_in_a_line_whether_the_trace_is_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "\ncomplete   1,518 kernels, each with its launch, none before it\n" in shown(capsys, COMPILED)
+    assert "\ncomplete   1,518 kernels, each with its launch, none before it\n" in shown(capsys, COMPILED, "--all")
     trace = HandWritten()
     trace.phase("forward", 0, 1_000)
     for number, (launched, started) in enumerate(((10, 50), (20, 15), (30, 90)), start=1):
@@ -60,7 +79,7 @@ def test_the_head_says_in_a_line_whether_the_trace_is_complete(
         trace.kernel(number, "kernel", started, 4)
     trace.launch(4, 100)
     trace.kernel(None, "kernel", 200, 4)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
     assert "incomplete 4 kernels, 1 without launch, 1 launch without kernel, 1 up to" in text
     assert "5.0 us before it" in " ".join(text.split())
 
@@ -68,7 +87,7 @@ def test_the_head_says_in_a_line_whether_the_trace_is_complete(
 def test_launches_stand_beside_their_mean_queued_gap(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(shown(capsys, INFERENCE, "--json"))
     (clock,) = [one for one in record["clocks"]["phases"] if one["phase"] == "forward"]
-    table = shown(capsys, INFERENCE).partition("Launches: ")[2].partition("\n\n")[0]
+    table = shown(capsys, INFERENCE, "--table", "launches").partition("Launches: ")[2].partition("\n\n")[0]
     heading, _, *rows = table[table.index("phase  ") :].splitlines()
     (row,) = [row for row in rows if row.startswith("forward")]
     gap_us = float(dict(zip(heading.split(), row.split(), strict=False))["gap"])
@@ -76,7 +95,7 @@ def test_launches_stand_beside_their_mean_queued_gap(capsys: pytest.CaptureFixtu
     assert 0.5 < gap_us < 3
 
 
-@pytest.mark.parametrize("form", [[], ["--format", "markdown"], ["--format", "csv"]], ids=str)
+@pytest.mark.parametrize("form", [["--all"], ["--format", "markdown"], ["--format", "csv"]], ids=str)
 def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(
     form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +117,7 @@ def test_with_many_long_phases_the_screen_still_needs_eighty_columns(
         trace.phase(phase, 1_000 * number, 1_000)
         trace.launch(number, 1_000 * number + 10)
         trace.kernel(number, f"gemm_{phase}", 1_000 * number + 50, 900 - 100 * number)
-    lines = shown(capsys, str(trace.write(tmp_path / "t.json"))).splitlines()
+    lines = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all").splitlines()
     assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
     assert any("optimizer within all only" in line for line in lines)
 
@@ -110,9 +129,9 @@ def test_parts_are_not_shown_where_most_of_them_are_unknown(tmp_path: Path, caps
     for number, (name, duration) in enumerate(kernels, start=1):
         trace.launch(number, 1_000 * number)
         trace.kernel(number, name, 1_000 * number + 50, duration)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
     assert "Kernel time by part" not in text
-    told = " ".join(text.partition("parts ")[2].partition("\n\n")[0].split())
+    told = " ".join(text.partition("\nparts ")[2].split())
     assert told.startswith("not shown: the trace has no ranges of modules")
     assert "14.0 % of kernel time" in told
     assert "unclassified" not in text
@@ -132,7 +151,7 @@ def test_a_forward_pass_that_nothing_tells_is_said_to_be_outside(
 
 
 def test_top_sets_the_number_of_kernels_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, INFERENCE, "--top", "3")
+    text = shown(capsys, INFERENCE, "--top", "3", "--table", "kernels")
     table = text.partition("Top kernels of forward")[2].partition("\n\n")[0]
     rows = table.split("─\n")[1].splitlines()
     assert len(rows) == 4
@@ -178,7 +197,7 @@ def test_a_cpu_trace_gives_operators_and_says_that_they_are_no_kernels(
     x = torch.randn(16_384, 64)
     net(x)
     path = record_steps(tmp_path / "t.json", lambda: net(x).sum(), torch.optim.SGD(net.parameters(), 0.1))
-    text = shown(capsys, str(path))
+    text = shown(capsys, str(path), "--all")
     assert "no kernels in this trace" in text
     for phase, operator in (("forward", "aten::addmm"), ("backward", "aten::mm"), ("optimizer", "aten::add_")):
         table = text.partition(f"Top operators of {phase}")[2].partition("\n\n")[0]
@@ -200,7 +219,7 @@ def test_a_trace_of_other_origin_says_where_its_phases_come_from(
     trace.launch(2, 60)
     trace.kernel(1, "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<int>(int)", 20, 5)
     trace.kernel(2, "mystery", 70, 5)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")))
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
     assert "not recorded by lmbench" in text
     assert "steps unknown" in text
     assert "WARN" in text
@@ -218,6 +237,9 @@ def test_a_trace_of_other_origin_says_where_its_phases_come_from(
         ([INFERENCE, "--format", "html"], "invalid choice"),
         ([INFERENCE, "--json", "--format", "csv"], "not allowed with"),
         ([INFERENCE, "--wat"], "unknown option"),
+        ([INFERENCE, "--table", "clock,parts"], "choose among phases, kinds, parts"),
+        ([INFERENCE, "--table", "clocks", "--all"], "--all has every table"),
+        ([INFERENCE, "--table", "clocks", "--json"], "other forms of output have everything"),
     ],
     ids=str,
 )

@@ -254,7 +254,7 @@ def test_shares_are_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> No
     assert (percent(0.1234), percent(-0.00001), percent(None)) == ("12.3 %", "0.0 %", "-")
     folders = [str(DATA / name) for name in ("small_fp32_inference", "small_bf16_compiled")]
     for words in (
-        ["kernels", folders[0]],
+        ["kernels", folders[0], "--all"],
         ["compare", "--kernels", *folders],
         ["kernels", folders[1], "--format", "markdown"],
     ):

@@ -187,7 +187,7 @@ def full_run(folder: Path) -> Path:
 def test_the_command_shows_it_and_json_has_it(tmp_path: Path, capsys: Any) -> None:
     run = full_run(tmp_path / "run")
     (tmp_path / "ceiling_NVIDIA_H200.json").write_text(json.dumps(ceiling_record()))
-    assert main(["kernels", str(run)]) == 0
+    assert main(["kernels", str(run), "--all"]) == 0
     out = capsys.readouterr().out
     assert "matmul forward  13.45  534 GFLOP" in out
     assert "78.2 %" in out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trace_events import AUTOGRAD, HandWritten
 
-from lmbench.kernels.tables import to_markdown
+from lmbench.kernels.shown import to_markdown
 from lmbench.kernels.trace.findings import as_record, examine, summarize
 
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader
 from trace_events import AUTOGRAD, HandWritten
 
-from lmbench.kernels.tables import to_markdown
+from lmbench.kernels.shown import to_markdown
 from lmbench.kernels.trace.events import NONE
 from lmbench.kernels.trace.findings import as_record, examine, summarize
 from lmbench.kernels.trace.kernels import Trace, load_trace

@@ -12,7 +12,7 @@ from plain_sums import plain_sums
 from test_trace_clocks import clock, clocks_of
 from trace_events import HandWritten
 
-from lmbench.kernels.tables import to_markdown
+from lmbench.kernels.shown import to_markdown
 from lmbench.kernels.trace.clocks import phase_clocks
 from lmbench.kernels.trace.findings import examine, summarize
 from lmbench.kernels.trace.kernels import load_trace

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode
+from lmbench.report.chosen import add_options, chosen_of
 from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Shows where the device's time goes, from a trace: kernels, their kinds and the parts of
 the model they work for, by phase; the device's and the host's clocks side by side, with
-a verdict; and what is inside attention. RUN is a result recorded with
+a verdict; and what is inside attention. The answer comes first: a verdict on each phase
+and what to do, and what takes most; tables follow by name. RUN is a result recorded with
 `lmbench fit ... --trainer.profiler kernels`; TRACE is any trace of torch.profiler's
 (.json, .json.gz; at most 2 GiB unpacked), lmbench's or not. A trace of a CPU has no
 kernels; its operators are shown instead. Needs no GPU and no PyTorch."""
@@ -32,14 +34,17 @@ def run(args: list[str]) -> int:
         metavar="FILE",
         help="a record of `lmbench ceiling` (by default one of the same GPU beside the results)",
     )
+    add_options(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or every kernel as CSV")
     options = parser.parse_args(args[1:])
+    chosen = chosen_of(options, options.json, options.format)
     # Help does not wait for these.
     from lmbench.kernels.ceiling import find_ceiling
     from lmbench.kernels.roofline import roofline, roofline_record
-    from lmbench.kernels.tables import print_findings, to_csv, to_markdown
+    from lmbench.kernels.shown import print_findings, to_markdown
+    from lmbench.kernels.tables import to_csv
     from lmbench.kernels.trace.findings import as_record, examine
     from lmbench.report.screen import make_console
 
@@ -53,7 +58,7 @@ def run(args: list[str]) -> int:
     elif options.format == "markdown":
         sys.stdout.write(to_markdown(found, options.top, roof))
     else:
-        print_findings(found, options.top, roof, make_console())
+        print_findings(found, options.top, roof, chosen, make_console())
     return ExitCode.OK
 
 

@@ -191,7 +191,7 @@ def roofline_table(found: Roofline) -> Table:
         "ms of its kernels per step; least work that it needs; attained: that work by the time, and its share of "
         "the datasheet's rate and of what `lmbench ceiling` measured, burst and sustained"
     )
-    return Table("Roofline", caption, headings, [_row(row) for row in found.rows])
+    return Table("Roofline", caption, headings, [_row(row) for row in found.rows], name="roofline")
 
 
 def _row(row: Attained) -> list[Entry]:

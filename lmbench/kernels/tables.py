@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from lmbench.kernels.roofline import Roofline, roofline_lines, roofline_table
+from lmbench.kernels.roofline import Roofline, roofline_table
 from lmbench.kernels.trace.clocks import DeviceTime
-from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings, kernel_record
 from lmbench.kernels.trace.kinds import KINDS, UNCLASSIFIED
 from lmbench.kernels.trace.parts import part_order
-from lmbench.kernels.trace.phases import NO_PHASE, OUTSIDE
+from lmbench.kernels.trace.phases import NO_PHASE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
 from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
@@ -27,7 +25,6 @@ from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
-from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 
 # Phases with less of the step's kernel time have no column of their own, and no more of the longest than this.
@@ -81,16 +78,6 @@ def _items(lines: Iterable[Line]) -> list[str]:
     return found
 
 
-def print_findings(found: Findings, top: int, roof: Roofline | None, console: Console) -> None:
-    """Print all tables."""
-    print_all(head(found), tables(found, top, roof), closing(found, roof), console)
-
-
-def to_markdown(found: Findings, top: int, roof: Roofline | None) -> str:
-    """The same as Markdown."""
-    return all_as_markdown(head(found), tables(found, top, roof), closing(found, roof))
-
-
 def to_csv(found: Findings) -> str:
     """Every kernel of every phase, a row each, in SI units; of a trace without kernels its operators."""
     stream = io.StringIO()
@@ -114,7 +101,7 @@ def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
     if not found.has_kernels:
         return operator_tables(found, top)
     made = [phase_table(found), share_table(found, "kind", lambda share: share.kinds_s, KINDS.index)]
-    if _shows_parts(found):
+    if shows_parts(found):
         made.append(share_table(found, "part", lambda share: share.parts_s, part_order))
     made += kernel_tables(found, top)
     if found.annotations.rows:
@@ -130,62 +117,7 @@ def tables(found: Findings, top: int, roof: Roofline | None) -> list[Table]:
     return made
 
 
-def head(found: Findings) -> list[Line]:
-    """What was recorded."""
-    lines = [("trace", str(found.path))]
-    if found.run is not None:
-        lines.append(("run", run_line(found.run)))
-    if not found.has_kernels:
-        return [*lines, *_source(found), ("note", f"no kernels in this trace: {found.why_no_kernels}; {_OPERATORS}")]
-    steps = f"{found.steps} step{'s' if found.steps > 1 else ''}" if found.has_step_count else "steps unknown"
-    count = found.completeness
-    captured = f"{milliseconds(found.captured_s)} ms in {_counted(count.kernels, 'kernel')}, {steps}"
-    told = [("captured", captured), *_device(found), _completeness(count), ("matmul", _matmul(found))]
-    return [*lines, *told, *_source(found), *_parts(found)]
-
-
-def _device(found: Findings) -> list[Line]:
-    """How much of each device's time was idle, and for what; and its communication."""
-    lines: list[Line] = []
-    per = " per step" if found.has_step_count else ""
-    devices = found.clocks.devices
-    for one in devices:
-        reasons = (
-            f"{percent(one.wait_fraction)} waiting for the host",
-            f"{percent(one.gap_fraction)} between queued kernels",
-            f"{percent(one.other_fraction)} other",
-        )
-        busy = f"busy {milliseconds(one.busy_s)} of {milliseconds(one.window_s)} ms{per}"
-        idle = f"{busy}, idle {percent(one.idle_fraction)}: {', '.join(reasons)}"
-        if abs((one.idle_fraction or 0.0) - one.idle_within_fraction) > _SAME_IDLE_FRACTION:
-            idle += f"; idle between its first kernel and its last {percent(one.idle_within_fraction)}"
-        lines.append(("device" if len(devices) == 1 else f"device {one.device}", idle))
-        if one.comm_s:
-            hidden = f"{milliseconds(one.comm_overlapped_s)} ms beside kernels that compute"
-            exposed = f"{milliseconds(one.comm_exposed_s)} ms exposed"
-            lines.append(("", f"communication {milliseconds(one.comm_s)} ms{per}, {hidden}, {exposed}"))
-    return lines
-
-
-def _completeness(count: Completeness) -> Line:
-    """Whether launches and kernels belong together, in one line."""
-    alone = count.kernels_without_launch
-    told = [_counted(count.kernels, "kernel"), f"{alone:,} without launch" if alone else "each with its launch"]
-    if count.launched_before:
-        told.append(f"{count.launched_before:,} of them launched before the trace began")
-    if count.launches_without_kernel:
-        told.append(f"{_counted(count.launches_without_kernel, 'launch', 'launches')} without kernel")
-    if count.captured_launches:
-        told.append(f"{_counted(count.captured_launches, 'launch', 'launches')} into a graph")
-    if count.empty_fills:
-        told.append(f"{_counted(count.empty_fills, 'fill')} of no bytes")
-    early = f"{count.kernels_before_launch:,} up to {count.worst_early_s * 1e6:,.1f} us before it"
-    told.append(early if count.kernels_before_launch else "none before it")
-    is_whole = not (alone or count.launches_without_kernel or count.kernels_before_launch)
-    return "complete" if is_whole else "incomplete", ", ".join(told)
-
-
-def _counted(number: int, word: str, several: str | None = None) -> str:
+def counted(number: int, word: str, several: str | None = None) -> str:
     return f"{number:,} {word if number == 1 else several or f'{word}s'}"
 
 
@@ -200,69 +132,15 @@ def run_line(run: RunRecord) -> str:
     return ", ".join(one for one in (*named, shape, precision, compiled, device or "CPU") if one)
 
 
-def _matmul(found: Findings) -> str:
-    named = {name if name != "step" else _whole(found): share for name, share in found.matmul_fractions.items()}
-    shares = [f"{percent(share)} of {name}" for name, share in named.items()]
-    text, other = ", ".join(shares), found.step.top_other
-    if other is not None:
-        text += f"; top other kernel {shortened(other.short_name, KERNEL_WIDTH)}, {percent(other.share_fraction)}"
-    return text
-
-
-def _whole(found: Findings) -> str:
+def whole_name(found: Findings) -> str:
     """What all phases and what is outside of them are together."""
     return "step" if found.has_step_count else "all"
 
 
-def _source(found: Findings) -> list[Line]:
-    if found.phase_source == "foreign":
-        told = "not recorded by lmbench: by the ranges of Lightning and PyTorch"
-        if inferred := " and ".join(found.inferred_phases):
-            told = f"{inferred} inferred from what autograd runs, the others by the ranges of Lightning and PyTorch"
-        present = {share.phase for share in found.phases} | found.operators.keys()
-        if OUTSIDE in present and "forward" not in present:
-            untold = "forward: it is outside" if "backward" in present else "forward and backward: they are outside"
-            told += f"; nothing in the trace tells {untold}"
-        return [("phases", told)]
-    if found.phase_source == "none":
-        return [("phases", "the trace shows no ranges of phases and no backward pass: everything is outside")]
-    return []
-
-
-def _parts(found: Findings) -> list[Line]:
-    if not _shows_parts(found):
-        unknown = percent(found.step.parts_s.get(UNCLASSIFIED, 0.0) / found.step.kernel_s)
-        why = "no range of a module" if found.has_modules else "the trace has no ranges of modules, and no operator"
-        return [("parts", f"not shown: {why} tells what {unknown} of kernel time is for")]
-    told = "the trace has no ranges of modules: only operators tell them, and what they do not tell is unclassified"
-    return [] if found.has_modules else [("parts", told)]
-
-
-def _shows_parts(found: Findings) -> bool:
+def shows_parts(found: Findings) -> bool:
     """Whether the part of enough kernel time is known."""
     computing_s = found.step.kernel_s - found.step.parts_s.get("comm", 0.0)
     return found.step.parts_s.get(UNCLASSIFIED, 0.0) <= (1 - _KNOWN_PARTS_FRACTION) * computing_s
-
-
-def closing(found: Findings, roof: Roofline | None) -> list[Line]:
-    """What must be said of the roofline, verdicts with their reasons and advice, then guards that did not pass."""
-    lines: list[Line] = roofline_lines(roof) if roof else []
-    for one in found.verdicts:
-        if one.verdict is None:
-            continue
-        lines.append((one.phase, f"{one.verdict}: {one.reason}"))
-        lines.append(("", one.advice))
-        if one.lag_verdict == one.verdict:
-            lines.append(("", f"the lag of the unprofiled steps agrees (smallest {milliseconds(one.min_lag_s)} ms)"))
-        elif one.lag_verdict:
-            lag = f"the lag of the unprofiled steps says {one.lag_verdict} (smallest {milliseconds(one.min_lag_s)} ms)"
-            lines.append(("", f"{lag}; {one.agreement}"))
-    for guard in not_passed(found.guards):
-        lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
-    if found.guards:
-        tally = Counter(guard.status for guard in found.guards)
-        lines.append(("guards", ", ".join(f"{count} {status}" for status, count in tally.items())))
-    return lines
 
 
 def not_passed(guards: Iterable[Guard]) -> list[Guard]:
@@ -281,7 +159,7 @@ def phase_table(found: Findings) -> Table:
     headings = [*generated("phase"), *numbers("ms", "share", "kernels", "matmul")]
     headings += [*generated("top kernel but matmul"), *numbers("")]
     unit = "per step" if found.has_step_count else "in the whole trace (its number of steps is unknown)"
-    return Table("Kernel time by phase", f"sum of kernels, ms and number {unit}", headings, rows)
+    return Table("Kernel time by phase", f"sum of kernels, ms and number {unit}", headings, rows, name="phases")
 
 
 def _phase_row(found: Findings, share: PhaseShares) -> list[Entry]:
@@ -312,11 +190,11 @@ def share_table(
     rows = [
         [fact(name), *(_time_and_share(sums(share).get(name), share, found) for share in columns)] for name in names
     ]
-    headings = [*generated(axis), *numbers(*(_whole(found) if one is found.step else one.phase for one in columns))]
+    headings = [*generated(axis), *numbers(*(whole_name(found) if one is found.step else one.phase for one in columns))]
     caption = "ms per step and share of the phase" if found.has_step_count else "ms and share of the phase"
     if shorter := [share.phase for share in long if share not in longest]:
-        caption += f"; {' and '.join(shorter)} within {_whole(found)} only"
-    return Table(f"Kernel time by {axis}", caption, headings, rows)
+        caption += f"; {' and '.join(shorter)} within {whole_name(found)} only"
+    return Table(f"Kernel time by {axis}", caption, headings, rows, name=f"{axis}s")
 
 
 def _time_and_share(seconds: float | None, share: PhaseShares, found: Findings) -> Entry:
@@ -327,7 +205,7 @@ def _time_and_share(seconds: float | None, share: PhaseShares, found: Findings) 
 
 def kernel_tables(found: Findings, top: int) -> list[Table]:
     """The longest kernels of every phase that takes some time, and what is outside; the rest of each in one row."""
-    has_parts = _shows_parts(found)
+    has_parts = shows_parts(found)
     headings = [*generated("kernel", "kind", *(["part"] if has_parts else [])), *numbers("ms", "share", "n", "us")]
     made = []
     for share in found.phases:
@@ -346,7 +224,7 @@ def kernel_tables(found: Findings, top: int) -> list[Table]:
         caption = "ms and number n per step" if found.has_step_count else "ms and number n in the whole trace"
         caption += ", us each"
         caption += "; the part with most of its time (+ number of other parts)" if has_parts else ""
-        made.append(Table(f"Top kernels of {share.phase}", caption, headings, rows))
+        made.append(Table(f"Top kernels of {share.phase}", caption, headings, rows, name="kernels"))
     return made
 
 
@@ -369,7 +247,7 @@ def annotation_table(found: Findings, top: int) -> Table:
         for row in rows[:top]
     ]
     if rest := rows[top:]:
-        label = _counted(len(rest), "more annotation")
+        label = counted(len(rest), "more annotation")
         own_s, calls = sum(row.own_s for row in rest), sum(row.calls for row in rest)
         shown_rows.append([fact(label), *map(Entry, _annotation(found, calls, None, own_s, None))])
     if found.annotations.none_s:
@@ -382,7 +260,7 @@ def annotation_table(found: Findings, top: int) -> Table:
         f"ranges of the program itself (record_function); ms and numbers {unit}; ms: kernels launched within, own: "
         "without annotations inside, share: own of all kernels"
     )
-    return Table("Kernel time by annotation", caption, headings, shown_rows)
+    return Table("Kernel time by annotation", caption, headings, shown_rows, name="annotations")
 
 
 def _annotation(
@@ -411,7 +289,7 @@ def clock_table(found: Findings) -> Table:
         parts = [Entry(milliseconds(value)) for value in _parts_of(found.clocks.whole)]
         rows.append([fact("all"), Entry(""), *parts, Entry(""), Entry("")])
     headings = [*generated("phase"), *numbers("events", "window", "busy", "gaps", "waits", "other", "host", "lag")]
-    return Table("Clocks", _clock_caption(found), headings, rows)
+    return Table("Clocks", _clock_caption(found), headings, rows, name="clocks")
 
 
 def _parts_of(time: DeviceTime) -> tuple[float, ...]:
@@ -451,7 +329,7 @@ def communication_table(found: Findings) -> Table:
         "compute: beside kernels that are no communication and no copies; exposed: the rest; overlap: share beside "
         "compute; of all: exposed share of the device's time"
     )
-    return Table("Communication", caption, headings, rows)
+    return Table("Communication", caption, headings, rows, name="communication")
 
 
 def launch_table(found: Findings) -> Table:
@@ -481,7 +359,7 @@ def launch_table(found: Findings) -> Table:
         "done; waits: share of the window in which the device waits for the host; trace, lag: verdicts of the trace "
         "and of the unprofiled steps' lag"
     )
-    return Table("Launches", caption, headings, rows)
+    return Table("Launches", caption, headings, rows, name="launches")
 
 
 def attention_table(found: Findings) -> Table:
@@ -497,7 +375,7 @@ def attention_table(found: Findings) -> Table:
         "ms per step; matmul: the matrix products in scores and values; ratios are softmax to matmul; FLOPs per score: "
         "softmax 5 forward and 4 backward, products 4 head_dim and 8 head_dim"
     )
-    return Table("Inside attention", caption, headings, rows)
+    return Table("Inside attention", caption, headings, rows, name="attention")
 
 
 def operator_tables(found: Findings, top: int) -> list[Table]:
@@ -516,7 +394,6 @@ def operator_tables(found: Findings, top: int) -> list[Table]:
             for row in of_phase[:top]
         ]
         unit = "per step" if found.has_step_count else "in the whole trace"
-        made.append(
-            Table(f"Top operators of {phase}", f"time on the host without operators inside, {unit}", headings, rows)
-        )
+        caption = f"time on the host without operators inside, {unit}"
+        made.append(Table(f"Top operators of {phase}", caption, headings, rows, name="operators"))
     return made

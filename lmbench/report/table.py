@@ -47,7 +47,7 @@ class Entry:
 class Table:
     """A table with its caption, which names the device, what all rows share and which spread is shown.
 
-    With `has_total` the last row is what the others sum up to.
+    With `has_total` the last row is what the others sum up to. `name` is what `--table` calls it.
     """
 
     title: str
@@ -56,6 +56,7 @@ class Table:
     rows: list[list[Entry]]
     notes: list[str] = field(default_factory=list)
     has_total: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         self.title, self.caption = shown(self.title), shown(self.caption)
