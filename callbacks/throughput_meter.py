@@ -18,7 +18,8 @@ class ThroughputMeter(Observer):
     """Tokens per second, model FLOP/s, MFU, power and energy per token of the window.
 
     The module, or else its data module, tells the tokens by `tokens_per_batch(batch) -> int`, and the module its FLOPs
-    by `flops_per_token() -> FlopCount | int`. Without the first, tokens are null. Without the second, `lmbench fit`
+    by `flops_per_token() -> FlopCount | int`. Without the first, tokens are those of the batch's `input_ids`, or null.
+    Without the second, `lmbench fit`
     counts on a fake copy of the module when all steps are done; in a Trainer of your own FLOPs are null then, since
     the counter would run your `training_step` once more. Reasons are left beside the blanks.
 
@@ -37,15 +38,12 @@ class ThroughputMeter(Observer):
 
     def run_started(self) -> None:
         self._sensor = DeviceSensor(self.session.device)
-        if self._count_tokens is None:
-            data = self._trainer.datamodule  # type: ignore[attr-defined]
-            self.session.run.window.tokens_reason = why_no_tokens(self._module, data)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._count_tokens is not None and batch is not None:
-            tokens = self._count_tokens(batch)
+        tokens = None if batch is None else self._count_tokens(batch)
+        if tokens is not None:
             self.session.add_tokens(tokens)
             if self._sample is None and not self._tells_flops and not self.session.only_watches:
                 self._sample = batch, tokens
@@ -74,4 +72,7 @@ class ThroughputMeter(Observer):
         run = self.session.run
         run.window.tokens = self._tokens or None
         run.host_state = host_state(self._host_open, read_host())
+        if not self._tokens:
+            data = self._trainer.datamodule  # type: ignore[attr-defined]
+            run.window.tokens_reason = why_no_tokens(self._module, data)
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

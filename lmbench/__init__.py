@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lmbench.callbacks.kernel_profiler import KernelProfiler
     from lmbench.errors import UsageError
     from lmbench.fit.in_process import measure
+    from lmbench.model.hugging_face import HuggingFace
     from lmbench.runs import Run, load, to_frame
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 
 # What Python code uses, and where it is. Importing most of it brings torch, which most commands do without.
 _FOUND_IN = {
+    "HuggingFace": "lmbench.model.hugging_face",
     "AttentionLayer": "lmbench.model.attention_layer",
     "KernelProfiler": "lmbench.callbacks.kernel_profiler",
     "Run": "lmbench.runs",
@@ -28,7 +30,17 @@ _FOUND_IN = {
     "measure": "lmbench.fit.in_process",
     "to_frame": "lmbench.runs",
 }
-__all__ = ["AttentionLayer", "KernelProfiler", "Run", "UsageError", "__version__", "load", "measure", "to_frame"]
+__all__ = [
+    "AttentionLayer",
+    "HuggingFace",
+    "KernelProfiler",
+    "Run",
+    "UsageError",
+    "__version__",
+    "load",
+    "measure",
+    "to_frame",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -108,9 +108,9 @@ def counter_flops(
 def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any], Any]) -> set[str]:
     """Run the step on a fake copy of the module; return the names of foreign operators."""
     import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_map_only
 
     foreign: set[str] = set()
 
@@ -124,7 +124,8 @@ def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any]
     with FakeCopyMode(fake_mode):
         fake = copy.deepcopy(module, _shared(module))
     _silence(fake)
-    fake_batch = tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
+    # Also of a mapping that is no dict, as tokenizers make them.
+    fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
     with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
         step(fake, fake_batch)
     return foreign

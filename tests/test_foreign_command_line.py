@@ -365,8 +365,8 @@ def test_a_module_tells_its_own_tokens_and_flops(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Regression", "neither Regression nor Data has tokens_per_batch(batch)"),
-        ("OwnLoaders", "OwnLoaders has no tokens_per_batch(batch)"),
+        ("Regression", "neither Regression nor Data has tokens_per_batch(batch), and its batches hold no input_ids"),
+        ("OwnLoaders", "OwnLoaders has no tokens_per_batch(batch), and its batches hold no input_ids"),
     ],
 )
 def test_nobody_guesses_what_a_token_is(name, reason, tmp_path):

@@ -263,3 +263,10 @@ def test_a_mistake_is_an_exception_of_one_line(mistake):
     with pytest.raises(lmbench.UsageError, match=told) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+def test_attention_by_itself_gets_its_shape():
+    layer = lmbench.AttentionLayer(heads=2, head_dim=8, batch_size=3, context_length=16)
+    run = measure(layer, mode="forward_backward")
+    assert (run.record.data.batch_size, run.record.data.context_length) == (3, 16)
+    assert run.record.phases.backward.mean_s > 0

@@ -19,13 +19,14 @@ from lmbench.data.shapes import ShapeData
 from lmbench.errors import UsageError, suggest
 from lmbench.imports import import_named
 from lmbench.model.attention_layer import AttentionLayer
+from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 
 BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 #: What is taken where nothing is named.
 OWN: dict[str, type] = {"model": LanguageModel, "data": TokenData}
 #: lmbench's models, of which every line is known, and the data that each is measured on where none is named.
-OWN_DATA: dict[type, type] = {LanguageModel: TokenData, AttentionLayer: ShapeData}
+OWN_DATA: dict[type, type] = {LanguageModel: TokenData, AttentionLayer: ShapeData, HuggingFace: TokenData}
 
 
 def _path(named: type) -> str:
@@ -87,7 +88,7 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
     # The parser would hand what a default's and a named class's arguments have in common from one to the other.
     parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
     settings = parser.parse_object(given.clone())
-    followed = []
+    followed = _tell_data(model, settings, given)
     for source, target, name in FOLLOWING:
         values, there = (_arguments(settings, key) for key in (source, target))
         if name not in values or name not in there:
@@ -98,6 +99,18 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
         elif model in OWN_DATA if target == "model" else _class_path(settings, target) in _OWN_DATA_PATHS:
             raise UsageError(f"{target}.{name} follows {source}.{name}; set that: --{source}.{name} {there[name]}")
     return settings, followed
+
+
+def _tell_data(model: type, settings: Namespace, given: Namespace) -> list[tuple[str, str]]:
+    """Let a model say what lmbench's tokens are for it, where that is not set."""
+    tell = getattr(model, "data_settings", None)
+    if not callable(tell) or _class_path(settings, "data") != OWN_PATHS["data"]:
+        return []
+    data, set_already = _arguments(settings, "data"), _arguments(given, "data")
+    told = {name: value for name, value in tell(**_arguments(settings, "model")).items() if name not in set_already}
+    for name, value in told.items():
+        data[name] = value
+    return [("data", name) for name in told]
 
 
 def model_class(settings: Namespace) -> type:

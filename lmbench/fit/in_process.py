@@ -19,8 +19,9 @@ from torch import nn
 
 from lmbench.callbacks import RunRecorder
 from lmbench.data.datamodule import TokenData
+from lmbench.data.shapes import ShapeData
 from lmbench.errors import ExitCode, UsageError, suggest
-from lmbench.fit.choice import LOADERS
+from lmbench.fit.choice import LOADERS, OWN_DATA
 from lmbench.fit.completion import add_kernels, add_memory
 from lmbench.fit.harness import check_measured, measuring_callbacks
 from lmbench.fit.modes import apply_mode
@@ -32,12 +33,13 @@ from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_traceback
 from lmbench.interruption import held
+from lmbench.model.attention_layer import AttentionLayer
+from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
 from lmbench.runs import Run, read_run
 
-_BATCH_SIZE = 4
 #: One measurement at a time: two would measure each other.
 _alone = threading.Lock()
 
@@ -207,7 +209,7 @@ def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | No
 def _recorder(settings: MeasureSettings, module: LightningModule) -> RunRecorder:
     zero_grad = settings.zero_grad
     if zero_grad == "auto":
-        zero_grad = "after_step" if isinstance(module, LanguageModel) else "native"
+        zero_grad = "after_step" if isinstance(module, tuple(OWN_DATA)) else "native"
     given = RunRecord(
         SCHEMA_VERSION,
         RUNNING,
@@ -273,18 +275,26 @@ def _flags(
 
 def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
     """What the Trainer is given: a LightningDataModule, a loader, or None for the module's own."""
-    if data is None and isinstance(module, LanguageModel):
-        return TokenData(batch_size=_BATCH_SIZE, context_length=module.context_length, vocab_size=module.vocab_size)
     if data is None:
-        if getattr(type(module), loader) is getattr(LightningModule, loader):
-            raise UsageError(
-                f"{type(module).__name__} has no {loader}(); give data: a DataLoader, a LightningDataModule, or a batch"
-            )
-        return None
+        return _own_data(module, loader)
     if isinstance(data, type):
         raise UsageError(f"data is the class {data.__name__}; give an instance, such as {data.__name__}()")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
         return _Listed(data)
-    if isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__"):
-        return data if isinstance(data, LightningDataModule) else _Repeated(data)
-    return data
+    is_batch = isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__")
+    return _Repeated(data) if is_batch and not isinstance(data, LightningDataModule) else data
+
+
+def _own_data(module: LightningModule, loader: str) -> LightningDataModule | None:
+    """lmbench's data for its own models; None for another one, which has its own."""
+    if isinstance(module, LanguageModel):
+        return TokenData(context_length=module.context_length, vocab_size=module.vocab_size)
+    if isinstance(module, HuggingFace):
+        return TokenData(**module.token_settings())
+    if isinstance(module, AttentionLayer):
+        return ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
+    if getattr(type(module), loader) is getattr(LightningModule, loader):
+        raise UsageError(
+            f"{type(module).__name__} has no {loader}(); give data: a DataLoader, a LightningDataModule, or a batch"
+        )
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 import msgspec
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
@@ -138,26 +139,31 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
     _note_count(flops, count, mode)
 
 
-def token_counter(module: LightningModule, data: object) -> Callable[[Any], int] | None:
-    """Tokens of a batch by `tokens_per_batch(batch) -> int` of the module, else of its data; None without either.
+def token_counter(module: LightningModule, data: object) -> Callable[[Any], int | None]:
+    """Tokens of a batch by `tokens_per_batch(batch) -> int` of the module, else of its data, else by its `input_ids`,
+    padding included; None where it has none.
 
-    Nothing is derived from a batch's shape: what of it is a token (padding, images, labels) only its owner knows. The
-    function returned raises UsageError for an answer that is no whole number.
+    Nothing else is derived from a batch: what of it is a token (images, labels) only its owner knows. The function
+    returned raises UsageError for an answer that is no whole number.
     """
     for owner in (module, data):
         tell = getattr(owner, "tokens_per_batch", None)
         if callable(tell):
             name = f"{type(owner).__name__}.tokens_per_batch(batch)"
             return lambda batch: _whole_number(tell(batch), name)
-    return None
+    return _input_ids
+
+
+def _input_ids(batch: Any) -> int | None:
+    found = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return found.numel() if isinstance(found, torch.Tensor) else None
 
 
 def why_no_tokens(module: LightningModule, data: object) -> str:
-    """The reason for a blank, where `token_counter` finds nobody who counts."""
+    """The reason for a blank, where nobody counts the tokens of a batch."""
     owners = [type(owner).__name__ for owner in (module, data) if owner is not None]
-    if len(owners) == 1:
-        return f"{owners[0]} has no tokens_per_batch(batch)"
-    return f"neither {owners[0]} nor {owners[1]} has tokens_per_batch(batch)"
+    who = f"{owners[0]} has no" if len(owners) == 1 else f"neither {owners[0]} nor {owners[1]} has"
+    return f"{who} tokens_per_batch(batch), and its batches hold no input_ids"
 
 
 def _whole_number(value: Any, name: str) -> int:

@@ -1,0 +1,214 @@
+"""A causal language model of Hugging Face's transformers, from a config alone: random weights, no network."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lmbench.errors import UsageError, suggest
+from lmbench.files import Unreadable, read_file
+from lmbench.model.optimizers import choose_optimizer
+
+CHECKPOINTS = ("none", "block")
+#: The context of lmbench's tokens where nobody sets one and the model takes it.
+_CONTEXT_LENGTH = 512
+_MAX_CONFIG_BYTES = 2**20
+
+
+class HuggingFace(LightningModule):
+    """A causal language model of transformers and an optimizer, on batches of (tokens, targets), or on mappings with
+    `input_ids`, which the model's own loss gets as they are.
+
+    The weights are random, and float32 until the Trainer's precision converts them, whatever dtype the config names.
+
+    Args:
+        config: the model's config: a JSON file, a folder with a config.json, or the settings themselves, `model_type`
+            among them.
+        attention: transformers' attn_implementation, such as eager, sdpa or flash_attention_2; null is its own choice.
+        checkpoint: none, or block (transformers' gradient checkpointing).
+        optimizer: AdamW or SGD (with momentum).
+        optimizer_variant: fused, foreach or loop; null is the first that it has.
+        learning_rate: the optimizer's learning rate.
+        weight_decay: on every parameter; AdamW's is decoupled.
+
+    Raises:
+        UsageError: transformers is not installed, or a setting is none that it has.
+    """
+
+    network: Any
+
+    def __init__(
+        self,
+        *,
+        config: str | dict[str, Any],
+        attention: str | None = None,
+        checkpoint: str = "none",
+        optimizer: str = "AdamW",
+        optimizer_variant: str | None = None,
+        learning_rate: float = 3e-4,
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if checkpoint not in CHECKPOINTS:
+            raise UsageError(
+                f"unknown checkpoint {checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}"
+                f"{suggest(checkpoint, CHECKPOINTS)}"
+            )
+        self.config = _read_config(config)
+        self.size = _size_name(config, self.config.model_type)
+        self.attention = attention
+        self.checkpoint = checkpoint
+        text = self.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        self.max_context_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.optimizer = choose_optimizer(
+            optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95)
+        )
+        self._is_fresh = True
+
+    @classmethod
+    def data_settings(cls, *, config: str | dict[str, Any], **_: Any) -> dict[str, Any]:
+        """What lmbench's tokens are for a model of this config, where they are not set."""
+        return _token_settings(_read_config(config))
+
+    def token_settings(self) -> dict[str, Any]:
+        """The same of this model."""
+        return _token_settings(self.config)
+
+    def setup(self, stage: str) -> None:
+        given = getattr(self.trainer.datamodule, "context_length", None)  # type: ignore[attr-defined]
+        if given is not None and self.max_context_length is not None and given > self.max_context_length:
+            raise UsageError(
+                f"data.context_length is {given}, beyond the config's max_position_embeddings of "
+                f"{self.max_context_length}; give less, or another config"
+            )
+
+    def configure_model(self) -> None:
+        """Build the network once, on the current device."""
+        self._is_fresh = not hasattr(self, "network")
+        if not self._is_fresh:
+            return
+        from transformers import AutoModelForCausalLM
+
+        chosen = {} if self.attention is None else {"attn_implementation": self.attention}
+        try:
+            self.network = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, **chosen)
+            if self.checkpoint == "block":
+                with warnings.catch_warnings():
+                    # Of its name in version 6, which 5.0 does not know.
+                    warnings.simplefilter("ignore", FutureWarning)
+                    self.network.gradient_checkpointing_enable()
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"transformers refuses: {_first_sentence(error)}") from error
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, ``batch seq vocab``."""
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._loss(batch)
+
+    def _loss(self, batch: Any) -> Tensor:
+        if isinstance(batch, Mapping):
+            labels = {} if "labels" in batch else {"labels": batch["input_ids"]}
+            own: Tensor = self.network(**batch, **labels, use_cache=False).loss
+            return own
+        tokens, targets = batch
+        # In float32, as transformers' own loss is.
+        return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer.build(self.parameters())
+
+    def tokens_per_batch(self, batch: Any) -> int:
+        """Tokens that one batch trains on, padding included."""
+        tokens: Tensor = batch["input_ids"] if isinstance(batch, Mapping) else batch[0]
+        return tokens.numel()
+
+    def compile_targets(self) -> list[nn.Module]:
+        """What ``--trainer.compile`` compiles."""
+        return [self.network]
+
+    def describe(self) -> dict[str, Any]:
+        """Shape and choices, for the run's record; `config` is what in it is not transformers' default."""
+        text = self.config.get_text_config()
+        return {
+            "name": type(self.network).__name__,
+            "size": self.size,
+            "vocab_size": self.vocab_size,
+            "d_model": getattr(text, "hidden_size", None),
+            "d_ff": getattr(text, "intermediate_size", None),
+            "num_layers": getattr(text, "num_hidden_layers", None),
+            "num_heads": getattr(text, "num_attention_heads", None),
+            "attention": self.network.config._attn_implementation,
+            "checkpoint": self.checkpoint,
+            "optimizer": self.optimizer.label,
+            "is_fresh": self._is_fresh,
+            "config": json.loads(self.config.to_json_string(use_diff=True)),
+        }
+
+
+def _token_settings(config: Any) -> dict[str, Any]:
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or _CONTEXT_LENGTH
+    return {"vocab_size": text.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
+
+
+def _read_config(given: str | dict[str, Any]) -> Any:
+    """A config of transformers, by its settings or the file that has them."""
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise UsageError(
+            "lmbench.HuggingFace needs transformers, which is not installed: pip install transformers"
+        ) from error
+    settings = given if isinstance(given, dict) else _read_json(Path(given))
+    what = "model.config" if isinstance(given, dict) else f"model.config {given!r}"
+    if not isinstance(settings.get("model_type"), str):
+        raise UsageError(f"{what} has no model_type, such as llama; give the config.json of a model")
+    try:
+        return AutoConfig.for_model(**settings)
+    except Exception as error:
+        raise UsageError(f"{what}: transformers refuses it: {_first_sentence(error)}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    what = f"model.config {str(path)!r}"
+    try:
+        if not path.exists():
+            raise UsageError(f"{what} is no file; give a model's config.json, which need not come with weights")
+        text = read_file(path / "config.json" if path.is_dir() else path, _MAX_CONFIG_BYTES, follows_links=True)
+        found = json.loads(text)
+    except (Unreadable, OSError) as error:
+        raise UsageError(f"{what} cannot be read: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{what} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{what} is no config: it holds no mapping")
+    return found
+
+
+def _size_name(given: str | dict[str, Any], model_type: str) -> str | None:
+    """What tells the model in a table: the file's name, with the model's type if that is not in it."""
+    if isinstance(given, dict):
+        return None
+    path = Path(given).absolute()
+    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    return name if model_type in name else f"{model_type} {name}"
+
+
+def _first_sentence(error: Exception) -> str:
+    # What follows names every model that there is.
+    return " ".join((str(error) or type(error).__name__).split()).split(". ")[0][:300]
