@@ -25,8 +25,7 @@ class MemoryRecorder(Observer):
     (the window's own), `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`, `run_alloc_retry_count`,
     `window_alloc_retry_count`, `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where
     the device ran out of memory `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known,
-    and of a module with `count_saved_bytes() -> SavedBytes` (attention by itself) `saved_bytes` and
-    `expected_saved_bytes`.
+    and of a module with `count_saved_bytes()` and `expected_saved_bytes()` (attention by itself) what these say.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -46,7 +45,11 @@ class MemoryRecorder(Observer):
         return self.session.device
 
     def run_started(self) -> None:
-        self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
+        memory = self.session.run.memory
+        memory.host_peak_rss_bytes = peak_rss_bytes()
+        tell = getattr(self._module, "expected_saved_bytes", None)
+        if callable(tell) and self._module.training:
+            memory.expected_saved_bytes = tell()
 
     def before_window(self) -> None:
         if self._device.type != "cuda":
@@ -85,8 +88,7 @@ class MemoryRecorder(Observer):
             return
         count = getattr(self._module, "count_saved_bytes", None)
         if callable(count) and self._module.training:
-            memory = self.session.run.memory
-            memory.saved_bytes, memory.expected_saved_bytes = count()
+            self.session.run.memory.saved_bytes = count()
         if self._device.type == "cuda":
             self.session.track.listeners.remove(self._border)
             memory = self.session.run.memory

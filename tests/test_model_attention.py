@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.errors import UsageError
 from lmbench.model.attention import ATTENTION, NaiveCore, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention
+from lmbench.model.flex_attention import causal_block_mask
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import ModelShape
 
@@ -110,3 +113,26 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
         attention_kind("flash")
     with pytest.raises(UsageError, match="did you mean naive"):
         attention_kind("naiv")
+
+
+@pytest.mark.parametrize("seq", [1, 128, 300])
+def test_the_blocks_of_causal_flex_attention_are_those_that_pytorch_finds_from_all_scores(seq: int) -> None:
+    ours = causal_block_mask(seq)
+    theirs = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")
+    for count, indices in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
+        for row, (mine, wanted) in enumerate(
+            zip(getattr(ours, count)[0, 0], getattr(theirs, count)[0, 0], strict=True)
+        ):
+            assert mine == wanted
+            blocks = [getattr(mask, indices)[0, 0, row, :mine].tolist() for mask in (ours, theirs)]
+            assert sorted(blocks[0]) == sorted(blocks[1])
+    assert ours.seq_lengths == (seq, seq)
+
+
+def test_flex_attention_is_refused_where_it_cannot_train_or_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"'flex' has no backward pass on a CPU .*; choose sdpa or naive"):
+        check_attention(attention_kind("flex"), use(CPU, torch.float32))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    with pytest.raises(UsageError, match=r"there is no C\+\+ compiler here .*; install one, or choose sdpa or naive"):
+        check_attention(attention_kind("flex"), replace(use(CPU, torch.float32), has_backward=False))

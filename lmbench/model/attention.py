@@ -130,12 +130,11 @@ class AttentionKind:
         rows = size.batch * size.heads * size.seq
         if self.core is NaiveCore:
             return rows * size.seq * (dtype.itemsize + (4 if has_float_softmax else 0))
-        if self.core is FlexCore or self.backend in _FUSED_BACKENDS:
-            return rows * (size.head_dim * dtype.itemsize + 4)
-        return None
-
-
-_FUSED_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+        if self.core is not FlexCore and self.backend in (None, SDPBackend.MATH):
+            return None
+        # The efficient back end's logsumexp is padded (kAlignLSE in PyTorch's kernel_forward.h).
+        padded = -(-size.seq // 32) * 32 if self.backend is SDPBackend.EFFICIENT_ATTENTION else size.seq
+        return rows * size.head_dim * dtype.itemsize + size.batch * size.heads * padded * 4
 
 
 def causal_mask(seq: int) -> Tensor:
@@ -155,6 +154,12 @@ ATTENTION: dict[str, AttentionKind] = {
         AttentionKind("flex", FlexCore, make_mask=causal_block_mask),
     )
 }
+
+
+def taken_by_pytorch(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> AttentionKind | None:
+    """The back end that plain `sdpa` would take, None for one without a name here."""
+    backend = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal))
+    return next((kind for kind in ATTENTION.values() if kind.backend == backend), None)
 
 
 def attention_kind(name: str) -> AttentionKind:

@@ -3,7 +3,7 @@ random gradient of the output."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,17 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lmbench.errors import UsageError
 from lmbench.flops import FORMULA_SOURCE, FlopCount
-from lmbench.model.attention import Size, attention_kind
+from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, taken_by_pytorch
 from lmbench.model.attention_check import Use, check_attention
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
-
-
-class SavedBytes(NamedTuple):
-    """What autograd saves in one forward pass, counted and by shape; None where nobody knows."""
-
-    counted: int
-    expected: int | None
 
 
 class AttentionLayer(LightningModule):
@@ -147,7 +140,7 @@ class AttentionLayer(LightningModule):
         full = 4 * self.size.seq * self.size.heads * self.size.head_dim
         return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, recomputed_per_token_flops=0)
 
-    def count_saved_bytes(self) -> SavedBytes:
+    def count_saved_bytes(self) -> int:
         """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
         masks = [item for item in self.mask.as_tuple() if isinstance(item, Tensor)] if self._is_blocks() else []
         given = {_storage(tensor) for tensor in (*self.parameters(), *self.buffers(), *masks)}
@@ -162,20 +155,32 @@ class AttentionLayer(LightningModule):
         with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
             output = self()
         del output
-        expected = self._kind.saved_bytes(self.size, self._dtype_of_inputs, self._has_float_softmax)
-        return SavedBytes(sum(saved.values()), expected)
+        return sum(saved.values())
+
+    def expected_saved_bytes(self) -> int | None:
+        """The same by shape, of eager attention; None where nobody knows."""
+        kind = self._taken() or self._kind
+        return kind.saved_bytes(self.size, self._dtype_of_inputs, self._has_float_softmax)
+
+    def _taken(self) -> AttentionKind | None:
+        """What PyTorch takes where it may choose."""
+        if self._kind is not ATTENTION["sdpa"]:
+            return None
+        return taken_by_pytorch(self.q, self.k, self.v, self.causal)
 
     def _is_blocks(self) -> bool:
         return self.mask is not None and not isinstance(self.mask, Tensor)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
+        taken = self._taken()
         return {
             "d_model": self.size.heads * self.size.head_dim,
             "num_heads": self.size.heads,
             "head_dim": self.size.head_dim,
             "is_causal": self.causal,
             "attention": self.attention,
+            "attention_backend": None if taken is None else taken.name,
             "attention_check": self._check,
         }
 

@@ -30,7 +30,8 @@ class FlexCore(nn.Module):
 
 
 def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask:
-    """Which blocks of the scores are computed: those on the diagonal with a mask, those below it whole.
+    """Which blocks of the scores are computed: those on the diagonal with a mask, those below it whole; with one too
+    where the last row of blocks is not whole itself.
 
     `create_block_mask` would find that out from all scores, ``seq seq`` of them.
     """
@@ -38,13 +39,19 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
 
     count = -(-seq // _BLOCK)
     row = torch.arange(count, dtype=torch.int32, device=device)
-    # The first places of a row count; what follows them is not read.
-    diagonal = torch.zeros(count, count, dtype=torch.int32, device=device)
-    diagonal[:, 0] = row
+    # The first places of a row count, as many as there are masked or whole blocks in it.
+    masked, masked_count, whole_count = (
+        torch.zeros(count, count, dtype=torch.int32, device=device),
+        torch.ones_like(row),
+        row.clone(),
+    )
+    masked[:, 0] = row
+    if seq % _BLOCK:
+        masked[-1], masked_count[-1], whole_count[-1] = row, count, 0
     return BlockMask.from_kv_blocks(
-        torch.ones_like(row)[None, None],
-        diagonal[None, None],
-        row[None, None],
+        masked_count[None, None],
+        masked[None, None],
+        whole_count[None, None],
         row.expand(count, count)[None, None].contiguous(),
         BLOCK_SIZE=_BLOCK,
         mask_mod=_is_seen,

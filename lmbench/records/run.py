@@ -86,6 +86,7 @@ class Model(Struct):
     head_dim: Annotated[int | None, About("count", "head_dim", "Width of a head, of attention by itself.")] = None
     is_causal: Annotated[bool | None, About("flag", "causal", "Later positions are masked, of attention by itself.")] = None
     attention: Annotated[str | None, About("text", "attention", "Attention by name: `naive`, `sdpa`, `flex`, or a function of the user's own.")] = None
+    attention_backend: Annotated[str | None, About("text", "back end taken", "What PyTorch took for plain `sdpa`, by the name that asks for it alone; of attention by itself.")] = None
     attention_check: AttentionCheck | None = None
     checkpoint: Annotated[str | None, About("text", "checkpoint", "Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.")] = None
     optimizer: Annotated[str | None, About("text", "optimizer", "Optimizer with its variant, such as `AdamW fused`.")] = None
