@@ -208,8 +208,8 @@ def test_seeds_are_repeats_of_a_row_and_runs_that_died_are_rows(home, capsys):
     assert "OOM (backward)" in text
     answer = next(line for line in text.splitlines() if "Does not train like fp32 eager" in line)
     assert "bf16-true (" in answer
-    assert "16-mixed (OOM (backward))" in answer
-    assert "**Trains like fp32 eager: bf16-mixed (" in text
+    assert "Did not end: 16-mixed (OOM (backward))." in text
+    assert "Trains like fp32 eager: bf16-mixed (" in text
 
 
 def test_energy_is_that_of_the_time_to_the_same_loss(home, capsys):

@@ -178,7 +178,6 @@ def answer(cells: Sequence[Cell], pairing: Pairing) -> list[str]:
         return in_short(cell, names) + (f" ({'; '.join(filter(None, [speed, words]))})" if speed or words else "")
 
     bad = [line(cell, judgement.why) for cell, judgement in found if judgement.follows is False]
-    bad += [line(cell, cell.label) for cell in died]
     good = [line(cell, "") for cell, judgement in found if judgement.follows]
     unknown = [line(cell, judgement.why) for cell, judgement in found if judgement.follows is None]
     answers = []
@@ -186,6 +185,8 @@ def answer(cells: Sequence[Cell], pairing: Pairing) -> list[str]:
         answers.append(f"Does not train like {baseline}, whatever its speed: {', '.join(bad)}.")
     if good:
         answers.append(f"Trains like {baseline}: {', '.join(good)}.")
+    if died:
+        answers.append(f"Did not end: {', '.join(line(cell, cell.label) for cell in died)}.")
     if unknown:
         answers.append(f"Not decided: {', '.join(unknown)}.")
     seeds = max(judgement.seeds for _, judgement in found)
@@ -206,7 +207,10 @@ def _speedup(cell: Cell, baseline: Cell | None) -> str:
 #: What a curve is of: the axis, and what is said below the chart.
 _QUANTITIES = {
     "loss": ("loss (nat)", "Loss"),
-    "loss_difference": ("loss - {baseline} (nat)", "Loss minus that of {baseline} with the same seed and data"),
+    "loss_difference": (
+        "loss - {baseline} (nat)",
+        "Loss minus that of {baseline} with the same seed and data; seeds minus their mean",
+    ),
     "gradient_norm": ("gradient norm", "Gradient norm before clipping"),
 }
 #: Of these heights of the band a difference is drawn; further away it leaves the chart.
@@ -222,7 +226,8 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
     band: list[tuple[float, float, float]] = []
     colours: dict[str, int] = {}
     width, seeds_count, left_out = 1, 0, 0
-    for cell in in_order(cells, spec.series):
+    names = differing(cells)
+    for cell in in_order(cells, names):
         baseline = pairing.of(cell)
         own, other = by_seed(cell.ok), by_seed(baseline.ok) if baseline else {}
         seeds = next((seeds for seeds in own if seeds in other), next(iter(own), None))
@@ -232,10 +237,8 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
         if cell is baseline and len(own) > 1:
             seeds_count, band = len(own), _band([_values(curve, spec.y, width) for curve in own.values()], spec.y)
         values = _values(own[seeds], spec.y, width)
-        label = in_short(cell, spec.series)
-        colour = colours.setdefault(
-            in_short(cell, [fact for fact in spec.series if fact != "compile"]), len(colours) + 1
-        )
+        label = in_short(cell, names)
+        colour = colours.setdefault(in_short(cell, [fact for fact in names if fact != "compile"]), len(colours) + 1)
         if spec.y == "loss_difference":
             if cell is baseline or seeds not in other:
                 continue
@@ -258,7 +261,7 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
     caption += f" {left_out} more rows are not drawn." if left_out else ""
     return Chart(
         "curves", "step", y_label, series, caption=caption, band=band,
-        band_label=f"{seeds_count} seeds of {name}" + (", each from their mean" if spec.y == "loss_difference" else ""),
+        band_label=f"{seeds_count} seeds of {name}",
         span=span,
     )  # fmt: skip
 
@@ -309,7 +312,7 @@ def _span(series: Sequence[Series], band: Sequence[tuple[float, float, float]], 
 
 CONVERGENCE = Feature(
     columns=COLUMNS,
-    chart_kinds={"curves": ChartKind(_curves, spans=tuple(_QUANTITIES))},
+    chart_kinds={"curves": ChartKind(_curves, by_baseline=True, spans=tuple(_QUANTITIES))},
     row_notes=_notes,
     answer=answer,
 )

@@ -191,7 +191,7 @@ def in_short(cell: Cell, names: Sequence[str]) -> str:
     parts: list[str] = []
     for name in names:
         value = cell.facts.get(name)
-        if name == "matmul" and "precision" in names:
+        if value is None or (name == "matmul" and "precision" in names):
             continue
         if name == "precision":
             parts.append(short_label(str(value), str(cell.facts.get("matmul"))))

@@ -120,25 +120,28 @@ ColumnOf = Callable[[str], Column]
 class ChartKind:
     """A kind of chart: what makes one of the cells that share all facts that the spec does not name.
 
-    `has_rows` says that it has a row for each cell, labelled with whatever differs. `spans` is what `y` may be where
-    it is a phase or the step, and no column.
+    `has_rows` says that it has a row for each cell, labelled with whatever differs; `by_baseline` that it has those of
+    one baseline. `spans` is what `y` may be where it is no column, such as a phase or the step.
     """
 
     build: Callable[[ChartSpec, Sequence[Cell], Pairing, ColumnOf], Chart | None]
     has_rows: bool = False
+    by_baseline: bool = False
     spans: tuple[str, ...] = ()
 
 
 def build_charts(
     spec: ChartSpec, kind: ChartKind, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf
 ) -> tuple[list[Chart], int]:
-    """One chart for each combination of facts that the spec does not name.
+    """One chart for each combination of facts that the spec does not name, or for each baseline.
 
     Returns the charts that have anything to show, at most MAX_CHARTS, and how many were left out.
     """
     if spec.kind == "phases":
         cells = _of_richest_mode(cells)
     others = [] if kind.has_rows else [name for name in differing(cells) if name not in (spec.x, *spec.series)]
+    if kind.by_baseline:
+        others = differing([cell for cell in cells if pairing.of(cell) is cell])
     charts = []
     for _, group in groupby(in_order(cells, others), key=lambda cell: [cell.facts.get(name) for name in others]):
         same = list(group)

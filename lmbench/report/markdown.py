@@ -24,8 +24,8 @@ def _section(section: Section) -> str:
     lines = [f"## {escaped(section.title)}", ""]
     if section.view.question:
         lines += [escaped(section.view.question), ""]
-    for text in section.answers:
-        lines += [f"**{escaped(text)}**", ""]
+    for index, text in enumerate(section.answers):
+        lines += [escaped(text) if index else f"**{escaped(text)}**", ""]
     lines += [f"- {escaped(line)}" for line in (section.tally, *section.environment)]
     for table in section.tables:
         lines += ["", *table_lines(table)]
