@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("--measure.steps", "N", "steps in the window, at least"),
         ("--measure.min_window_s", "S", "seconds of the window, at least"),
         ("--memory.history", "true", "what the peak consists of, by `lmbench memory`; no timing"),
+        ("--dtypes.record", "true", "which dtype everything has, by `lmbench dtypes`"),
         ("--measure.strict", "true", "exit with 4 when a guard fails"),
     ),
     "result": (

@@ -97,7 +97,7 @@ def parameter_reason(precision: str, dtypes: Collection[str]) -> str:
         return "as the module made them"
     foreign = [dtype for dtype in dtypes if dtype != meaning.weights]
     if meaning.is_mixed:
-        told = f"precision {precision} leaves weights in {meaning.weights}; autocast casts copies of them"
+        told = f"precision {precision} leaves weights as they are made; autocast casts copies of them"
     elif _casts(precision):
         told = f"precision {precision} makes floating weights {meaning.weights}"
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from lmbench.dtypes.findings import Findings, ModuleRow, module_rows, tally, tensor_rows
+from lmbench.dtypes.findings import Findings, ModuleRow, TensorRow, module_rows, tally, tensor_rows
 from lmbench.dtypes.reasons import TAKES, plain_name, words
 from lmbench.dtypes.recorded import NotedCall, NotedOperator
 from lmbench.report.delimited import csv_field
@@ -97,7 +97,7 @@ def side_by_side(found: Sequence[Findings]) -> Table:
     """Tensors, and what modules return, in several runs."""
     columns: list[dict[str, str]] = []
     for each in found:
-        column = {row.name: row.dtypes for row in tensor_rows(each)}
+        column = {row.name: _beside_published(row) for row in tensor_rows(each)}
         for row in module_rows(each.notes.modules):
             if row.module.calls:
                 column.setdefault(f"{row.path} returns", " | ".join(words(call.outputs) for call in row.module.calls))
@@ -110,6 +110,10 @@ def side_by_side(found: Sequence[Findings]) -> Table:
     return Table(
         "Dtypes side by side", "tensors, and what modules return", [*paths("of"), *word_headings(*titles)], rows
     )
+
+
+def _beside_published(row: TensorRow) -> str:
+    return f"{row.dtypes} (published: {row.published})" if row.published not in ("", row.dtypes) else row.dtypes
 
 
 def module_table(found: Findings) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from typing import Any
@@ -73,7 +74,9 @@ class Asking:
         question = name, tuple(dtypes), under_autocast and self._lower is not None
         if question not in self._results:
             given = [dtype_named(dtype) for dtype in dtypes]
-            answer = _trial(name, self._device, given, self._lower if question[2] else None) if given else None
+            # Without autocast no tensor has to be there: PyTorch promotes by dtypes alone.
+            device, lower = (self._device, self._lower) if question[2] else (torch.device("meta"), None)
+            answer = _trial(name, device, given, lower) if given else None
             self._results[question] = None if not isinstance(answer, torch.dtype) else name_of(answer)
         return self._results[question]
 
@@ -101,11 +104,13 @@ def _trial(
     found. Tensors have `dtypes` in turn; the last one stands for all further ones."""
     namespace, _, plain = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), plain, None)
-    if packet is None:
+    if packet is None or namespace != "aten":
+        # A stranger's kernel may take no tensors but those that it is meant for, and break the device.
         return None
+    casting = nullcontext() if lower is None else torch.autocast(device.type, lower, cache_enabled=False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.autocast(device.type, lower or torch.bfloat16, enabled=lower is not None, cache_enabled=False):
+        with casting:
             for overload, shape in product(packet.overloads(), _SHAPES):
                 operator = getattr(packet, overload)
                 if any(argument.is_out for argument in operator._schema.arguments):

@@ -117,6 +117,9 @@ class StepDtypes:
         """By the path of the module that called them."""
         kind, found = self._device.type, dict[str, list[NotedOperator]]()
         for call, count in self._calls.items():
+            if not any(map(is_floating, (*call.inputs, call.cast_to or ""))):
+                # Whole numbers have no precision to lose.
+                continue
             found.setdefault(call.path, []).append(_noted(call, count, asking, kind))
         return found
 
