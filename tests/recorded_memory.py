@@ -36,7 +36,7 @@ def printed(folder: Path) -> str:
     os.environ["COLUMNS"] = "80"
     try:
         with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-            assert main(["memory", "recorded"]) == 0
+            assert main(["memory", "recorded", "--all"]) == 0
     finally:
         if before is None:
             del os.environ["COLUMNS"]

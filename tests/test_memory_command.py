@@ -24,10 +24,15 @@ def snapshot(tmp_path: Path) -> Path:
 
 def test_it_prints_what_the_peak_is_made_of(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(snapshot)]) == 0
-    text = capsys.readouterr().out
-    assert "0.25 GiB in backward of step 7" in text
-    assert "optimizer state  0.078   31.7 %" in text
-    assert "train.py:21 forward" in text
+    answer = capsys.readouterr().out
+    assert "0.25 GiB in backward of step 7" in answer
+    assert "optimizer state  0.078   31.7 %" in answer
+    assert len(answer.splitlines()) <= 24
+    assert "tables     peak, phases, parts, largest, saved, operators; --table" in answer
+    assert main(["memory", str(snapshot), "--all"]) == 0
+    assert "train.py:21 forward" in capsys.readouterr().out
+    assert main(["memory", str(snapshot), "--table", "largest"]) == 0
+    assert capsys.readouterr().out.startswith("\nLargest at the peak: ")
 
 
 def test_of_a_compiled_region_it_says_that_it_is_one_operator(
@@ -60,7 +65,7 @@ def test_json_csv_and_markdown(snapshot: Path, capsys: pytest.CaptureFixture[str
     assert "| optimizer state | 0.078 |" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("words", [["nowhere.pickle"], ["."], ["x", "--top", "0"], []])
+@pytest.mark.parametrize("words", [["nowhere.pickle"], ["."], ["x", "--top", "0"], ["x", "--table", "a", "--json"], []])
 def test_mistakes_are_one_line(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

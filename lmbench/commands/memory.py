@@ -12,6 +12,7 @@ from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.memory.recorded import SNAPSHOT_FILE
+from lmbench.report.chosen import add_options, chosen_of
 from lmbench.standard_output import write_result
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ that ended out of memory it says what was held, and what would fit.
 )
 
 #: Options that only what was recorded has.
-_OF_RECORDED = ("--top", "--device", "--format", "--html", "--svg", "-h", "--help")
+_OF_RECORDED = ("--top", "--device", "--format", "--html", "--svg", "--table", "--all", "-h", "--help")
 
 
 @command
@@ -47,12 +48,14 @@ def run(args: list[str]) -> int:
     parser.add_argument("source", metavar="RUN|SNAPSHOT", help="a run's folder or a snapshot")
     parser.add_argument("--top", type=_positive, default=15, metavar="N", help="allocations shown (default 15)")
     parser.add_argument("--device", type=int, metavar="N", help="whose history, where a snapshot has several devices'")
+    add_options(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with a timeline")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as a picture")
     output.add_argument("--format", choices=("markdown", "csv"), help="tables to paste, or what the peak holds as CSV")
     options = parser.parse_args(args[1:])
+    chosen = chosen_of(options, options.json, options.format)
     # Help does not wait for these.
     from lmbench.memory.history.findings import as_record as history_record
     from lmbench.memory.history.findings import examine
@@ -81,10 +84,10 @@ def run(args: list[str]) -> int:
     elif options.format == "markdown":
         sys.stdout.write(to_markdown(found, options.top))
     else:
-        if short is not None:
+        if short is not None and not chosen.names:
             print_shortage(_explained(short), make_console())
             print("\nThe history until then:\n")
-        print_findings(found, options.top, make_console())
+        print_findings(found, options.top, chosen, make_console())
     return ExitCode.OK
 
 

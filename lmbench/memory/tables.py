@@ -12,12 +12,13 @@ from rich.console import Console
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.findings import Allocation, Findings
+from lmbench.report.chosen import Chosen, more
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.page import table_html
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, numbers, paths, words
-from lmbench.report.units import MISSING, gib, gib_number, percent, whole
+from lmbench.report.units import MISSING, gib, percent, whole
 from lmbench.text import shown
 
 #: Parts with less of the peak than this are together in one row.
@@ -29,14 +30,23 @@ _COLUMN_BYTES = 2**20
 Line = tuple[str, str]
 
 
-def print_findings(found: Findings, top: int, console: Console) -> None:
-    """Print the answer, then all lines and tables, readable at 80 columns."""
-    for label, text in head(found):
+def print_findings(found: Findings, top: int, chosen: Chosen, console: Console) -> None:
+    """Print the answer with what the peak is made of, or the tables that were chosen instead, or everything.
+
+    Raises:
+        UsageError: a table was chosen that there is none of.
+    """
+    made = tables(found, top)
+    shown_ones = chosen.of(made)
+    is_answer = not chosen.names
+    for label, text in head(found) if is_answer else ():
         print_line(label, text, console)
-    for table in tables(found, top):
+    for table in shown_ones or made[:1]:
         print_table(table, console)
+    if not is_answer:
+        return
     console.out("")
-    for label, text in closing(found):
+    for label, text in closing(found) if chosen.is_all else (more(made),):
         print_line(label, text, console, is_whole=label == "snapshot")
 
 
@@ -79,15 +89,48 @@ def to_csv(found: Findings) -> str:
 
 
 def head(found: Findings) -> list[Line]:
-    """What is missing in the history, and what the peak is made of, in two sentences."""
+    """What is missing in the history, what the peak is made of, in two sentences, what makes it smaller, and guards
+    that did not pass."""
     lines = []
     if not found.is_complete:
         lines.append(("INCOMPLETE", "; ".join(found.cuts)))
     lines += [("peak", f"{_peak(found)}: {_largest_categories(found)}. {_largest_part(found)}")]
     lines.append(("reserved", _reserved(found)))
+    if (remedy := _remedy(found)) is not None:
+        lines.append(("do", remedy))
     if _is_compiled(found):
         lines.append(("compiled", _COMPILED))
+    for guard in found.guards:
+        if guard.status in ("warn", "fail"):
+            lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
     return lines
+
+
+#: What makes less of the largest category, each in a clause.
+_REMEDIES: Mapping[Category, str] = {
+    "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
+    "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
+    "optimizer_state": "an optimizer with less state, or its state over several ranks; a smaller batch changes nothing",
+    "logits": "a loss in pieces of the vocabulary or of the sequence, or a smaller batch accumulated",
+    "temporaries": "a smaller batch accumulated, or compiling, which does without most of them",
+    "inputs": "fewer batches on the device at a time",
+}
+
+
+def _remedy(found: Findings) -> str | None:
+    """What makes the peak smaller, by what most of it is; nothing where that is unknown."""
+    if not found.by_category:
+        return None
+    largest = max(found.by_category, key=found.by_category.__getitem__)
+    if largest != "activations":
+        return _REMEDIES.get(largest)
+    saved = sum(each.each_bytes * each.count for each in found.saved)
+    why = f"{gib(saved)} are saved for the backward: " if saved else ""
+    if found.run is None:
+        return f"{why}checkpoints (torch.utils.checkpoint), or a smaller batch accumulated"
+    if found.run.model.checkpoint in (None, "none"):
+        return f"{why}--model.checkpoint block or selective saves less, or a smaller batch accumulated"
+    return f"{why}a smaller batch accumulated; blocks are checkpointed already"
 
 
 #: Autograd's name of what saves for all of a compiled region.
@@ -138,10 +181,7 @@ def _reserved(found: Findings) -> str:
     if between < 0:
         return "not known: segments are missing in this snapshot"
     fraction = between / found.peak_reserved_bytes if found.peak_reserved_bytes else 0.0
-    return (
-        f"{gib(found.peak_reserved_bytes)} at the peak, {gib(between)} ({percent(fraction)}) of it in no block; at the "
-        f"end {gib(found.free.total_bytes)} are free, the largest piece {gib(found.free.largest_bytes)}"
-    )
+    return f"{gib(found.peak_reserved_bytes)} at the peak, {gib(between)} ({percent(fraction)}) of it in no block"
 
 
 def tables(found: Findings, top: int) -> list[Table]:
@@ -161,11 +201,12 @@ def category_table(found: Findings) -> Table:
     """Bytes at the peak by category."""
     total = found.peak_bytes
     rows = [
-        [fact(CATEGORY_LABELS[name]), Entry(gib_number(size)), Entry(percent(size / total if total else 0.0))]
+        [fact(CATEGORY_LABELS[name]), Entry(_gib(size)), Entry(percent(size / total if total else 0.0))]
         for name, size in found.by_category.items()
     ]
-    rows.append([fact("peak"), Entry(gib_number(total)), Entry(percent(1.0))])
-    return Table("At the peak", "GiB", [*words("category"), *numbers("GiB", "share")], rows, has_total=True)
+    rows.append([fact("peak"), Entry(_gib(total)), Entry(percent(1.0))])
+    headings = [*words("category"), *numbers("GiB", "share")]
+    return Table("At the peak", "GiB", headings, rows, has_total=True, name="peak")
 
 
 def _shown_categories(sizes: Sequence[Mapping[Category, int]]) -> list[Category]:
@@ -178,7 +219,7 @@ def _sizes(by_category: Mapping[Category, int], names: Sequence[Category]) -> li
 
 
 def _size(size_bytes: int | None) -> Entry:
-    return Entry(MISSING if size_bytes is None else gib_number(size_bytes))
+    return Entry(MISSING if size_bytes is None else _gib(size_bytes))
 
 
 #: Headings of narrow columns.
@@ -196,11 +237,12 @@ def phase_table(found: Findings) -> Table:
     """The peak of each phase, and what it is made of."""
     names = _shown_categories([phase.by_category for phase in found.phases])
     rows = [
-        [fact(phase.phase), Entry(gib_number(phase.allocated_bytes)), *_sizes(phase.by_category, names)]
+        [fact(phase.phase), Entry(_gib(phase.allocated_bytes)), *_sizes(phase.by_category, names)]
         for phase in found.phases
     ]
     headings = [*words("phase"), *numbers("peak", *_short(names))]
-    return Table("Each phase's peak", "GiB; the most that was allocated in a phase, over all steps", headings, rows)
+    caption = "GiB; the most that was allocated in a phase, over all steps"
+    return Table("Each phase's peak", caption, headings, rows, name="phases")
 
 
 def part_table(found: Findings) -> Table:
@@ -231,7 +273,7 @@ def part_table(found: Findings) -> Table:
         "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
         "parameter it belongs to; * is any block"
     )
-    return Table("By part of the model", f"{caption}{_beneath(common)}", headings, rows)
+    return Table("By part of the model", f"{caption}{_beneath(common)}", headings, rows, name="parts")
 
 
 def _beneath(common: str) -> str:
@@ -266,20 +308,26 @@ def largest_table(found: Findings, top: int) -> Table:
         # What saved them tells apart what would look alike.
         saved_by = f"saved by {each.operator}" if each.operator and alike[_looks(each)] > 1 else ""
         where = ", ".join(filter(None, (_part(each.owner, common), _frame(each.user_frame), saved_by)))
-        figures = (_mib(each.size_bytes), whole(each.count), gib_number(each.total_bytes))
+        figures = (_mib(each.size_bytes), whole(each.count), _gib(each.total_bytes))
         told = (CATEGORY_LABELS[each.category], each.phase or "before", where)
         rows.append([*map(Entry, figures), *map(fact, told)])
     if rest := found.largest[top:]:
         total = sum(each.total_bytes for each in rest)
-        figures = (MISSING, whole(sum(each.count for each in rest)), gib_number(total))
+        figures = (MISSING, whole(sum(each.count for each in rest)), _gib(total))
         rows.append([*map(Entry, figures), fact(f"{len(rest)} more kinds"), *map(fact, ("", ""))])
     caption = "each in MiB, n alike, together GiB; the first frame that is not PyTorch's or Lightning's"
     headings = [*numbers("MiB", "n", "GiB"), *words("category", "phase"), *paths("part, line")]
-    return Table("Largest at the peak", caption, headings, rows)
+    return Table("Largest at the peak", caption, headings, rows, name="largest")
 
 
 def _looks(each: Allocation) -> tuple[object, ...]:
     return each.size_bytes, each.count, each.category, each.phase, each.owner, each.user_frame
+
+
+def _gib(size_bytes: int) -> str:
+    """GiB with the digits that matter beside a whole peak: what is less than half a MiB is 0.000."""
+    value = size_bytes / 2**30
+    return f"{value:.{3 if abs(value) < 1 else 2}f}"
 
 
 def _mib(size_bytes: int) -> str:
@@ -299,11 +347,10 @@ def saved_table(found: Findings) -> Table:
         first = _part(each.first, common)
         name = first if each.count == 1 else f"{first} .. {each.last.rpartition('.')[2]}"
         together = each.each_bytes * each.count
-        rows.append([fact(name), Entry(whole(each.count)), Entry(_mib(each.each_bytes)), Entry(gib_number(together))])
+        rows.append([fact(name), Entry(whole(each.count)), Entry(_mib(each.each_bytes)), Entry(_gib(together))])
     headings = [*paths("block"), *numbers("n", "MiB each", "GiB")]
-    return Table(
-        "Saved for the backward", "storages made in the forward, each once, without parameters", headings, rows
-    )
+    caption = "storages made in the forward, each once, without parameters"
+    return Table("Saved for the backward", caption, headings, rows, name="saved")
 
 
 def operator_table(found: Findings) -> Table:
@@ -314,23 +361,21 @@ def operator_table(found: Findings) -> Table:
             sums[operator] = sums.get(operator, 0) + size * each.count
     total = sum(sums.values())
     rows = [
-        [fact(operator), Entry(gib_number(size)), Entry(percent(size / total if total else 0.0))]
+        [fact(operator), Entry(_gib(size)), Entry(percent(size / total if total else 0.0))]
         for operator, size in sorted(sums.items(), key=lambda item: -item[1])
     ]
     caption = "of several operators that save a storage, the one nearest to where it was made"
-    return Table("Saved by which operators", caption, [*paths("operator"), *numbers("GiB", "share")], rows)
+    headings = [*paths("operator"), *numbers("GiB", "share")]
+    return Table("Saved by which operators", caption, headings, rows, name="operators")
 
 
 def closing(found: Findings) -> list[Line]:
-    """The stream between the blocks, what was recorded and how it agrees, and guards that did not pass."""
+    """The stream between the blocks, and what was recorded and how it agrees."""
     lines = []
     if found.residual is not None:
         lines.append(("residual", _residual(found)))
-    lines += _recorded(found)
-    for guard in found.guards:
-        if guard.status == "warn":
-            lines += [("WARN", guard.message), ("", guard.advice)]
-    return lines
+    free = f"{gib(found.free.total_bytes)} at the end, the largest piece {gib(found.free.largest_bytes)}"
+    return [*lines, ("free", free), *_recorded(found)]
 
 
 def _recorded(found: Findings) -> list[Line]:

@@ -56,4 +56,4 @@ def chosen_of(options: argparse.Namespace, *others: object) -> Chosen:
 def more(tables: Sequence[Table]) -> tuple[str, str]:
     """The last line below an answer: how the tables are asked for."""
     names = dict.fromkeys(table.name for table in tables)
-    return "tables", f"{', '.join(names)}; `--table NAME,...` shows them, `--all` everything"
+    return "tables", f"{', '.join(names)}; --table NAME or --all"
