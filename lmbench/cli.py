@@ -46,6 +46,7 @@ def help_text() -> str:
     return (
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
+        "options:\n  -h, --help   this text\n  --version    which lmbench this is\n\n"
         "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal error, 2 usage,\n"
         "3 out of memory, 4 a guard failed under --measure.strict, 5 error in your code, 10 slower,\n"
         "11 undecided, 12 invalid, 130 interrupted, 143 terminated."
@@ -119,6 +120,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         hint = suggest(args[0], COMMANDS)
         tell(f"unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})")
         return ExitCode.USAGE
+    # In an option's name `-` and `_` are the same.
+    args = [_spelt(word) for word in args]
     keep_words_secret(args)
     module = COMMANDS[args[0]][0]
     if module == _MEASURING and args[1:] == ["-h"]:
@@ -127,3 +130,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & set(args)) and not {"-h", "--help"} & set(args)
     with result_alone(is_whole_process) if is_for_programs else nullcontext():
         return int(importlib.import_module(module).run(args))
+
+
+def _spelt(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else word

@@ -10,6 +10,9 @@ from enum import IntEnum
 from lmbench.masking import masked_message
 from lmbench.text import one_line
 
+#: More suggestions than this are none.
+_MOST_MEANT = 2
+
 
 class ExitCode(IntEnum):
     """Exit codes, the same for every command (the README lists them)."""
@@ -46,9 +49,18 @@ def tell(line: str) -> None:
 def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; nothing where none of the known is near.
 
-    `form` is how the known name is shown, such as `--{}`.
+    A known name that ends in the one given is meant first (`steps`: `measure.steps`), then one that is spelt like it,
+    as a whole or by its end. `form` is how the known name is shown, such as `--{}`.
     """
     known = list(known)
-    folded = {name.lower(): name for name in known}
-    near = get_close_matches(given.lower(), folded, 1)
-    return f"; did you mean {form.format(folded[near[0]])}?" if near else ""
+    ends: dict[str, list[str]] = {}
+    for name in known:
+        ends.setdefault(name.rpartition(".")[2].lower(), []).append(name)
+    whole = {name.lower(): name for name in known}
+    wanted = given.lower()
+    near = get_close_matches(wanted, whole, 1)
+    near_ends = get_close_matches(wanted, ends, 1)
+    meant = ends.get(wanted) or [whole[name] for name in near] or [name for end in near_ends for name in ends[end]]
+    # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
+    meant = sorted(meant, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
+    return f"; did you mean {' or '.join(form.format(name) for name in meant)}?" if meant else ""

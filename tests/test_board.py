@@ -40,7 +40,7 @@ def _own_home(tmp_path, monkeypatch):
 
 def test_a_dry_run_prints_a_board_for_each_study_and_one_for_all_runs(capsys, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
-    assert main(["board", "--dry-run", "--project", "speed"]) == 0
+    assert main(["board", "--dry_run", "--project", "speed"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["project"], told["entity"], told["kinds"]) == ("speed", None, ["board"])
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
@@ -65,7 +65,7 @@ def test_the_shared_sections_answer_what_every_study_is_asked():
 
 def test_a_study_of_ones_own_has_its_charts_its_columns_and_no_secret(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(OWN)
-    assert main(["board", "--dry-run", str(tmp_path / "mine.yaml")]) == 0
+    assert main(["board", "--dry_run", str(tmp_path / "mine.yaml")]) == 0
     output = capsys.readouterr().out
     assert "secret" not in output
     (board,) = json.loads(output)["boards"]
@@ -171,7 +171,7 @@ def test_what_cannot_be_had_is_one_line(monkeypatch, capsys):
     assert error == "lmbench: board: no API key configured; give one by WANDB_API_KEY or `wandb login`\n"
     assert main(["board", "no_study"]) == 2
     assert "view 'no_study' is unknown" in capsys.readouterr().err
-    assert main(["board", "precision", "--timeout-s", "0"]) == 2
+    assert main(["board", "precision", "--timeout_s", "0"]) == 2
     assert "it must be above 0" in capsys.readouterr().err
 
 

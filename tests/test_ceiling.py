@@ -59,7 +59,7 @@ def test_the_precision_of_matmuls_is_restored():
 
 
 def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
-    assert main(["ceiling", "--sustained-s", "0.05", "--results-dir", str(tmp_path), "--json"]) == 0
+    assert main(["ceiling", "--sustained_s", "0.05", "--results_dir", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("ceiling_")
@@ -71,13 +71,13 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
 def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path, capsys):
     blocker = tmp_path / "file"
     blocker.write_text("")
-    assert main(["ceiling", "--sustained-s", "0.01", "--results-dir", str(blocker / "x")]) == 2
+    assert main(["ceiling", "--sustained_s", "0.01", "--results_dir", str(blocker / "x")]) == 2
     record, line = capsys.readouterr().err.rstrip().split("\n")
     assert len(json.loads(record)["rates"]) == 3
     assert "cannot be written" in line
 
 
-@pytest.mark.parametrize("words", [["--sustained-s", "0"], ["--sustained-s", "x"], ["more"]])
+@pytest.mark.parametrize("words", [["--sustained_s", "0"], ["--sustained_s", "x"], ["more"]])
 def test_mistakes_are_one_line(words, capsys):
     assert main(["ceiling", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -63,7 +63,7 @@ def test_json_has_everything_in_si_units(tmp_path, capsys):
 
 
 def test_markdown_can_be_pasted_and_is_identical_for_identical_input(tmp_path, capsys):
-    words = ["compare", *sides(tmp_path, 1.1), "--markdown"]
+    words = ["compare", *sides(tmp_path, 1.1), "--format", "markdown"]
     assert main(words) == 10
     text = capsys.readouterr().out
     assert "- **verdict**: SLOWER: +10.00 %" in text
@@ -79,7 +79,7 @@ def test_a_figure_is_shown_in_the_unit_that_the_schema_gives_it(tmp_path, capsys
     values = {f"device_state__{name}": value for name, value in added.values()}
     make_runs(tmp_path / "a", TIMES, **values)
     make_runs(tmp_path / "b", TIMES, **values)
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--markdown"]) == 0
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "markdown"]) == 0
     rows = [re.split(r" *\| *", line) for line in capsys.readouterr().out.splitlines()]
     figures = {row[1]: row[2] for row in rows if len(row) > 2}
     assert figures["step"] == "50.00 ms"
@@ -131,7 +131,7 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, capsys):
         (["A", "B", "--gate", "0%"], "--gate is '0%'"),
         (["A", "B", "--gate"], "expected one argument"),
         (["A", "B", "--bogus"], "unknown option --bogus"),
-        (["A", "B", "--json", "--markdown"], "two forms of one output"),
+        (["A", "B", "--json", "--format", "markdown"], "two forms of one output"),
         (["A", "nowhere"], "'nowhere' does not exist"),
         (["A", "A"], "are the same results"),
         (["A", "B", "--about", "nothing"], "these runs record nothing of that name"),

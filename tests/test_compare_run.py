@@ -195,7 +195,7 @@ def test_two_sides_of_one_thing_have_one_server_a_round():
         (["a.yaml@size"], "give a configuration, and its options as CONFIG@NAME=VALUE"),
         (["a.yaml", "--budget", "10"], "--budget is '10'; give a duration above 0"),
         (["a.yaml", "--gate", "2"], "--gate is '2'; give a percentage"),
-        (["a.yaml", "--json", "--markdown"], "two forms of one output"),
+        (["a.yaml", "--json", "--format", "markdown"], "two forms of one output"),
         (["a.yaml", "--revision", "main"], "expected 2 arguments"),
         (["a.yaml", "--revision", "x", "y"], "is in no git repository"),
         (["a.yaml@data.x=1", "--data.x", "2"], "--data.x is for both sides, and one has its own"),

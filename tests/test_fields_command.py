@@ -19,7 +19,7 @@ def told(capsys, *words: str) -> str:
 
 
 def test_the_tables_have_every_field_once_in_rows_of_four_cells(capsys):
-    table = told(capsys, "--markdown")
+    table = told(capsys, "--format", "markdown")
     rows = [line for line in table.splitlines() if line.startswith("| ") and not re.match(r"\| (field |---)", line)]
     names = [re.match(r"\| (\S+)", row)[1].replace("&lt;", "<") for row in rows]
     assert set(names) == {found.pattern for found in ALL}

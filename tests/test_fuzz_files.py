@@ -80,7 +80,7 @@ def change_study(data: bytes, chance: random.Random) -> bytes:
     return yaml.safe_dump(change_tree(yaml.safe_load(data), chance)).encode()
 
 
-_PAIR = ("show here", "compare here/a here/b", "compare here/b here/a --markdown", "noise here", "upload here")
+_PAIR = ("show here", "compare here/a here/b", "compare here/b here/a --format=markdown", "noise here", "upload here")
 SUBJECTS = {
     "run.json": Subject("pair", "a/r/run.json", change_json, 160, (*_PAIR, "compare here/a here/b --json"), 2),
     "steps.jsonl": Subject("pair", "a/r/steps.jsonl", change_lines, 60, _PAIR[::4], 2),
@@ -88,8 +88,8 @@ SUBJECTS = {
     "run.json on a page": Subject("pair", "a/r/run.json", change_json, 20, ("report here --html here/page",)),
     "repeats": Subject("sides", "A/runs/small-32-true-r3/run.json", change_json, 30, ("compare here/A here/B",)),
     "noise.json": Subject("sides", "A/noise.json", change_json, 25, ("compare here/A here/B",)),
-    "sweep.json": Subject("sweep", "sweep.json", change_json, 45, ("sweep here --dry-run", "report here")),
-    "study": Subject("study", "study.yaml", change_study, 30, ("sweep here/study.yaml --dry-run",)),
+    "sweep.json": Subject("sweep", "sweep.json", change_json, 45, ("sweep here --dry_run", "report here")),
+    "study": Subject("study", "study.yaml", change_study, 30, ("sweep here/study.yaml --dry_run",)),
     "trace": Subject(
         "trace", "trace.json", change_json, 40, ("kernels here/trace.json", "kernels here/trace.json --json")
     ),

@@ -203,7 +203,7 @@ def test_json_has_everything(capsys: Any, found: Difference) -> None:
         (["A", "B", "--phase", "sideways"], "--phase is 'sideways'"),
         (["A", "B", "--top", "0"], "--top is 0"),
         (["A", "B", "--gate", "2%"], "with --kernels there is none"),
-        (["A", "B", "--json", "--markdown"], "give one"),
+        (["A", "B", "--json", "--format", "markdown"], "give one"),
         (["A", "/nowhere"], "does not exist"),
     ],
 )  # fmt: skip

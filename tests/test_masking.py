@@ -231,7 +231,7 @@ def _changed(folder: Path, given: dict[str, str]) -> tuple[str, SweepFile]:
 
 
 def test_a_dry_run_lists_no_secret(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", str(sweep), "--dry-run", "--model.pat", "planted-word"]) == 0
+    assert main(["sweep", str(sweep), "--dry_run", "--model.pat", "planted-word"]) == 0
     out = capsys.readouterr().out
     assert "planted" not in out
     assert "'--model.pat=***'" in out

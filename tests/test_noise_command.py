@@ -148,7 +148,7 @@ def test_json_has_the_floors(tmp_path, capsys):
 
 def test_noise_measures_its_repeats_in_fresh_processes(tmp_path, capsys):
     words = ["--config", "smoke", "--model.num_layers", "1", "--measure.steps", "5", "--measure.min_window_s", "0"]
-    words += ["--measure.probe_steps", "0", "--measure.results_dir", str(tmp_path), "--trainer.logger", "false"]
+    words += ["--measure.probe_steps", "0", "--results_dir", str(tmp_path), "--trainer.logger", "false"]
     assert main(["noise", "--run", "--repeats", "6", *words]) == 0
     runs = [load_run(folder) for folder in find_runs([tmp_path])]
     assert len({(run.record.pid, run.record.process_start_s) for run in runs}) == 6

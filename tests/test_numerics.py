@@ -280,7 +280,7 @@ def test_the_screen_answers_first_and_fits(capsys, monkeypatch):
 
 
 def test_json_is_the_typed_record(capsys):
-    words = ["--n", "2e3", "--addend", "100", "--accumulator", "float16", "--addend-dtype", "bfloat16", "--json"]
+    words = ["--n", "2e3", "--addend", "100", "--accumulator", "float16", "--addend_dtype", "bfloat16", "--json"]
     assert main(["numerics", "--device", "cpu", "--width", "16", *words]) == 0
     found = decode(capsys.readouterr().out.encode(), Numerics)
     (each,) = found.sums
@@ -313,7 +313,7 @@ def test_the_page_asks_for_nothing_and_fits_a_phone(written):
     ("words", "told"),
     [
         (["--accumulator", "floot16"], "choose one of float64, float32, bfloat16, float16; did you mean"),
-        (["--addend-dtype", "int8"], "--addend-dtype is 'int8'"),
+        (["--addend_dtype", "int8"], "--addend_dtype is 'int8'"),
         (["--n", "1e9"], "from 1 to 100,000,000"),
         (["--n", "0"], "from 1 to"),
         (["--n", "2.5"], "no whole number"),
@@ -340,7 +340,7 @@ def test_mistakes_are_one_line(words, told, capsys):
 
 
 def test_json_alone_is_on_standard_output(written, tmp_path, capsys):
-    words = ["--json", "--n", "10", "--width", "2", "--accumulator", "float16", "--addend-dtype", "float16"]
+    words = ["--json", "--n", "10", "--width", "2", "--accumulator", "float16", "--addend_dtype", "float16"]
     assert main(["numerics", "--device", "cpu", *words, "--svg", str(tmp_path / "x.svg")]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["width"] == 2

@@ -62,7 +62,7 @@ def measured(tmp_path: Path, view: Any) -> Path:
 
 
 def test_a_study_of_ones_own_is_one_file(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", str(study), "--dry-run"]) == 0
+    assert main(["sweep", str(study), "--dry_run"]) == 0
     home = measured(tmp_path, read_sweep_file(study).view)
     # Its results carry the view: neither the file nor the folder is needed any more.
     study.unlink()
@@ -147,7 +147,7 @@ def test_a_mistake_in_a_view_is_one_line(
 ) -> None:
     assert right in STUDY
     study.write_text(STUDY.replace(right, wrong, 1))
-    assert main(["sweep", str(study), "--dry-run"]) == 2
+    assert main(["sweep", str(study), "--dry_run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said.replace("`", "") in err.replace("`", "")

@@ -6,17 +6,25 @@ import io
 import json
 import re
 import shlex
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
+from lmbench.callbacks import progress_line
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.cli import main
+from lmbench.instruments.schedule import Schedule
 from lmbench.records.codec import decode_run
 from lmbench.records.guard import Guard
 from lmbench.records.measured import RunError
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Compile, RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Stage
 from lmbench.report.screen import make_console
 from lmbench.report.terminal import print_run
 from lmbench.report.text import folded
@@ -123,10 +131,52 @@ def test_the_live_line_is_written_over_itself_and_wiped_at_the_end():
     assert seen[1:] == ["window 3/20 steps", "short            ", "     ", ""]
 
 
-def test_there_is_no_live_line_in_a_log_file():
+def in_a_run(line, device="cpu", **places):
+    """The line as it is asked in a run at some place."""
+    schedule = Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5)
+    run = RunRecord(1, "running", compile=Compile(is_enabled=True))
+    given = {"stage": Stage.WARMUP, "steps_done": 0, "window_steps": 0, "window_elapsed_s": 0.0} | places
+    line._session = SimpleNamespace(schedule=schedule, run=run, device=torch.device(device), **given)
+    return line
+
+
+def test_a_log_file_gets_a_line_now_and_then_that_says_all(monkeypatch):
     log = io.StringIO()
-    ProgressLine(log)._show("window 3/20 steps")
+    line = in_a_run(ProgressLine(log), stage=Stage.WINDOW, window_steps=12, window_elapsed_s=1.2)
+    line.run_started()
+    line.before_window()
+    records = [StepRecord(step_s=0.1, tokens=2048), StepRecord(step_s=0.3, tokens=2048)]
+    line.steps_recorded(records)
     assert log.getvalue() == ""
+    monkeypatch.setattr(progress_line, "LOG_EVERY_S", 0.0)
+    line.steps_recorded(records)
+    line.run_ended()
+    # What the 3 s of the window still want, and 10 probe steps of 0.2 s.
+    assert re.fullmatch(r"step 12/20, 200 ms/step, 10,240 tokens/s, [0-9.]+ [MG]iB, 3.8 s left\n", log.getvalue())
+
+
+def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
+    monkeypatch.setattr(progress_line, "_LIVE_EVERY_S", 0.01)
+    line = in_a_run(ProgressLine(terminal := Terminal()))
+    line.run_started()
+    while "compiling" not in terminal.getvalue():
+        time.sleep(0.01)
+    assert "compiling, 0.0 s so far" in terminal.getvalue()
+    line.before_window()
+    assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
+
+
+def test_a_narrow_terminal_keeps_the_step_and_the_time_that_is_left(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    line = in_a_run(ProgressLine(terminal := Terminal()), stage=Stage.WINDOW, window_steps=12)
+    line.steps_recorded([StepRecord(step_s=0.2, tokens=2048)])
+    assert terminal.getvalue() == "\rstep 12/20, 5.0 s left"
+
+
+def test_a_dumb_terminal_is_a_log_file(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    ProgressLine(terminal := Terminal())._end()
+    assert terminal.getvalue() == ""
 
 
 def test_a_path_too_long_for_its_column_goes_on_in_the_next_line() -> None:

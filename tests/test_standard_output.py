@@ -29,13 +29,15 @@ TRACE = str(Path(__file__).parent / "trace_data" / "small_bf16_compiled")
 READING = {
     "compare": ["compare", "a", "b"],
     "compare --kernels": ["compare", "--kernels", TRACE, TRACE],
+    "fields": ["fields", "step_s"],
     "kernels": ["kernels", TRACE],
     "memory": ["memory", "memory_snapshot.pickle"],
     "noise": ["noise", "a"],
-    "ceiling": ["ceiling", "--sustained-s", "0.05"],
+    "numerics": ["numerics", "--n", "100", "--width", "64"],
+    "ceiling": ["ceiling", "--sustained_s", "0.05"],
 }
 #: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
-MEASURING = {"fit", "validate", "overhead"}
+MEASURING = {"fit", "validate", "overhead", "dtypes"}
 
 
 def run(*words: str, folder: Path, **given: Any) -> subprocess.CompletedProcess[str]:
@@ -73,11 +75,13 @@ def test_every_command_that_offers_json_is_tried_here(capsys: pytest.CaptureFixt
 
 
 def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path: Path) -> None:
-    done = run("fit", *SHORT, *NOISY, "--json", folder=tmp_path)
+    done = run("fit", *SHORT, *NOISY, "--dtypes.record", "true", "--json", folder=tmp_path)
     (folder,) = (tmp_path / "results").iterdir()
     assert json.loads(done.stdout) == json.loads((folder / "run.json").read_text())
     for place in ("constructor", "step", "worker", "end", "exit"):
         assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+    read = run("dtypes", str(folder), "--json", folder=tmp_path, before=make_noise_beside_any_command)
+    assert json.loads(read.stdout)
 
 
 @pytest.mark.parametrize(

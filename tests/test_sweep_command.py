@@ -27,7 +27,7 @@ def file(tmp_path):
 
 def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(file, tmp_path, capsys):
     words = ["--results_dir", str(tmp_path / "r"), "--repeats", "3", "--data.batch_size", "2"]
-    assert main(["sweep", file, "--dry-run", *words]) == 0
+    assert main(["sweep", file, "--dry_run", *words]) == 0
     told = capsys.readouterr().out.splitlines()
     assert "    lmbench validate --config=smoke --measure.steps=3 --data.batch_size=2 --model.num_layers=1" in told
     assert told[-2] == "4 cells, 3 repeats each: 12 runs"
@@ -43,7 +43,7 @@ MISTAKES = {
     "a stray word": (["FILE", "more"], "'more' was not understood"),
     "no repeats": (["FILE", "--repeats", "0"], "from 1 to 1000"),
     "repeats a text": (["FILE", "--repeats", "x"], "invalid int value: 'x'"),
-    "no end": (["FILE", "--timeout", "inf"], "a number of seconds above 0"),
+    "no end": (["FILE", "--timeout_s", "inf"], "a number of seconds above 0"),
     "a mode for every cell": (["FILE", "--measure.mode", "forward"], "list modes under `modes`"),
     "a name with a slash": (["FILE", "--name", "a/b"], "only letters, digits"),
     "nothing": ([], "sweep needs a SWEEP"),
@@ -63,11 +63,11 @@ def test_a_mistake_gets_one_line_and_exit_code_2(mistake, file, capsys):
 def test_a_view_that_is_none_is_refused(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(f"view: step_time\n{FILE}")
-    assert main(["sweep", str(path), "--dry-run"]) == 2
+    assert main(["sweep", str(path), "--dry_run"]) == 2
     assert "did you mean step_times?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-h"], ["step_times", "--dry-run"]])
+@pytest.mark.parametrize("words", [["-h"], ["step_times", "--dry_run"]])
 def test_help_and_dry_runs_answer_without_torch(words):
     code = (
         "import sys; from lmbench.cli import main; main(['sweep', *sys.argv[1:]]);"

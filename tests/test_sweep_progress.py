@@ -9,9 +9,10 @@ import pytest
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord, SweepPlace
+from lmbench.report.units import duration
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Estimate, Progress, duration
+from lmbench.sweep.progress import Estimate, Progress
 from lmbench.sweep.servers import START_S
 
 GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
@@ -46,6 +47,14 @@ def test_a_line_for_each_run_says_how_it_ended_and_what_is_left():
     assert third == f"[ 2/10]   4 min left  oom in backward  {jobs[1].name}"
     assert 0 < len(reason) <= 3
     assert all(line.startswith("        ") and len(line) <= 80 for line in reason)
+
+
+def test_the_same_reason_is_told_once():
+    progress, jobs = progress_on(log := io.StringIO())
+    for job, message in zip(jobs[:3], ("no room", "no room", "no disk"), strict=True):
+        progress.ended(job, ended("error", error=RunError(phase="forward", message=message)))
+    lines = [line.strip() for line in log.getvalue().splitlines()]
+    assert lines[1::2] == ["no room", f"as {jobs[0].name}", "no disk"]
 
 
 def test_a_log_file_hears_of_a_long_run_once_a_minute():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,24 @@ def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     assert json.loads((tmp_path / "sim" / "runs" / run.run_id / "run.json").read_text()) == as_dict(run)
 
 
+@pytest.mark.parametrize(
+    ("endings", "code"),
+    [
+        (("ok", "oom", "ok"), ExitCode.OK),
+        (("oom", "oom", "oom"), ExitCode.OUT_OF_MEMORY),
+        (("ok", "error", "error"), ExitCode.INTERNAL),
+        (("ok", "usage", "usage"), ExitCode.USAGE),
+        (("usage", "error", "ok"), ExitCode.INTERNAL),
+        (("ok", "stopped", "ok"), ExitCode.INTERNAL),
+        (("guard", "usage", "ok"), ExitCode.USAGE),
+    ],
+)
+def test_a_sweep_ends_with_the_code_of_what_failed_and_memory_is_a_finding(endings, code, tmp_path):
+    by_layers = dict(zip("123", endings, strict=True))
+    ended = lambda name: by_layers[re.search(r"num_layers=?-?([123])", name)[1]]  # noqa: E731
+    assert sweep(tmp_path, SimulatedServers(ended), {**GRID, "repeats": 1}).exit_code == code
+
+
 def test_a_run_without_a_server_is_a_row_and_the_others_go_on(tmp_path):
     servers = SimulatedServers(lambda name: "no server" if name.split("-")[1] == "2" else "ok")
     sweep(tmp_path, servers, {**GRID, "repeats": 1})
@@ -107,7 +126,7 @@ def test_what_is_done_is_not_done_again_and_what_was_stopped_is(tmp_path):
     execution = sweep(tmp_path, second, GRID)
     names = [name.rpartition("-")[0].split("-")[1] + name[-3:] for name in second.started]
     assert names == ["2-r0", "1-r1", "2-r1", "3-r1"]
-    assert execution.exit_code == ExitCode.OK
+    assert execution.exit_code == ExitCode.INTERNAL
     attempts = {name: run.sweep.attempt for name, run in records(tmp_path).items()}
     assert sorted(attempts.values()) == [1, 1, 1, 1, 1, 2]
     assert len(attempts) == 6
@@ -160,7 +179,7 @@ def test_a_thousand_cells_leave_a_thousand_rows(tmp_path, monkeypatch):
         assert len(list((where / name / "runs").iterdir())) == 1_000
         expected = Counter(ROWS[kinds[(i + 1) % len(kinds)]][0] for i in range(1_000))
         assert Counter(run.outcome for run in rows.values()) == expected
-        assert execution.exit_code == ExitCode.GUARD_FAILED
+        assert execution.exit_code == ExitCode.INTERNAL
     finally:
         subprocess.run(["rm", "-rf", str(where / name)], check=True)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import OPTIONS
+from lmbench.configs import shipped_studies
+from lmbench.fit import run as fit_run
 from lmbench.fit.run import Measurement
 
 NONSENSE = [
@@ -20,8 +23,8 @@ NONSENSE = [
     ["compare", "only-one"],
     ["show", "/nope", "-x"],
     ["selfcheck", "cpu", "cuda"],
-    ["upload", "--timeout-s", "soon", "results"],
-    ["upload", "--timeout-s"],
+    ["upload", "--timeout_s", "soon", "results"],
+    ["upload", "--timeout_s"],
     ["noise", "--repeats", "some"],
     ["overhead", "--rounds", "1"],
     ["overhead", "--config", "nope"],
@@ -90,3 +93,42 @@ def test_the_short_help_names_real_options(capsys):
 def test_no_configuration_at_all_is_understood(capsys):
     assert main(["fit", "--print_config"]) == 0
     assert "size: small" in capsys.readouterr().out
+
+
+def test_a_word_after_the_command_names_the_configuration(capsys):
+    assert main(["fit", "smoke", "--measure.steps", "7", "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    assert "size: tiny" in printed
+    assert "steps: 7" in printed
+    assert main(["fit", "smok"]) == 2
+    assert "did you mean smoke?" in capsys.readouterr().err
+
+
+def test_nothing_at_all_on_a_cpu_is_the_smoke_configuration(capsys, monkeypatch):
+    measured = []
+    monkeypatch.setattr(fit_run, "Measurement", lambda words, *_: measured.append(words) or sys.exit(0))
+    assert main(["fit"]) == 0
+    assert measured[0][:2] == ["fit", "--config"]
+    assert Path(measured[0][2]).name == "smoke.yaml"
+    assert capsys.readouterr().err.count("lmbench fit --config smoke") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_spelt_in_one_way_and_understood_in_both(command, capsys):
+    exit_code([command, "-h"])
+    printed = capsys.readouterr().out
+    assert not re.findall(r"--[a-z_.]+-[a-z]", printed)
+
+
+def test_a_dash_in_an_option_is_an_underscore(capsys):
+    assert main(["sweep", "tiny_warmup", "--dry-run"]) == 0
+    assert "--data.batch_size=3" not in capsys.readouterr().out
+    assert main(["sweep", "tiny_warmup", "--dry_run", "--data.batch-size=3"]) == 0
+    assert "--data.batch_size=3" in capsys.readouterr().out
+
+
+def test_help_of_sweep_tells_what_every_study_asks(capsys):
+    exit_code(["sweep", "-h"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in (name for name in shipped_studies() if not name.startswith("tiny_")):
+        assert sum(line.startswith(f"  {name} ") and len(line.split()) > 3 for line in lines) == 1, name

@@ -99,7 +99,7 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path: Path) -> None:
         ({"entity": "thief"}, {"WANDB_ENTITY": "team"}, [], False),
         ({"entity": "thief", "project": "public"}, {}, ["--entity=me"], False),
         ({"entity": "thief", "project": "public"}, {}, ["--entity=me", "--project=mine"], True),
-        ({"entity": "team", "project": "speed"}, {}, ["--as-filed"], True),
+        ({"entity": "team", "project": "speed"}, {}, ["--as_filed"], True),
     ],
 )  # fmt: skip
 def test_a_record_does_not_choose_where_it_goes(
@@ -115,7 +115,7 @@ def test_a_record_does_not_choose_where_it_goes(
     assert told.out.count("uploaded  ") == 1 + goes
     assert str(plain) in told.out
     assert told.err.count("\n") == (not goes)
-    assert goes or "your settings do not; give --as-filed" in told.err
+    assert goes or "your settings do not; give --as_filed" in told.err
     assert sum(words[0] == "wandb" for words in sent) == 1 + goes
 
 

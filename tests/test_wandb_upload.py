@@ -56,7 +56,7 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     (results / "damaged").mkdir()
     (results / "damaged" / "run.json").write_text("{")
     environment = dict(os.environ)
-    assert main(["upload", str(results), "--as-filed"]) == 2
+    assert main(["upload", str(results), "--as_filed"]) == 2
     output = capsys.readouterr()
     assert len([line for line in output.out.splitlines() if line.startswith("uploaded  ")]) == 3
     assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out
@@ -206,7 +206,7 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     [
         ([], "nothing to upload"),
         (["/nowhere"], "does not exist"),
-        (["/tmp", "--timeout-s", "0"], "it must be above 0"),
+        (["/tmp", "--timeout_s", "0"], "it must be above 0"),
         (["/tmp", "--timeout"], "unknown option --timeout"),
     ],
 )

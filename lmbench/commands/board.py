@@ -17,10 +17,10 @@ from lmbench.text import shown
 from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, WandbSettings, save_boards
 
 DESCRIPTION = """\
-Makes a workspace at W&B for each STUDY (a shipped one by name, or its file; without any,
-for all that ship and for all runs together), or brings the one that is there up to date:
-what it shows of your own changes is lost, and there are never two. Its runs are those of
-the study's sweeps; `lmbench upload` brings them. Needs wandb-workspaces
+Makes a workspace at W&B for each STUDY (a shipped one by name, or its file; without
+any, for all that ship and for all runs together), or brings the one that is there up
+to date: what it shows of your own changes is lost, and there are never two. Its runs
+are those of the study's sweeps; `lmbench upload` brings them. Needs wandb-workspaces
 (`pip install 'lmbench[boards]'`), and a key from WANDB_API_KEY or `wandb login`."""
 
 
@@ -86,14 +86,14 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--tables", action="append", metavar="RESULTS",
         help="with --report: put in what `lmbench report` prints of these results; may be given more than once",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="print what would be made, as JSON; asks nobody")
+    parser.add_argument("--dry_run", action="store_true", help="print what would be made, as JSON; asks nobody")
     parser.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
+        "--timeout_s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S",
         help=f"seconds that W&B may take (default {DEFAULT_TIMEOUT_S:g})",
     )  # fmt: skip
     options = parser.parse_args(words)
     if options.tables and not options.report:
         raise UsageError("--tables goes into a report; give --report, too")
     if not options.timeout_s > 0:
-        raise UsageError(f"--timeout-s is {options.timeout_s:g}; it must be above 0")
+        raise UsageError(f"--timeout_s is {options.timeout_s:g}; it must be above 0")
     return options

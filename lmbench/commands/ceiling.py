@@ -25,12 +25,12 @@ def run(args: list[str]) -> int:
         UsageError: an option is wrong, or the folder cannot be written.
     """
     parser = CommandParser("ceiling", DESCRIPTION)
-    parser.add_argument("--sustained-s", type=float, default=3.0, metavar="S", help="seconds held (default 3)")
-    parser.add_argument("--results-dir", default="results", metavar="RESULTS", help="folder of results")
+    parser.add_argument("--sustained_s", type=float, default=3.0, metavar="S", help="seconds held (default 3)")
+    parser.add_argument("--results_dir", default="results", metavar="RESULTS", help="folder of results")
     parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args(args[1:])
     if not 0 < options.sustained_s <= LONGEST_S:
-        raise UsageError(f"--sustained-s is {options.sustained_s:g}; it must be above 0 and at most {LONGEST_S:g}")
+        raise UsageError(f"--sustained_s is {options.sustained_s:g}; it must be above 0 and at most {LONGEST_S:g}")
     # Help does not wait for these.
     from lmbench.kernels.ceiling import print_ceiling, store_ceiling
     from lmbench.kernels.recording.ceiling import measure_ceiling

@@ -36,9 +36,9 @@ and shrank. It has no verdict, and exits with 0.
 exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
 
 USAGE = """\
-lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --markdown]
+lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --format markdown]
        lmbench compare --run A [B] [--gate 2%%] [--budget 10m] [--revision A B] [OPTIONS]
-       lmbench compare --kernels A B [--top N] [--phase NAME] [--json | --markdown]"""
+       lmbench compare --kernels A B [--top N] [--phase NAME] [--format markdown]"""
 
 _DEFAULT_TOP = 15
 _DEFAULT_GATE = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
@@ -65,7 +65,7 @@ def run(args: list[str]) -> int:
         found = compare(options.a, options.b, options.tolerance, options.about)
     if options.json:
         write_result(json.dumps(as_record(found), indent=1) + "\n")
-    elif options.markdown:
+    elif options.format:
         print(markdown(found), end="")
     else:
         print_comparison(found, make_console())
@@ -82,7 +82,7 @@ def _compare_kernels(options: argparse.Namespace) -> int:
         raise UsageError(f"--phase is {options.phase!r}; these traces have {', '.join(phases)}")
     if options.json:
         write_result(json.dumps(difference_record(found), indent=1) + "\n")
-    elif options.markdown:
+    elif options.format:
         print(difference_markdown(found, options.top, options.phase), end="")
     else:
         print_difference(found, options.top, options.phase, make_console())
@@ -125,13 +125,13 @@ def add_output_options(parser: CommandParser) -> None:
         "nothing else may; may be given again",
     )
     parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
-    parser.add_argument("--markdown", action="store_true", help="tables to paste")
+    parser.add_argument("--format", choices=("markdown",), help="tables to paste")
 
 
 def check_output_options(options: argparse.Namespace) -> None:
     """Raises UsageError for two forms of output at once."""
-    if options.json and options.markdown:
-        raise UsageError("--json and --markdown are two forms of one output; give one")
+    if options.json and options.format:
+        raise UsageError("--json and --format are two forms of one output; give one")
 
 
 def parse_gate(text: str) -> float:

@@ -18,11 +18,12 @@ from lmbench.errors import UsageError
 from lmbench.records.load import is_run_folder
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
+from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import Plan, make_plan
-from lmbench.sweep.progress import Estimate, Progress, duration
+from lmbench.sweep.progress import Estimate, Progress
 from lmbench.sweep.sides import two_sides
 
 DESCRIPTION = """\
@@ -82,7 +83,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--results_dir", default="results", metavar="DIR", help="where the folder goes (results)")
     parser.add_argument("--name", help="name of the folder (default: compare- and the time)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds a run may take (default 600)")
+    parser.add_argument("--timeout_s", type=float, metavar="S", help="seconds a run may take (default 600)")
     return parser.parse_known_args(words)
 
 
@@ -96,7 +97,7 @@ def _find(options: argparse.Namespace, rest: list[str]) -> tuple[Path, SweepFile
         _, file = read_sweep_folder(Path(given[0]))
         if not file.sides:
             raise UsageError(f"{given[0]} is a sweep without sides; `lmbench compare` compares it, without --run")
-        return Path(given[0]), file.changed({}, None, options.timeout)
+        return Path(given[0]), file.changed({}, None, options.timeout_s)
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
         raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
@@ -104,7 +105,7 @@ def _find(options: argparse.Namespace, rest: list[str]) -> tuple[Path, SweepFile
     path = Path(options.results_dir) / name
     if (path / SWEEP_FILE).is_file():
         raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
-    return path, file.changed({}, None, options.timeout)
+    return path, file.changed({}, None, options.timeout_s)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

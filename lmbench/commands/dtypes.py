@@ -11,8 +11,8 @@ from lmbench.standard_output import write_result
 
 DESCRIPTION = """\
 Shows the dtypes of a run that was recorded with `lmbench fit ... --dtypes.record true`:
-parameters, batch, logits, loss, gradients and optimizer state; what every module gets and
-returns; and the operators of the forward pass, each with the reason for its casts:
+parameters, batch, logits, loss, gradients and optimizer state; what every module gets
+and returns; and the operators of the forward pass, each with the reason for its casts:
 autocast's lists as the run's PyTorch had them on its device. Several runs (two
 precisions, say) stand side by side. Needs no GPU and no PyTorch."""
 

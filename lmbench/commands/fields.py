@@ -29,14 +29,14 @@ def run(args: list[str]) -> int:
     parser = CommandParser("fields", DESCRIPTION)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a field, its last word, or a part of the record")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--markdown", action="store_true", help="tables to paste")
+    output.add_argument("--format", choices=("markdown",), help="tables to paste")
     output.add_argument("--json", action="store_true", help="as JSON on standard output")
     options = parser.parse_args(args[1:])
     found = _named(options.names)
     if options.json:
         told = [{"name": each.pattern, "group": each.group, **asdict(each.about)} for each in found]
         write_result(msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n")
-    elif options.markdown:
+    elif options.format:
         for table in _tables(found):
             print("\n".join([*table_lines(table), ""]))
     else:

@@ -57,10 +57,10 @@ def text(command: str) -> str:
     """The short help of `fit` or `validate`."""
     names = f"shipped: {', '.join(shipped_configs())}"
     lines = [
-        f"usage: lmbench {command} --config CONFIG [--OPTION VALUE]...",
+        f"usage: lmbench {command} CONFIG [--OPTION VALUE]...",
         f"\n{_MEASURES[command]}",
         "\nconfiguration:",
-        _line("--config", "CONFIG", "a YAML file, or a shipped one by its name; the last wins"),
+        _line("CONFIG", "", "a YAML file, or a shipped one by its name; or --config"),
         fill(names, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False),
     ]
     for heading, options in OPTIONS.items():

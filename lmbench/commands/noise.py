@@ -49,12 +49,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--run", action="store_true", help="measure the repeats now")
     parser.add_argument("--repeats", type=int, default=10, metavar="N", help="processes to run (default 10)")
-    parser.add_argument("--measure.results_dir", dest="results_dir", default="results", metavar="DIR")
+    parser.add_argument(
+        "--results_dir", default="results", metavar="DIR", help="with --run: where their folder goes (results)"
+    )
     parser.add_argument("--json", action="store_true", help="the floors as JSON on standard output")
     options, rest = parser.parse_known_args(words)
     if options.run:
         if options.repeats < MIN_NOISE_REPEATS:
             raise UsageError(f"--repeats is {options.repeats}; a noise floor takes {MIN_NOISE_REPEATS}")
+        if any(word.partition("=")[0] == "--measure.results_dir" for word in rest):
+            raise UsageError("noise puts its repeats in a folder of its own; say where with --results_dir")
         options.fit = rest
         return options
     unknown = [word for word in rest if word.startswith("-")]

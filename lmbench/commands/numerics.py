@@ -67,7 +67,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--n", type=_whole, default=1000, metavar="N", help="how many addends (default 1000)")
     parser.add_argument("--addend", type=float, default=0.01, metavar="X", help="the number added (default 0.01)")
     parser.add_argument("--accumulator", metavar="DTYPE", help="format of the total (default: float16 .. float32)")
-    parser.add_argument("--addend-dtype", metavar="DTYPE", help="format of the addends (default: as the total or less)")
+    parser.add_argument("--addend_dtype", metavar="DTYPE", help="format of the addends (default: as the total or less)")
     parser.add_argument("--width", type=_whole, default=1024, metavar="N", help="of norms' rows, logits (default 1024)")
     parser.add_argument("--eps", type=float, default=1e-5, metavar="X", help="of norms (default 1e-05)")
     parser.add_argument("--device", metavar="DEVICE", help="cuda or cpu (default cuda where there is one)")
@@ -98,7 +98,7 @@ def _pairs(accumulator: str | None, addend: str | None) -> list[tuple[Format, Fo
     if accumulator is None and addend is None:
         return [(FORMATS[one], FORMATS[other]) for one, other in PAIRS]
     accumulators = FORMATS.values() if accumulator is None else [find_format(accumulator, "--accumulator")]
-    addends = FORMATS.values() if addend is None else [find_format(addend, "--addend-dtype")]
+    addends = FORMATS.values() if addend is None else [find_format(addend, "--addend_dtype")]
     return [(one, other) for one in accumulators for other in addends]
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.fit.command_line import expand_configs
+from lmbench.fit.command_line import expand_configs, named_first
 from lmbench.masking import masked_words
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
@@ -52,4 +52,4 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options, fit_options = parser.parse_known_args(words)
     if options.rounds < 2:
         raise UsageError(f"--rounds is {options.rounds}; an interval needs at least 2")
-    return options, expand_configs(fit_options)
+    return options, expand_configs(named_first(["fit", *fit_options]))[1:]

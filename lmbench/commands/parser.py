@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.interruption import received
 
 
@@ -28,10 +28,20 @@ class CommandParser(argparse.ArgumentParser):
         )
         self._command = command
 
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        if any("-" in name.removeprefix("--") for name in names if name.startswith("--")):
+            raise ValueError(f"{names[0]}: options are spelt with _, as all are (`-` is taken for it)")
+        return super().add_argument(*names, **settings)
+
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            message = f"unknown option {unknown}" if unknown.startswith("-") else f"{unknown!r} is one too many"
+            message = f"{unknown!r} is one too many"
+            if unknown.startswith("-"):
+                given = unknown.split()[0].partition("=")[0]
+                known = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
+                hint = suggest(given.removeprefix("--"), known, "--{}")
+                message = f"unknown option {given}{hint}"
         raise UsageError(f"{self._command}: {message}; `lmbench {self._command} -h` tells the options")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
 import shlex
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 from lmbench.commands import upload
 from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
+from lmbench.configs import shipped_studies
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
@@ -39,30 +43,47 @@ environments (python, revision and tree, variables), repeats, timeout_s, view, a
 largest: an option (data.batch_size) of which each cell finds the largest value that
 fits, by trial from what `lmbench memory` predicts."""
 
+_TINY = "tiny_"
+_WIDTH, _NAME_WIDTH = 88, 16
+_HANGING = " " * (_NAME_WIDTH + 3)
+
 
 @command
 def run(args: list[str]) -> int:
     """Run or list a sweep; returns the exit code."""
     try:
-        options, given = _parser().parse_known_args(args[1:])
+        options, given = _parser(lists_studies=bool({"-h", "--help"} & set(args))).parse_known_args(args[1:])
         return _sweep(options, read_options(given))
     except SweepHalted as error:
         tell(f"sweep: {error}")
         return ExitCode.INTERNAL
 
 
-def _parser() -> CommandParser:
+def _parser(lists_studies: bool = False) -> CommandParser:
     parser = CommandParser("sweep", DESCRIPTION)
+    if lists_studies:
+        parser.epilog = _studies()
     # Optional to argparse only, which otherwise prints its usage where it is missing.
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="a file, a study's name, or the folder of a sweep")
     parser.add_argument(
         "--results_dir", default="results", metavar="DIR", help="where the sweep's folder goes (results)"
     )
     parser.add_argument("--name", help="name of the sweep's folder (default: the file's)")
-    parser.add_argument("--dry-run", action="store_true", help="list the cells and what each would run")
+    parser.add_argument("--dry_run", action="store_true", help="list the cells and what each would run")
     parser.add_argument("--repeats", type=int, metavar="N", help="processes of each cell, instead of the file's")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds a run may take, instead of the file's")
+    parser.add_argument("--timeout_s", type=float, metavar="S", help="seconds a run may take, instead of the file's")
     return parser
+
+
+def _studies() -> str:
+    """The shipped studies, a line each: their files' first words."""
+    lines = []
+    for name, path in shipped_studies().items():
+        comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        told = re.split(r"[.:;](?=\s|$)", " ".join(line.lstrip("# ") for line in comment))[0]
+        if not name.startswith(_TINY):
+            lines.append(textwrap.fill(f"  {name:<{_NAME_WIDTH}} {told}", _WIDTH, subsequent_indent=_HANGING))
+    return "\n".join(["studies (tiny_NAME is the same for a CPU, in a minute or two):", *lines])
 
 
 def read_options(words: list[str]) -> Options:
@@ -84,7 +105,7 @@ def read_options(words: list[str]) -> Options:
 
 def _sweep(given: argparse.Namespace, options: Options) -> int:
     name, results_dir, file = _find(given)
-    file = file.changed(options, given.repeats, given.timeout)
+    file = file.changed(options, given.repeats, given.timeout_s)
     if file.sides:
         raise UsageError(f"{given.sweep!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     if file.view is not None:

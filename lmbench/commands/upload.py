@@ -58,10 +58,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--project", metavar="NAME", help="another project than the results' own")
     parser.add_argument("--entity", metavar="NAME", help="another user or team than the results' own")
     parser.add_argument(
-        "--as-filed", action="store_true", help="send each to the project and entity that its own record names"
+        "--as_filed", action="store_true", help="send each to the project and entity that its own record names"
     )
     parser.add_argument(
-        "--timeout-s",
+        "--timeout_s",
         type=float,
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
@@ -71,7 +71,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if not options.results:
         raise UsageError("nothing to upload; name result folders, such as `lmbench upload results`")
     if not options.timeout_s > 0:
-        raise UsageError(f"--timeout-s is {options.timeout_s:g}; it must be above 0")
+        raise UsageError(f"--timeout_s is {options.timeout_s:g}; it must be above 0")
     return options
 
 
@@ -99,7 +99,7 @@ def _without_leave(folders: list[Path], options: argparse.Namespace) -> list[Pat
     for place, results in places.items():
         which = f"{results[0]}{f' and {len(results) - 1} more' if len(results) > 1 else ''}"
         tell(
-            f"not uploaded: {which}: it names {place}, and your settings do not; give --as-filed to send it there, "
+            f"not uploaded: {which}: it names {place}, and your settings do not; give --as_filed to send it there, "
             "or --project and --entity"
         )
     return [folder for results in places.values() for folder in results]

@@ -25,6 +25,11 @@ class Words:
     is_quiet: bool = False
     only_settings: bool = False
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is no option at all."""
+        return len(self.options) == 1
+
 
 def read(words: list[str]) -> Words:
     """Take the flags out, and replace short names by what they stand for.
@@ -33,8 +38,15 @@ def read(words: list[str]) -> Words:
         UsageError: a configuration that is neither a file nor a shipped one.
     """
     flags = {"--json", "--quiet", "--print_config"} & set(words)
-    options = expand_configs(expand_profiler([word for word in words if word not in flags]))
+    options = expand_configs(expand_profiler(named_first([word for word in words if word not in flags])))
     return Words(options, "--json" in flags, "--quiet" in flags, "--print_config" in flags)
+
+
+def named_first(words: list[str]) -> list[str]:
+    """A word without an option, first after the command, names the configuration: `fit smoke`."""
+    if len(words) > 1 and not words[1].startswith("-"):
+        return [words[0], "--config", *words[1:]]
+    return words
 
 
 def expand_profiler(words: list[str]) -> list[str]:

@@ -7,8 +7,10 @@ import lmbench.fit.startup  # noqa: F401
 # isort: split
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from jsonargparse import ArgumentError
 
 from lmbench.callbacks import RunRecorder
@@ -62,6 +64,8 @@ def run(args: list[str]) -> int:
     try:
         words = read(args)
         is_loud = not (words.as_json or words.is_quiet)
+        if words.is_nothing and not words.only_settings:
+            words = replace(words, options=_without_configuration(words.options))
         options, told = leave_out(words.options)
         if told is not None:
             tell(told)
@@ -82,6 +86,18 @@ def run(args: list[str]) -> int:
     signum = received()
     # Whoever stops the upload of a run that is complete stops this command all the same.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
+
+
+def _without_configuration(words: list[str]) -> list[str]:
+    """What is measured where nothing was named: on a GPU what the defaults are, else what a CPU is done with soon."""
+    if torch.cuda.is_available():
+        tell(f"no configuration was named: {words[0]} measures size small in float32; try --config large_bf16, or -h")
+        return words
+    tell(
+        f"no configuration was named, and there is no GPU here: this is `lmbench {words[0]} --config smoke`, a tiny "
+        "model, to see that it works; what there is to measure is in `lmbench fit -h`"
+    )
+    return read([*words, "--config", "smoke"]).options
 
 
 def _ended_by(error: BaseException) -> int | None:

@@ -155,3 +155,15 @@ _OF_FIELDS = {
 def unit_of(field_unit: str) -> Unit:
     """The unit in which a field of the schema is shown, by the unit that it is recorded in."""
     return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"

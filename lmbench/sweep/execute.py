@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ from lmbench.sweep.servers import Launch, Servers
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # With less a run cannot be recorded.
 _LEAST_FREE_BYTES = 2**20
+#: Exit codes that tell what a run failed at.
+_FAILURES = {code for code in ExitCode if 0 < code < ExitCode.SLOWER} - {ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED}
 _FOREIGN_FILE = "run.foreign.json"
 _CHECK_TIMEOUT_S = 300.0
 
@@ -80,9 +83,21 @@ class Execution:
         self._found: dict[str, GridCell] = {}
         self._first: dict[str, _FirstRepeat] = {}
         servers.begin_round(self._rounds_to_come(0))
-        self.exit_code = ExitCode.OK
+        self._outcomes: Counter[str] = Counter()
+        self._failed: set[ExitCode] = set()
+        self._has_failed_guard = False
         #: How the runs that were measured now are filed with W&B.
         self.filings: list[WandbFiling] = []
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of the runs that failed, 1 where they failed in different ways. What ran out of memory is a finding,
+        unless nothing else was found."""
+        if self._failed:
+            return next(iter(self._failed)) if len(self._failed) == 1 else ExitCode.INTERNAL
+        if self._has_failed_guard:
+            return ExitCode.GUARD_FAILED
+        return ExitCode.OUT_OF_MEMORY if self._outcomes["oom"] and not self._outcomes["ok"] else ExitCode.OK
 
     def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
         """Bring every job to its end, or as many rounds of them as are enough; that is asked after each round.
@@ -154,8 +169,12 @@ class Execution:
             self.filings.append(record.wandb)
         if job.repeat == 0:
             self._first[job.cell.id] = _FirstRepeat(ending_of(record), record.compile.cache == "private")
-        if record.exit_code == ExitCode.GUARD_FAILED:
-            self.exit_code = ExitCode.GUARD_FAILED
+        self._outcomes[record.outcome] += 1
+        if record.outcome not in ("ok", "oom", "skipped"):
+            # That of a signal, say, or of a time limit, is the run's and not the sweep's.
+            is_told = record.exit_code in _FAILURES
+            self._failed.add(ExitCode(record.exit_code) if is_told and record.exit_code else ExitCode.INTERNAL)
+        self._has_failed_guard |= record.exit_code == ExitCode.GUARD_FAILED
         return record
 
     # a run of an earlier start

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from lmbench.configs import parse_yaml
 from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
+from lmbench.report.units import duration
 from lmbench.sweep.plan import GridCell, Job, Plan
 from lmbench.sweep.servers import START_S
 from lmbench.text import one_line, shown
@@ -82,6 +83,8 @@ class Progress:
         self._kept = 0
         self._told_s = 0.0
         self.outcomes: Counter[str] = Counter()
+        # By reason, the run that was the first to tell it.
+        self._reasons: dict[str, str] = {}
 
     def begin(self) -> None:
         """What the sweep will take, as far as that is known before anything has run."""
@@ -120,7 +123,7 @@ class Progress:
             self._kept = 0
         self._count(job, run)
         self._told_s = 0.0
-        self._write(f"{self._place(self._done)}  {shown(_told(run))}  {shown(job.name)}\n{_reason(run)}")
+        self._write(f"{self._place(self._done)}  {shown(_told(run))}  {shown(job.name)}\n{self._reason(job, run)}")
 
     def noted(self, text: str) -> None:
         """Something that goes on; the next line takes its place where that can be."""
@@ -136,6 +139,16 @@ class Progress:
         self.outcomes[run.outcome] += 1
         if not self.is_open:
             self._estimate.done(job, run)
+
+    def _reason(self, job: Job, run: RunRecord) -> str:
+        """Why it did not end well, on lines of its own; what an earlier run has told is not told again."""
+        if run.outcome in ("ok", "skipped") or run.error is None:
+            return ""
+        message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
+        first = self._reasons.setdefault(message, job.name)
+        if first != job.name:
+            message = f"as {first}"
+        return textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) + "\n"
 
     def _place(self, index: int, elapsed_s: float = 0.0) -> str:
         if self.is_open:
@@ -174,26 +187,6 @@ def _told(run: RunRecord) -> str:
         return "ok" if step is None or step.mean_s is None else f"ok {step.mean_s * 1e3:.4g} ms/step"
     phase = None if run.error is None else run.error.phase
     return f"{run.outcome} in {phase}" if phase and run.outcome != "skipped" else run.outcome
-
-
-def _reason(run: RunRecord) -> str:
-    """Why it did not end well, on lines of its own; repeat 0 has told why others were skipped."""
-    if run.outcome in ("ok", "skipped") or run.error is None:
-        return ""
-    message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
-    return textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) + "\n"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"
 
 
 def _configured_s(config: str) -> Any:

@@ -109,7 +109,7 @@ def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
     """The options with which `lmbench upload` sends these runs where they are filed."""
     found = list(dict.fromkeys(map(elsewhere, filings)))
     if len(found) > 1:
-        return ["--as-filed"]
+        return ["--as_filed"]
     named = {"project": found[0].project, "entity": found[0].entity} if found else {}
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 

@@ -110,7 +110,7 @@ def _held(addend: float, addend_format: Format) -> float:
     if math.isinf(rounded):
         raise UsageError(
             f"--addend {addend:g} is infinite in {addend_format.name}, whose largest number is "
-            f"{addend_format.largest:g}; give a smaller one, or another --addend-dtype"
+            f"{addend_format.largest:g}; give a smaller one, or another --addend_dtype"
         )
     return rounded
 
