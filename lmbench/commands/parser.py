@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
+import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -11,8 +13,28 @@ from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.interruption import received
 
 
+class _Paragraphs(argparse.HelpFormatter):
+    """Folds every paragraph of a description to the screen; a list's lines, which are indented, stay lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts: list[str] = []
+        for line in text.splitlines():
+            goes_on = parts and parts[-1] and line and not line.startswith(" ") and not parts[-1].startswith(" ")
+            if goes_on:
+                parts[-1] += f" {line}"
+            else:
+                parts.append(line)
+        return "\n".join(self._folded(part, width) for part in parts)
+
+    @staticmethod
+    def _folded(line: str, width: int) -> str:
+        # Of a list's line what follows its first word stands under itself.
+        hanging = " " * len("".join(re.findall(r"^\s+\S+\s+", line)))
+        return textwrap.fill(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Takes no abbreviations, keeps the description's lines, and tells a mistake in one line.
+    """Takes no abbreviations, folds the description's paragraphs, and tells a mistake in one line.
 
     Raises:
         UsageError: (in `parse_args`) an option is unknown, has a wrong value, or is missing.
@@ -23,7 +45,7 @@ class CommandParser(argparse.ArgumentParser):
             prog=f"lmbench {command}",
             usage=usage,
             description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Paragraphs,
             allow_abbrev=False,
         )
         self._command = command

@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shlex
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -44,8 +43,6 @@ largest: an option (data.batch_size) of which each cell finds the largest value 
 fits, by trial from what `lmbench memory` predicts."""
 
 _TINY = "tiny_"
-_WIDTH, _NAME_WIDTH = 88, 16
-_HANGING = " " * (_NAME_WIDTH + 3)
 
 
 @command
@@ -78,11 +75,12 @@ def _parser(lists_studies: bool = False) -> CommandParser:
 def _studies() -> str:
     """The shipped studies, a line each: their files' first words."""
     lines = []
+    width = max(map(len, shipped_studies()))
     for name, path in shipped_studies().items():
         comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
         told = re.split(r"[.:;](?=\s|$)", " ".join(line.lstrip("# ") for line in comment))[0]
         if not name.startswith(_TINY):
-            lines.append(textwrap.fill(f"  {name:<{_NAME_WIDTH}} {told}", _WIDTH, subsequent_indent=_HANGING))
+            lines.append(f"  {name:<{width}} {told}")
     return "\n".join(["studies (tiny_NAME is the same for a CPU, in a minute or two):", *lines])
 
 
