@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmbench.commands import memory_prediction
 from lmbench.commands.parser import CommandParser, command
+from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.memory.recorded import SNAPSHOT_FILE
 from lmbench.report.chosen import add_options, chosen_of
@@ -116,7 +117,7 @@ def _print_json(told: object) -> None:
 def _is_to_come(words: list[str]) -> bool:
     """Whether the words are a configuration's, which is options and nothing else; `validate` is told so there."""
     first = next((word for word in words if word != "--json"), "")
-    if first == "validate" and not Path(first).exists():
+    if (first == "validate" or first in shipped_configs()) and not Path(first).exists():
         return True
     return first.startswith("-") and first.partition("=")[0] not in _OF_RECORDED
 

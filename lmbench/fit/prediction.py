@@ -206,7 +206,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    cli = PredictionCLI(leave_out(["fit", *read(words).options])[0])
+    cli = PredictionCLI(leave_out(read(["fit", *words]).options)[0])
     workspace_bytes = 0 if request.gpu is None else request.gpu.workspace_bytes
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
