@@ -31,4 +31,4 @@ class GradientNorm(Observer):
         if scaler is not None and scaler._scale is not None and unscales_itself(optimizer):
             norm = norm / scaler._scale
         session.track.leave()
-        session.add_gradient_norm(norm)
+        session.note_gradient_norm(optimizer, norm)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
+from torch.optim import Optimizer
 
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
@@ -67,7 +68,7 @@ class MeasurementSession(LeanCallback):
         self._optimizer_steps_seen = 0
         self._micro_batches = 0
         self._tokens = 0
-        self._gradient_norms: list[torch.Tensor] = []
+        self._gradient_norms: dict[Optimizer, torch.Tensor] = {}
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
 
@@ -153,13 +154,15 @@ class MeasurementSession(LeanCallback):
     def add_tokens(self, count: int) -> None:
         self._tokens += count
 
-    def add_gradient_norm(self, norm: torch.Tensor) -> None:
-        """Note the norm of one optimizer's gradients in the running step: a scalar on the device."""
-        self._gradient_norms.append(norm)
+    def note_gradient_norm(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
+        """Note the norm of an optimizer's gradients in the running step, a scalar on the device; the last one stands,
+        where the optimizer looks at them more than once."""
+        self._gradient_norms[optimizer] = norm
 
     def take_gradient_norms(self) -> list[torch.Tensor]:
         """The norms of the step that ends, an optimizer each."""
-        taken, self._gradient_norms = self._gradient_norms, []
+        taken = list(self._gradient_norms.values())
+        self._gradient_norms.clear()
         return taken
 
     @property

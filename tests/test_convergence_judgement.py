@@ -72,6 +72,9 @@ BROKEN = {
     "gradients three times as long": (trained(0, scale=3.0), "NO: gradient norm", "gradient norm x3, limit"),
     "gradients a tenth shorter": (trained(0, scale=0.9), "NO: gradient norm", "gradient norm x0.9, limit"),
     "no gradient": (changed(trained(0), norms=[0.0] * STEPS), "NO: gradient norm", "there is no gradient"),
+    "gradients that overflow": (
+        changed(trained(0), norms=[math.inf] * STEPS), "NO: gradient norm", "the gradient norm is not finite",
+    ),
     "nothing is updated": (changed(trained(0), [6.0] * STEPS), "NO: loss", "nat above, limit"),
     "half a nat worse": (trained(0, offset=0.5), "NO: loss", "loss 0.5 nat above, limit"),
     "half a nat better": (trained(0, offset=-0.5), "NO: loss", "loss 0.5 nat below, limit"),
@@ -224,6 +227,18 @@ def test_energy_is_that_of_the_time_to_the_same_loss(home, capsys):
 def test_steps_are_read_only_where_a_view_asks_for_them(home, capsys):
     assert main(["report", str(home), "--view", "precision", "--format", "csv"]) == 0
     assert "trains_alike" not in capsys.readouterr().out
+
+
+def test_figures_beyond_all_measure_are_shown_as_what_ran_away(home, capsys, tmp_path):
+    for path in home.glob("runs/bf16-*/steps.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line | {"loss": 1e308, "gradient_norm": 1e300}) + "\n" for line in lines))
+    for path in home.glob("runs/32-true-*/steps.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        norm = 1e-99 if path.parent.name.startswith("32-true-0") else 1e99
+        path.write_text("".join(json.dumps(line | {"gradient_norm": norm}) + "\n" for line in lines))
+    assert main(["report", str(home), "--html", str(tmp_path / "page.html"), "--format", "markdown"]) == 0
+    assert "bf16-mixed | NO: not finite from step 0" in capsys.readouterr().out
 
 
 def test_a_file_of_steps_that_is_torn_or_gone_leaves_the_others(home, capsys):

@@ -63,6 +63,16 @@ def copied(module, fused):
     return copy
 
 
+def test_an_optimizer_that_looks_several_times_leaves_its_last_look(sleeper):
+    sleeper.forward_s = sleeper.backward_s = sleeper.optimizer_s = 0.0
+    sleeper.configure_optimizers = lambda: torch.optim.LBFGS(sleeper.parameters(), max_iter=3)
+    seen = []
+    sleeper.on_before_optimizer_step = lambda _: seen.append(float(total_norm([p.grad for p in sleeper.parameters()])))
+    records = measured(sleeper)
+    assert len(seen) > len(records)
+    assert records[0].gradient_norm in [pytest.approx(norm, rel=1e-6) for norm in seen[1:4]]
+
+
 def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
     values = torch.full((4096,), 1.001)
     assert float(total_norm([values.bfloat16(), values])) == pytest.approx(math.hypot(64.0, 64.064), rel=1e-5)

@@ -17,6 +17,8 @@ from lmbench.report.gather import Sample
 
 #: Steps of a run that are looked at; a file of them is a tenth of a gigabyte.
 MAX_STEPS = 100_000
+#: A figure beyond this has run away as much as an infinite one, and sums of it stay finite.
+_MOST = 1e100
 #: The tail, over which losses and norms are averaged: this share of the steps, the last ones.
 TAIL_FRACTION = 0.25
 #: What a smoothed loss is the mean of: this share of the steps, those up to the step itself.
@@ -120,9 +122,15 @@ def _read(path: Path, _changed_ns: int, _size_bytes: int) -> Curve:
                 break
             if step.is_skipped:
                 skipped.add(len(losses))
-            losses.append(math.nan if step.loss is None else step.loss)
-            norms.append(math.nan if step.gradient_norm is None else step.gradient_norm)
+            losses.append(_figure(step.loss))
+            norms.append(_figure(step.gradient_norm))
     except Unreadable:
         # What a torn file still tells is before that.
         pass
     return Curve(tuple(losses), tuple(norms), frozenset(skipped))
+
+
+def _figure(value: float | None) -> float:
+    if value is None:
+        return math.nan
+    return value if abs(value) < _MOST or math.isnan(value) else math.copysign(math.inf, value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lmbench.convergence.curve import SMOOTHED_FRACTION, Curve, crossing, curve_of, share, smoothed
-from lmbench.convergence.judgement import Difference, Judgement, by_seed, judge, pairs_of
+from lmbench.convergence.judgement import Difference, Judgement, by_seed, judge, pairs_of, ratio
 from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short
 from lmbench.report.charts import Chart, ChartKind, ColumnOf, Point, Series
@@ -62,7 +62,10 @@ def _limit(read: Callable[[Judgement], Difference | None], of: Callable[[float],
 def _follows(cell: Cell, baseline: Cell | None) -> Measure | None:
     """1 where it follows, 0 where it does not, nan where nobody knows; in words as its name."""
     if cell is baseline:
-        return Measure(1.0, name=f"yardstick, {_count(len(by_seed(cell.ok)), 'seed')}")
+        own = by_seed(cell.ok)
+        broken = [place for curve in own.values() if (place := curve.broke_at) is not None]
+        told = f"NO: not finite from step {min(broken)}" if broken else f"yardstick, {_count(len(own), 'seed')}"
+        return Measure(float(not broken), name=told)
     found = judge(cell, baseline)
     if found is None:
         return None
@@ -120,6 +123,10 @@ def _norm(found: Judgement) -> Difference | None:
     return found.norm
 
 
+def _change(logarithm: float) -> float:
+    return ratio(logarithm) - 1
+
+
 def _signed_percent(fraction: float) -> str:
     return f"{fraction * 100:+,.0f}" if abs(fraction) >= 0.1 else units.signed(fraction * 100)
 
@@ -136,11 +143,11 @@ COLUMNS: tuple[Column, ...] = tuple(
         Column("tail_loss_difference", f"loss - {BASELINE}", _value(_loss), Unit("nat", 1.0, units.signed)),
         Column("tail_loss_limit", "limit", _limit(_loss), Unit("± nat", 1.0, "{:.2g}".format)),
         Column(
-            "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}", _value(_norm, math.expm1),
+            "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}", _value(_norm, _change),
             Unit("%", 100.0, _signed_percent),
         ),
         Column(
-            "tail_gradient_norm_limit_fraction", "limit", _limit(_norm, math.expm1),
+            "tail_gradient_norm_limit_fraction", "limit", _limit(_norm, _change),
             Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
         ),
         Column(

@@ -132,7 +132,7 @@ def _loss_words(found: Difference) -> str:
 
 def _norm_words(found: Difference) -> str:
     if not math.isfinite(found.value):
-        return "there is no gradient"
+        return "the gradient norm is not finite" if found.value > 0 else "there is no gradient"
     return f"gradient norm {_times(found.value)}, {_bounds(found, _times)}"
 
 
@@ -142,7 +142,12 @@ def _bounds(found: Difference, text: Callable[[float], str]) -> str:
 
 
 def _times(logarithm: float) -> str:
-    return f"x{math.exp(logarithm):.3g}"
+    return f"x{ratio(logarithm):.3g}"
+
+
+def ratio(logarithm: float) -> float:
+    """What the logarithm is of; the largest number there is for what is larger."""
+    return math.exp(min(logarithm, 709.0))
 
 
 def pairs_of(cell: Cell, baseline: Cell) -> list[tuple[Curve, Curve]]:
