@@ -105,7 +105,13 @@ class DtypeRecorder(Observer):
         step = self._take_away()
         trainer, record = self._trainer, self._record
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
-        found = step.findings(str(trainer.precision), mode, record.loss_scale, trainer.optimizers)
+        try:
+            found = step.findings(str(trainer.precision), mode, record.loss_scale, trainer.optimizers)
+        except Exception as fault:
+            # The window is complete: its figures are not lost for this.
+            why = " ".join(str(fault).split())[:120]
+            record.reason = f"they could not be put together: {type(fault).__name__}: {why}"
+            return
         record.autocast_dtype, record.tensors = found.autocast_dtype, found.tensors
         record.unused_modules = found.unused_modules
         record.reason = None

@@ -214,6 +214,15 @@ def test_a_trainer_without_probe_steps_says_why_there_is_nothing(sleeper, tmp_pa
     assert session.run.dtypes.reason == "no probe step was taken to note them"
 
 
+def test_a_profiler_of_somebody_elses_is_left_alone_and_named(sleeper, tmp_path):
+    session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
+    trainer = quiet_trainer(DtypeRecorder(), session, default_root_dir=str(tmp_path))
+    with torch.profiler.profile():
+        trainer.fit(sleeper, SlowBatches())
+    assert session.run.dtypes.reason == "operators cannot be seen: another profiler is running in this process"
+    assert session.run.probe.is_complete
+
+
 def test_validation_has_no_gradients_and_says_so(tmp_path):
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
     trainer = quiet_trainer(DtypeRecorder(), session, default_root_dir=str(tmp_path))
@@ -272,7 +281,8 @@ def test_the_command_shows_one_run_with_reasons_and_several_side_by_side(toys, c
     assert main(["dtypes", *paths, "--format", "markdown"]) == 0
     out = capsys.readouterr().out
     assert "| 16-mixed on a CPU" in out
-    assert "| fc1 returns" in out
+    assert "float16 (published: float32)" in out
+    assert "- **published**: differs in layernorm output" in out
     assert main(["dtypes", *paths, "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["run_id"] for row in rows} == {"fp16", "bf16"}

@@ -31,7 +31,7 @@ def print_findings(found: Sequence[Findings], console: Console) -> None:
         print_table(table, console)
     console.out("")
     for line in closing(found):
-        print_line(*line, console, is_whole=line[0] in ("notes", "run"))
+        print_line(*line, console, is_whole=line[0] in ("notes", "reasons"))
 
 
 def to_markdown(found: Sequence[Findings]) -> str:
@@ -70,15 +70,26 @@ def head(found: Sequence[Findings]) -> list[Line]:
 def closing(found: Sequence[Findings]) -> list[Line]:
     """What never ran, how the run agrees with what was published, and where it all lies."""
     if len(found) > 1:
-        return [("run", f"lmbench dtypes {each.path}") for each in found]
-    only, lines = found[0], []
+        return [*_published_lines(found), *(("reasons", f"lmbench dtypes {each.path}") for each in found)]
+    only, lines = found[0], list[Line]()
     if unused := only.record.unused_modules:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         lines.append(("never ran", f"{', '.join(unused[:5])}{more}"))
-    if differing := [row.name for row in tensor_rows(only) if row.published and row.published != row.dtypes]:
-        where = "" if only.notes.device_type == "cuda" else "; the published runs had CUDA's autocast lists"
-        lines.append(("published", f"differs in {', '.join(differing)}{where}"))
-    return [*lines, ("notes", str(only.path / str(only.record.notes_file)))]
+    return [*lines, *_published_lines(found), ("notes", str(only.path / str(only.record.notes_file)))]
+
+
+def _published_lines(found: Sequence[Findings]) -> list[Line]:
+    """Where a run of the published model is not as published."""
+    lines = []
+    for each in found:
+        rows = [row for row in tensor_rows(each) if row.published]
+        differing = [row.name for row in rows if row.published != row.dtypes]
+        on_cuda = each.notes.device_type == "cuda"
+        where = "" if on_cuda else "; the published runs had CUDA's autocast lists"
+        told = f"differs in {', '.join(differing)}{where}" if differing else f"agrees in all {len(rows)}"
+        if rows and ("published", told) not in lines:
+            lines.append(("published", told))
+    return lines
 
 
 def tensor_table(found: Findings) -> Table:
@@ -97,9 +108,11 @@ def side_by_side(found: Sequence[Findings]) -> Table:
     """Tensors, and what modules return, in several runs."""
     columns: list[dict[str, str]] = []
     for each in found:
-        column = {row.name: _beside_published(row) for row in tensor_rows(each)}
+        tensors = tensor_rows(each)
+        column = {row.name: _beside_published(row) for row in tensors}
         for row in module_rows(each.notes.modules):
-            if row.module.calls:
+            # Of the published model they are among the tensors.
+            if row.module.calls and not any(row.published for row in tensors):
                 column.setdefault(f"{row.path} returns", " | ".join(words(call.outputs) for call in row.module.calls))
         columns.append(column)
     names = dict.fromkeys(name for column in columns for name in column)

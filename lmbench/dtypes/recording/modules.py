@@ -27,14 +27,16 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(item, depth + 1)
 
 
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, tuple | list | set | frozenset):
-        return value
-    if is_dataclass(value):
-        return [getattr(value, each.name, None) for each in fields(value)]
-    return ()
+def _items(value: Any) -> list[Any]:
+    try:
+        if isinstance(value, Mapping):
+            return list(value.values())
+        if isinstance(value, tuple | list | set | frozenset):
+            return list(value)
+        return [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else []
+    except Exception:
+        # Somebody's own container that cannot be looked into; the step goes on.
+        return []
 
 
 def dtypes_in(value: Any) -> tuple[str, ...]:
