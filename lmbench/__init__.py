@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lmbench.callbacks.kernel_profiler import KernelProfiler
     from lmbench.errors import UsageError
     from lmbench.fit.in_process import measure
+    from lmbench.model.attention_layer import AttentionLayer
     from lmbench.model.hugging_face import HuggingFace
     from lmbench.runs import Run, load, to_frame
 
@@ -21,8 +22,8 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 
 # What Python code uses, and where it is. Importing most of it brings torch, which most commands do without.
 _FOUND_IN = {
-    "HuggingFace": "lmbench.model.hugging_face",
     "AttentionLayer": "lmbench.model.attention_layer",
+    "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_profiler",
     "Run": "lmbench.runs",
     "UsageError": "lmbench.errors",
