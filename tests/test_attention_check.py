@@ -16,7 +16,10 @@ from lmbench.model import attention_check
 from lmbench.model.attention import NaiveCore, Size, attention_kind, causal_mask
 from lmbench.model.attention_check import TOLERANCES, Use, check_attention, formula
 from lmbench.records.load import load_run
-from lmbench.records.run import AttentionCheck, RunRecord
+from lmbench.records.measured import RunError
+from lmbench.records.run import SCHEMA_VERSION, AttentionCheck, RunRecord
+from lmbench.report.cells import outcome_label
+from lmbench.report.gather import Sample
 
 CPU = torch.device("cpu")
 
@@ -285,13 +288,16 @@ def measured(folder: Path, *words: str) -> RunRecord:
 
 @pytest.mark.parametrize("subject", [LAYER, MODEL], ids=["layer", "model"])
 @pytest.mark.parametrize("compiled", [[], ["--trainer.compile.backend", "aot_eager"]], ids=["eager", "compiled"])
-def test_a_librarys_operator_is_checked_and_measured(subject: list[str], compiled: list[str], tmp_path: Path) -> None:
+def test_a_librarys_operator_is_checked_and_measured(
+    subject: list[str], compiled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "test_attention_check:operator"
     found = measured(tmp_path, *subject, "--model.attention", name, *compiled)
     assert found.model.attention == name
     assert found.model.attention_check is not None
     assert found.model.attention_check.cases == 13
     assert found.flops.per_token_flops
+    assert "against the formula at 13 shapes: off by " in capsys.readouterr().out
     if subject is LAYER:
         assert found.memory.saved_bytes == 0  # q, k and v alone
         assert found.memory.expected_saved_bytes is None
@@ -307,3 +313,10 @@ def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
     assert told.err.count("\n") == 1
     assert "ms" not in told.out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_says_incorrect_instead_of_the_phase() -> None:
+    error = RunError("UsageError", "incorrect: my_module:mine is off by 0.2 in the output at ...", "setup")
+    record = RunRecord(SCHEMA_VERSION, "error", error=error)
+    sample = Sample(Path("run"), "error", record, {}, {}, (None, None), is_timing=True, is_profiled=False)
+    assert outcome_label(sample) == "error: incorrect"

@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
 from lmbench.errors import UsageError, suggest
+from lmbench.fit.modes import usual_mode
 from lmbench.imports import import_named
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
@@ -83,8 +84,8 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
     elif own_data is not None and _class_path(given, "data") in (None, OWN_PATHS["data"]):
         # The parser took what was said of the data for that of the default model.
         given["data.class_path"] = _path(own_data)
-    if issubclass(model, AttentionLayer) and given.get("measure.mode") is None:
-        given["measure.mode"] = "forward_backward"
+    if given.get("measure.mode") is None:
+        given["measure.mode"] = usual_mode(model)
     # The parser would hand what a default's and a named class's arguments have in common from one to the other.
     parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
     settings = parser.parse_object(given.clone())
@@ -148,7 +149,7 @@ def import_class(key: str, path: str) -> type:
     module = import_named(what, module_name)
     found = getattr(module, name, None)
     if found is None:
-        hint = suggest(name, vars(module), module_name + ".{}")
+        hint = suggest(name, dir(module), module_name + ".{}")
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{_other_namespace(found)}")

@@ -24,7 +24,6 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.milestones import reach
 from lmbench.masking import MASK, keep_secret, masked, masked_words, secrets_of, to_fill_in
-from lmbench.model.attention_layer import AttentionLayer
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
 from lmbench.standard_output import write_result
@@ -115,11 +114,6 @@ class BenchCLI(LightningCLI):
             is_own = issubclass(model_class(config), tuple(OWN_DATA))
             settings.zero_grad = "after_step" if is_own else "native"
         self.mode = settings.mode_of(str(self.subcommand))
-        if self.mode == "train_step" and issubclass(model_class(config), AttentionLayer):
-            raise UsageError(
-                "measure.mode is train_step, and attention by itself has nothing to optimize; allowed: forward, "
-                "forward_backward"
-            )
         torch.set_float32_matmul_precision(settings.matmul_precision)
         self.memory = MemorySettings(**config.memory.as_dict())
         self.wandb = WandbSettings(**config.wandb.as_dict())

@@ -24,7 +24,7 @@ from lmbench.errors import ExitCode, UsageError, suggest
 from lmbench.fit.choice import LOADERS, OWN_DATA
 from lmbench.fit.completion import add_kernels, add_memory
 from lmbench.fit.harness import check_measured, measuring_callbacks
-from lmbench.fit.modes import apply_mode
+from lmbench.fit.modes import apply_mode, usual_mode
 from lmbench.fit.settings import MeasureSettings, Mode, refuse_least
 from lmbench.fit.surroundings import quiet, undisturbed, untouched
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
@@ -75,7 +75,7 @@ def measure(
     warmup_steps: int = 5,
     min_window_s: float = 3.0,
     probe_steps: int = 10,
-    mode: Mode = "train_step",
+    mode: Mode | None = None,
     precision: str | int = "32-true",
     matmul_precision: Literal["highest", "high"] = "highest",
     compile: bool | Mapping[str, Any] = False,
@@ -100,7 +100,8 @@ def measure(
         warmup_steps: steps before the window.
         min_window_s: the window's seconds, at least.
         probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
-        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step.
+        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step; None
+            is train_step, and forward_backward for attention by itself, which has nothing to optimize.
         precision: Lightning's, such as bf16-mixed.
         matmul_precision: float32 matrix products: highest is fp32, high is TF32.
         compile: torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
@@ -120,7 +121,7 @@ def measure(
     """
     _check_module(module)
     settings = MeasureSettings(
-        mode=mode,
+        mode=usual_mode(type(module)) if mode is None else mode,
         warmup_steps=warmup_steps,
         steps=steps,
         min_window_s=min_window_s,

@@ -9,6 +9,13 @@ from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
+from lmbench.fit.settings import Mode
+from lmbench.model.attention_layer import AttentionLayer
+
+
+def usual_mode(model: type) -> Mode:
+    """What a module of this class is measured in unless a mode is set."""
+    return "forward_backward" if issubclass(model, AttentionLayer) else "train_step"
 
 
 def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
@@ -19,8 +26,14 @@ def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
     the end of the step instead of between the next forward and backward. Other modes leave the module alone.
 
     Raises:
-        UsageError: the module optimizes by hand, where nothing of this can be changed from outside.
+        UsageError: the module optimizes by hand, where nothing of this can be changed from outside, or has nothing to
+            optimize.
     """
+    if mode == "train_step" and isinstance(module, AttentionLayer):
+        raise UsageError(
+            "measure.mode is train_step, and attention by itself has nothing to optimize; allowed: forward, "
+            "forward_backward"
+        )
     is_changed = mode in ("forward", "forward_backward") or (mode == "train_step" and zero_grad == "after_step")
     if is_changed and not module.automatic_optimization:
         given, allowed = ("mode", mode), "train_step"

@@ -28,6 +28,7 @@ from lmbench.model.attention import ATTENTION, AttentionKind, Size
 from lmbench.model.flex_attention import FlexCore, refuse_flex
 from lmbench.model.own_attention import Function
 from lmbench.records.run import AttentionCheck
+from lmbench.records.vocabulary import INCORRECT
 
 #: By the dtype of the products, the largest deviation of a right function. In bfloat16 and float16 it is 16 roundings
 #: of one number (half the distance from 1 to the next one): the formula computed step by step in the dtype was off by
@@ -98,8 +99,8 @@ def _try_kernel(kind: AttentionKind, use: Use) -> None:
     others = [each for each in ATTENTION.values() if each.backend is not None and each is not kind]
     able = [each.name for each in others if _why_not(each, use) is None]
     raise UsageError(
-        f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}: {reasons}; here "
-        f"{', '.join([*able, 'naive'])} can"
+        f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
+        f"{' and '.join([*able, 'naive'])} can do it: {reasons}"
     )
 
 
@@ -174,7 +175,7 @@ def _check_function(name: str, function: Function, use: Use) -> AttentionCheck:
     if not worst.deviation <= tolerance:
         against = f"against the formula in {_named(_wide(use.dtype))}{_hint(use, worst)}"
         raise UsageError(
-            f"incorrect: {name} is off by {_share(worst.deviation)} in the {check.largest_in}; allowed in "
+            f"{INCORRECT}: {name} is off by {_share(worst.deviation)} in the {check.largest_in}; allowed in "
             f"{_named(use.dtype)} is {_share(tolerance)} of a row's size, {against}"
         )
     return check

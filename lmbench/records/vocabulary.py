@@ -43,6 +43,9 @@ SIDE = "side"
 #: How a run can end.
 OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")
 
+#: How the message of an `error` begins where attention of the user's own was found to be wrong.
+INCORRECT = "incorrect"
+
 #: Written while a run is going on; read as KILLED once its process is gone.
 RUNNING = "running"
 KILLED = "killed"

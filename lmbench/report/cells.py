@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from lmbench.errors import UsageError
 from lmbench.precision import short_label
+from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.facts import EAGER, FACT, HOW_LONG, Value, captioned, in_words, is_consequence, plain, sort_key
 from lmbench.report.gather import Group, Sample
 from lmbench.report.view import Baseline
@@ -70,8 +71,11 @@ def of_profiled(cell: Cell) -> Cell:
 
 
 def outcome_label(sample: Sample) -> str:
-    """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`."""
-    word = outcome_word(sample.outcome)
+    """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` of
+    attention that was found wrong."""
+    word, error = outcome_word(sample.outcome), sample.record.error
+    if error is not None and (error.message or "").startswith(f"{INCORRECT}: "):
+        return f"{word}: {INCORRECT}"
     return f"{word} ({sample.phase})" if sample.phase else word
 
 

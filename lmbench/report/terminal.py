@@ -11,7 +11,7 @@ from textwrap import shorten
 from rich.console import Console
 
 from lmbench.records.measured import PhaseSummary
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Model, RunRecord
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.screen import make_console, print_line, print_table
 from lmbench.report.table import Entry, Table, fact, numbers, words
@@ -83,12 +83,20 @@ def _model(run: RunRecord) -> str:
     model = run.model
     parts = [
         model.size or model.name or "(not built)",
-        f"{count(model.parameter_count)} parameters" if model.parameter_count else None,
+        _heads(model) or (f"{count(model.parameter_count)} parameters" if model.parameter_count else None),
         f"attention {model.attention}" if model.attention else None,
+        f"which took {model.attention_backend}" if model.attention_backend else None,
         f"checkpoint {model.checkpoint}" if model.checkpoint not in (None, "none") else None,
         model.optimizer,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _heads(model: Model) -> str | None:
+    """The shape of attention by itself, whose only parameters are its inputs."""
+    if model.head_dim is None:
+        return None
+    return f"heads {model.num_heads}, head_dim {model.head_dim}, {'causal' if model.is_causal else 'not causal'}"
 
 
 def _shape(run: RunRecord) -> str:
@@ -163,6 +171,7 @@ def figures(run: RunRecord) -> list[Line]:
         free = f"{gib(refused.device_free_bytes)} free"
         held = f"{gib(refused.allocated_bytes)} held, {free}"
         lines.append(("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
+    lines += _attention_lines(run)
     lines += _memory_lines(run)
     lines += _kernel_lines(run)
     lines += _dtype_lines(run)
@@ -171,6 +180,22 @@ def figures(run: RunRecord) -> list[Line]:
         lines.append(("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
     if loss.first is not None and loss.last is not None:
         lines.append(("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
+    return lines
+
+
+def _attention_lines(run: RunRecord) -> list[Line]:
+    """What attention by itself saves for its backward, and how right a function of the user's own was found to be."""
+    saved, check, lines = run.memory.saved_bytes, run.model.attention_check, []
+    if saved is not None:
+        expected = run.memory.expected_saved_bytes
+        by_shape = f", by its shape {gib(expected)}" if expected else ""
+        lines.append(("saved", f"{gib(saved)} for the backward besides q, k and v{by_shape}"))
+    if check is not None and check.deviation_fraction is not None and check.tolerance_fraction is not None:
+        refused = f"; it refused {len(check.refused)} more" if check.refused else ""
+        off = (
+            f"off by {check.deviation_fraction:.1e} of a row's size at most, {check.tolerance_fraction:.1e} is allowed"
+        )
+        lines.append(("checked", f"against the formula at {check.cases} shapes{refused}: {off}"))
     return lines
 
 
