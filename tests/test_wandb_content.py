@@ -85,9 +85,10 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     h200.model.attention, h200.mode, h200.is_profiled = "naive", "forward", True
     h200.sweep = SweepPlace(name="mine", study="attention_parts", cell="c", axes=axes, repeat=2)
     name = name_of(h200)
-    assert name == "small forward bf16-mixed compiled b4 c512 attention=naive grad=0.5 hf_token=*** profiled r2"
+    assert name == "small forward bf16-mixed compiled b4 c512 attention=naive grad=0.5 hf_token=*** kernels r2"
     config = config_of(h200)
     assert (config["model/hf_token"], config["sweep"], config["study"]) == ("***", "mine", "attention_parts")
+    assert config["pass"] == "kernels"
     assert config["label"] == name.removesuffix(" r2")
     assert "t0psecret" not in str([config_of(h200), tables_of(h200), name])
     h200.sweep.study = None

@@ -183,6 +183,9 @@ PASSES = ("timer.clock", "trainer.profiler", "pass")
 #: Axes that repeat a cell from another beginning: of its weights, of its data.
 SEEDS = ("seed_everything", "data.seed")
 
+#: The pass that the others of a cell are joined to.
+TIMING = "timing"
+
 #: Axes without rows of their own: passes, seeds, and what the size of a shape tells.
 _NO_ROWS = (*PASSES, *SEEDS, "model.d_model", "model.num_layers")
 
@@ -209,6 +212,18 @@ def read_facts(run: RunRecord, plan: Planned) -> dict[str, Value]:
         if value is not None:
             found[fact.name] = plain(value)
     return found
+
+
+def pass_of(run: RunRecord, axes: Mapping[str, Any]) -> str:
+    """Which pass of its cell a run is: `timing`, or the other way in which it was looked at."""
+    asked = axes.get("pass")
+    if asked not in (None, TIMING):
+        return str(asked)
+    if run.is_profiled:
+        return "kernels"
+    if run.memory_history is not None:
+        return "memory"
+    return "sync" if run.clock == "sync" else TIMING
 
 
 def fact_of(option: str) -> str:

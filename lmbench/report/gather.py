@@ -21,7 +21,7 @@ from lmbench.records.load import Run, find_runs, load_run, read_steps
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.step import StepRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
-from lmbench.report.facts import SEEDS, Planned, Value, other_axes, other_settings, read_facts
+from lmbench.report.facts import SEEDS, TIMING, Planned, Value, other_axes, other_settings, pass_of, read_facts
 from lmbench.text import shown
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
@@ -214,12 +214,7 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
         facts=facts,
         settings=other_settings(config) if plan is None else {},
         seeds=(told.get(SEEDS[0]), told.get(SEEDS[1])),
-        is_timing=not (
-            run.is_profiled
-            or run.memory_history is not None
-            or run.clock == "sync"
-            or axes.get("pass") not in (None, "timing")
-        ),
+        is_timing=pass_of(run, axes) == TIMING,
         is_profiled=is_profiled,
         cell=cell if plan is not None else None,
         repeat=repeat,

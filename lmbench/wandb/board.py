@@ -12,7 +12,7 @@ from typing import Literal
 
 from lmbench.records.vocabulary import PHASES
 from lmbench.report import logged
-from lmbench.report.facts import FACT
+from lmbench.report.facts import FACT, TIMING
 from lmbench.report.view import ChartSpec, View
 from lmbench.wandb.content import PHASE_TABLE
 
@@ -53,7 +53,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Board:
-    """A workspace of W&B, or a report: of the runs of `study`, or of all where that is None.
+    """A workspace of W&B, or a report: of the runs of `study`, or of all where that is None, and of one pass of them.
 
     `columns` are keys in the table of runs, `question` is what the study answers, `text` (Markdown) goes into a report.
     """
@@ -62,6 +62,7 @@ class Board:
     sections: tuple[Section, ...]
     columns: tuple[str, ...]
     study: str | None = None
+    run_pass: str = TIMING
     question: str = ""
     text: str = ""
 
@@ -69,7 +70,12 @@ class Board:
     def keys(self) -> set[str]:
         """Every key that a panel or the table names."""
         in_panels = (key for section in self.sections for panel in section.panels for key in panel.keys)
-        return {*self.columns, *in_panels, *([STUDY] if self.study is not None else [])}
+        return {*self.columns, *in_panels, *self.filters}
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """What a run must have to be shown, by keys."""
+        return {PASS: self.run_pass, **({} if self.study is None else {STUDY: self.study})}
 
 
 Made = Literal["board", "report", "chart"]
@@ -95,7 +101,7 @@ class Saved:
     told: str
 
 
-STUDY, LABEL = "config:study", "config:label"
+STUDY, PASS, LABEL = "config:study", "config:pass", "config:label"
 
 
 def _summary(field: str) -> str:
@@ -168,6 +174,7 @@ def board_of(view: View, kinds: Sequence[str] = (), parts: Sequence[str] = ()) -
         (*answer, *(_without(section, charts) for section in shared)),
         tuple(columns),
         view.name,
+        "kernels" if view.is_profiled else TIMING,
         view.question,
     )
 

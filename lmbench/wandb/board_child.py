@@ -18,7 +18,7 @@ import msgspec
 
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.logged import STEP
-from lmbench.wandb.board import STUDY, Board, Made, Panel, Request, Saved
+from lmbench.wandb.board import Board, Made, Panel, Request, Saved
 
 #: W&B's words for a workspace and for a report.
 _TYPES: dict[Made, str] = {"board": "project-view", "report": "runs"}
@@ -29,12 +29,16 @@ _STACKED_BARS = {
     "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
     "data": {"name": "wandb"},
     "title": "${string:title}",
-    "transform": [{"filter": "datum['${field:part}'] !== '${string:whole}'"}],
+    "transform": [
+        {"filter": "datum['${field:part}'] !== '${string:whole}'"},
+        {"calculate": f"indexof({list(PHASES)}, datum['${{field:part}}'])", "as": "place"},
+    ],
     "mark": {"type": "bar", "tooltip": {"content": "data"}},
     "encoding": {
         "y": {"field": "name", "type": "nominal", "title": None},
         "x": {"field": "${field:value}", "type": "quantitative", "stack": "zero", "title": "${string:unit}"},
         "color": {"field": "${field:part}", "type": "nominal", "title": None, "sort": list(PHASES)},
+        "order": {"field": "place", "type": "quantitative"},
     },
 }
 #: By its content: W&B keeps the chart of a name as it was first.
@@ -221,7 +225,7 @@ _MOST_RUNS = 100
 
 def _filters(board: Board) -> list[Any]:
     expr = _module("wandb_workspaces.expr")
-    return [] if board.study is None else [expr.Config(_name(STUDY)) == board.study]
+    return [expr.Config(_name(key)) == value for key, value in board.filters.items()]
 
 
 def _columns(board: Board) -> list[str]:
