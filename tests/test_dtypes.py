@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from lmbench.callbacks import DtypeRecorder, MeasurementSession
 from lmbench.cli import main
@@ -19,6 +21,7 @@ from lmbench.dtypes.recorded import DTYPES_FILE, read_notes
 from lmbench.dtypes.recording.autocast import Asking, listed
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.schedule import Schedule
+from lmbench.model.toy import Toy
 from lmbench.records.load import load_run
 
 from conftest import QUIET, SlowBatches, quiet_trainer
@@ -206,6 +209,34 @@ def test_compiled_modules_are_noted_without_compiled_code_and_stay_compiled(slee
     assert len(graphs) == 1
     sleeper.net(torch.randn(4, 16))
     assert len(graphs) == 1
+
+
+def test_a_compiled_graph_has_the_casts_that_are_noted_without_it(tmp_path):
+    module, graphs = Toy(), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(module, backend=aot_autograd(fw_compiler=backend))
+    with torch.autocast("cpu", torch.float16):
+        compiled(torch.randn(8, 20))
+    of_graph = [
+        str(node.meta["val"].dtype).removeprefix("torch.") for node in graphs[0].graph.nodes if "to_copy" in str(node)
+    ]
+
+    def make(*callbacks, **flags):
+        return BenchTrainer(callbacks=list(callbacks), **{**QUIET, **flags})
+
+    _, modules = noted(module, tmp_path, module.train_dataloader(), make, precision="16-mixed")
+    eager = [
+        made
+        for path, each in modules.items()
+        for operator in each.operators * bool(path)
+        for given, made in zip(operator.inputs, operator.ran_on, strict=True)
+        if given != made
+    ]
+    assert of_graph == eager == ["float16"] * 3
 
 
 def test_a_trainer_without_probe_steps_says_why_there_is_nothing(sleeper, tmp_path):
