@@ -175,32 +175,30 @@ def answer(cells: Sequence[Cell], pairing: Pairing) -> list[str]:
     """What to take and what not to take, with how much faster each is; the broken ones first."""
     names = differing(cells)
     found = [(cell, judgement) for cell in cells if (judgement := judge(cell, pairing.of(cell))) is not None]
-    died = [cell for cell in cells if not cell.ok and pairing.of(cell) is not cell]
     baseline = pairing.baseline.name if pairing.baseline else ""
-    if not found:
-        return []
 
     def line(cell: Cell, words: str) -> str:
         speed = _speedup(cell, pairing.of(cell))
         return in_short(cell, names) + (f" ({'; '.join(filter(None, [speed, words]))})" if speed or words else "")
 
     bad = [line(cell, judgement.why) for cell, judgement in found if judgement.follows is False]
+    unknown = [(cell, judgement) for cell, judgement in found if judgement.follows is None]
+    undecided = [line(cell, judgement.why) for cell, judgement in unknown if not judgement.reason]
+    unjudged = [line(cell, judgement.reason) for cell, judgement in unknown if judgement.reason]
     good = [line(cell, "") for cell, judgement in found if judgement.follows]
-    unknown = [line(cell, judgement.why) for cell, judgement in found if judgement.follows is None]
-    answers = []
-    if bad:
-        answers.append(f"Does not train like {baseline}, whatever its speed: {', '.join(bad)}.")
-    if good:
-        answers.append(f"Trains like {baseline}: {', '.join(good)}.")
-    if died:
-        answers.append(f"Did not end: {', '.join(line(cell, cell.label) for cell in died)}.")
-    if unknown:
-        answers.append(f"Not decided: {', '.join(unknown)}.")
-    seeds = max(judgement.seeds for _, judgement in found)
-    answers.append(
-        f"Measured by {_count(seeds, 'seed')} of {baseline}: the limit is how far two of its runs may lie apart that "
-        "began from different weights (95 %)."
-    )
+    told = {
+        f"Does not train like {baseline}, whatever its speed": bad,
+        "Did not end": [line(cell, cell.label) for cell in cells if not cell.ok],
+        "Not decided, more seeds tell": undecided,
+        "Not judged": unjudged,
+        f"Trains like {baseline}": good,
+    }
+    answers = [f"{what}: {', '.join(rows)}." for what, rows in told.items() if rows]
+    if seeds := max((judgement.seeds for _, judgement in found), default=0):
+        answers.append(
+            f"Measured by {_count(seeds, 'seed')} of {baseline}: the limit is how far two of its runs may lie apart "
+            "that began from different weights (95 %)."
+        )
     return answers
 
 
