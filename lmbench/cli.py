@@ -12,7 +12,7 @@ from lmbench.errors import ExitCode, suggest, tell
 from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret
-from lmbench.standard_output import abandon_result, result_alone, result_stream
+from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
 _MEASURING = "lmbench.fit.run"
 #: With one of these a command's standard output is for programs, and holds nothing else.
@@ -56,6 +56,7 @@ def help_text() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Ctrl-C and SIGTERM end it with 130 and 143, without a traceback."""
     begin()
+    write_what_can_be()
     with listening(until_exit=argv is None):
         code = 0
         try:

@@ -6,6 +6,8 @@ goes to standard error while the result's own stream is kept apart.
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,23 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 _kept: list[TextIO] = []
+
+
+#: What stands for a character that a terminal's encoding lacks; `?` for others.
+_PLAIN = {"±": "+-", "≤": "<=", "≥": ">=", "→": "->", "×": "x", "─": "-", "µ": "u", "°": "deg ", "–": "-", "…": "..."}
+
+
+def write_what_can_be() -> None:
+    """Let standard output and error write something for what their encoding (ASCII, Latin-1) lacks."""
+    codecs.register_error("lmbench.plain", _plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="lmbench.plain")
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(each, "?") for each in error.object[error.start : error.end]), error.end
 
 
 def result_stream() -> TextIO:

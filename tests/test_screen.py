@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import rich.console
 import torch
+from comparison_runs import make_runs
 from rich.console import Console
 
 from lmbench.callbacks import progress_line
@@ -25,9 +28,12 @@ from lmbench.records.measured import RunError
 from lmbench.records.run import Compile, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
-from lmbench.report.screen import make_console
+from lmbench.report.screen import make_console, print_table
+from lmbench.report.table import Entry, Heading, Table, fact, numbers, words
 from lmbench.report.terminal import print_run
 from lmbench.report.text import folded
+from lmbench.report.units import mean_and_std
+from lmbench.standard_output import write_what_can_be
 
 DATA = (Path(__file__).parent / "report_data" / "h200_run.json").read_bytes()
 H200 = decode_run(DATA)
@@ -129,6 +135,79 @@ def test_the_live_line_is_written_over_itself_and_wiped_at_the_end():
     line._show("")
     seen = terminal.getvalue().split("\r")
     assert seen[1:] == ["window 3/20 steps", "short            ", "     ", ""]
+
+
+WIDE = Table(
+    "Wide", "", [*words("cell"), *numbers("mean", "std"), Heading("max", is_extra=True), *words("verdict")],
+    [[fact("one"), *map(Entry, ("123.45 ms", "0.12 ms", "130.00 ms")), fact("slower")]],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        (47, "cell       mean      std        max  verdict"),
+        (36, "1 more column with COLUMNS=44: max"),
+        (30, "2 more columns with"),
+        (20, "3 more columns with"),
+    ],
+)
+def test_a_table_too_wide_leaves_out_columns_with_a_word_and_cuts_no_cell(width, told):
+    print_table(WIDE, Console(file=(stream := io.StringIO()), width=width))
+    lines = stream.getvalue().splitlines()
+    assert told in lines
+    assert max(map(len, lines)) <= width
+    shown = next(line for line in lines if line.startswith("one"))
+    assert set(re.split(r"  +", shown.strip())) <= {entry.full_text for entry in WIDE.rows[0]}
+    assert shown.endswith("slower")
+
+
+def test_a_report_keeps_to_a_terminals_width_and_is_markdown_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    make_runs(tmp_path, [0.05, 0.06])
+    assert main(["report", str(tmp_path)]) == 0
+    assert "| ----" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    assert main(["report", str(tmp_path)]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.lstrip().startswith("55.0 ± 7.1") for line in lines)
+    assert any("more column" in line for line in lines)
+
+
+def test_colours_of_a_table_are_no_text():
+    console = make_console(stream := Terminal())
+    console._color_system = rich.console.ColorSystem.STANDARD
+    print_table(WIDE, console)
+    assert "\\x1b" not in stream.getvalue()
+
+
+def test_an_encoding_without_the_signs_gets_plain_ones(tmp_path):
+    def told(errors):
+        stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii", errors=errors)
+        with contextlib.redirect_stdout(stream):
+            write_what_can_be()
+            print("443 ± 112 ≤ ─ ü")
+            stream.flush()
+        return raw.getvalue()
+
+    assert told("strict") == b"443 +- 112 <= - ?\n"
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "std_s", "text"),
+    [
+        (0.44321, 0.1125, "443 ± 112"),
+        (0.05059, 0.00012, "50.59 ± 0.12"),
+        (0.05059, 0.0, "50.59 ± 0.00"),
+        (0.002, 0.000004, "2.000 ± 0.004"),
+        (0.02, 0.0034, "20.0 ± 3.4"),
+        (2.5, 0.01, "2,500 ± 10"),
+        (0.02, None, "20.00"),
+    ],
+)
+def test_digits_follow_the_spread(mean_s, std_s, text):
+    assert mean_and_std(mean_s, std_s) == text
 
 
 def in_a_run(line, device="cpu", **places):

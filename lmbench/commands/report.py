@@ -29,7 +29,9 @@ def run(args: list[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("report", DESCRIPTION)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="a run's folder, a sweep's, or a folder of them")
-    parser.add_argument("--format", choices=("markdown", "csv"), help="what is printed (default markdown)")
+    parser.add_argument(
+        "--format", choices=("markdown", "csv"), help="what is printed (markdown, unless on a terminal)"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page to FILE")
     parser.add_argument(
         "--view", metavar="NAME", help="show all results by the view of this study, or of this YAML file"
@@ -74,6 +76,11 @@ def _report(options: argparse.Namespace) -> None:
         from lmbench.report.delimited import to_csv
 
         sys.stdout.write(to_csv(report))
+    elif options.format is None and target is None and sys.stdout is not None and sys.stdout.isatty():
+        from lmbench.report.on_screen import print_report
+        from lmbench.report.screen import make_console
+
+        print_report(report, make_console())
     elif options.format == "markdown" or target is None:
         from lmbench.report.markdown import to_markdown
 

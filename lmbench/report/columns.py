@@ -117,6 +117,11 @@ def over_runs(of_run: Number, combine: Callable[[Iterable[float]], float] = stat
     return read
 
 
+def _rate(of_run: Number) -> Reader:
+    """Over runs as the row's mean step has it: the mean of rates would be that of another step."""
+    return over_runs(of_run, statistics.harmonic_mean)
+
+
 # what was measured
 
 
@@ -225,15 +230,15 @@ MEASURED: tuple[Column, ...] = (
     Column("step_max_s", "max", _of_step(lambda step: step.max_s, max), MS),
     Column("step_cv_fraction", "CV within a run", _of_step(lambda step: step.cv_fraction), PERCENT),
     Column(
-        "tokens_per_s", "tokens/s", over_runs(lambda run: run.throughput.tokens_per_s), COUNT,
+        "tokens_per_s", "tokens/s", _rate(lambda run: run.throughput.tokens_per_s), COUNT,
         of_run=lambda run: run.throughput.tokens_per_s,
     ),
     Column(
-        "mfu_fraction", "MFU", over_runs(lambda run: run.throughput.mfu_fraction), PERCENT,
+        "mfu_fraction", "MFU", _rate(lambda run: run.throughput.mfu_fraction), PERCENT,
         of_run=lambda run: run.throughput.mfu_fraction,
     ),
     Column(
-        "hfu_fraction", "HFU", over_runs(lambda run: run.throughput.hfu_fraction), PERCENT,
+        "hfu_fraction", "HFU", _rate(lambda run: run.throughput.hfu_fraction), PERCENT,
         of_run=lambda run: run.throughput.hfu_fraction,
     ),
     Column("host_bound_fraction", "host-bound", host_bound, PERCENT),

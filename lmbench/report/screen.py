@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import wrap
 from typing import IO, Any
 
@@ -28,30 +30,48 @@ _WORD_WIDTH = 12
 _ANY_WIDTH = 10_000
 
 
+_WIDEST_TEXT = 100
+_NARROWEST = 40
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
 class _Console(Console):
     """Goes quiet when its reader goes away (`| head`), where rich's own would end the program.
 
     Strings are text, never markup (`add[float]` has no style in it), and what cannot be seen in them is written out.
     """
 
+    #: Of a table; text is easier to read in shorter lines.
+    table_width = _WIDEST_TEXT
+
     def print(self, *objects: Any, **options: Any) -> None:
+        if not options.get("soft_wrap") and not options.get("no_wrap"):
+            objects = tuple(self._folded(each) if isinstance(each, str) else each for each in objects)
         super().print(*(Text(shown_lines(each)) if isinstance(each, str) else each for each in objects), **options)
+
+    def _folded(self, text: str) -> str:
+        """Without the blank that rich leaves at the end of a line that it folds."""
+        return "\n".join(fold for line in text.split("\n") for fold in wrap(line, self.width, **_WHOLE_WORDS) or [""])
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 def make_console(stream: IO[str] | None = None) -> Console:
-    """A console that stays readable in a log file: never wider than 100 columns, no colour unless on a terminal."""
-    width = min(100, shutil.get_terminal_size((80, 24)).columns)
-    return _Console(file=stream or sys.stdout, width=max(80, width), highlight=False, soft_wrap=False)
+    """A console as wide as the terminal, or as COLUMNS says, 80 elsewhere; text in it stays within 100 columns. No
+    colour unless on a terminal."""
+    width = max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+    file = stream or sys.stdout
+    console = _Console(file=file, width=min(_WIDEST_TEXT, width), highlight=False, soft_wrap=False)
+    console.table_width = width
+    return console
 
 
 def print_table(table: Table, console: Console, *, is_airy: bool = False) -> None:
-    """Print title and caption, folded, and below them the table whole.
+    """Print title and caption, folded, and below them the table.
 
-    Where it is too wide for the screen, generated names are shortened and paths folded; one that still is wider is not
-    cropped, which would falsify its figures.
+    Where it is too wide for the screen, generated names are shortened and paths folded. If that is not enough, columns
+    are left out, with a line that names them and the width that shows them; no cell is ever cut.
 
     Args:
         is_airy: whether there is room for a third blank between columns.
@@ -59,15 +79,44 @@ def print_table(table: Table, console: Console, *, is_airy: bool = False) -> Non
     console.out("")
     for line in wrap(f"{table.title}: {table.caption}" if table.caption else table.title, console.width):
         console.out(line, highlight=False)
-    screen, width = _on_screen(table, console.width, is_airy), console.width
-    needed = console.measure(screen, options=console.options.update_width(_ANY_WIDTH)).minimum
-    console.width = max(width, needed)
+    columns = getattr(console, "table_width", console.width)
+    screen, needed = _drawn(table, console, columns, is_airy)
+    whole, left_out = needed, list[str]()
+    while needed > columns and len(table.headings) > 1:
+        place = _least_needed(table.headings)
+        left_out.insert(0, table.headings[place].text)
+        table = _without(table, place)
+        screen, needed = _drawn(table, console, columns, is_airy)
+    width, console.width = console.width, max(columns, needed)
     with console.capture() as drawn:
         console.print(screen)
     console.width = width
     for line in drawn.get().splitlines():
-        # Its codes, if it has any, are in it already.
-        console.out(line.rstrip(), highlight=False)
+        console.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
+    if left_out:
+        count = f"{len(left_out)} more column{'s' * (len(left_out) > 1)}"
+        for line in wrap(f"{count} with COLUMNS={whole}: {', '.join(left_out)}", console.width):
+            console.out(line, highlight=False)
+
+
+def _drawn(table: Table, console: Console, columns: int, is_airy: bool) -> tuple[ScreenTable, int]:
+    """The table for a screen so wide, and the width that it takes all the same."""
+    screen = _on_screen(table, columns, is_airy)
+    return screen, console.measure(screen, options=console.options.update_width(_ANY_WIDTH)).minimum
+
+
+def _least_needed(headings: Sequence[Heading]) -> int:
+    """The column to leave out next: the last of those that are extra, else of numbers, else of all but the first."""
+    later = range(1, len(headings))
+    extra = [place for place in later if headings[place].is_extra]
+    numbers = [place for place in later if headings[place].is_number]
+    return max(extra or numbers or later)
+
+
+def _without(table: Table, place: int) -> Table:
+    """The table without a column."""
+    rows = [[*row[:place], *row[place + 1 :]] for row in table.rows]
+    return replace(table, headings=[*table.headings[:place], *table.headings[place + 1 :]], rows=rows)
 
 
 def print_line(

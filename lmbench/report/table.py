@@ -15,13 +15,15 @@ class Heading:
     """A column's heading; numbers are aligned to the right.
 
     The words of an `is_generated` column (kernels' names, say) may be shortened where the screen is narrow; those of an
-    `is_folded` one (modules' paths, whose ends and middles tell them apart) go on in the next line.
+    `is_folded` one (modules' paths, whose ends and middles tell them apart) go on in the next line. Where even so it is
+    too narrow, the columns that are `is_extra` are the first to be left out.
     """
 
     text: str
     is_number: bool = True
     is_generated: bool = False
     is_folded: bool = False
+    is_extra: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", shown(self.text))

@@ -14,7 +14,7 @@ from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.screen import make_console, print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.table import Entry, Heading, Table, fact, numbers, words
 from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import count, gib, milliseconds, percent
 
@@ -126,14 +126,23 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
     clock = _CLOCKS.get(run.clock or "", "device span")
     steps = "?" if window.steps is None else window.steps
     title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
-    headings = [*words("phase"), *numbers("mean", "std", "median", "min", "max", "share")]
+    headings = [
+        *words("phase"),
+        *numbers("mean", "std"),
+        *(Heading(name, is_extra=True) for name in ("median", "min", "max")),
+        *numbers("share"),
+    ]
     table = Table(title, "", headings + words("verdict") * bool(verdicts), [], has_total=True)
     for span in (*PHASES, SPANS[0]):
         found = run.phases.get(span)
         if found is None:
             continue
         times = (found.mean_s, found.std_s, found.median_s, found.min_s, found.max_s)
-        row = [fact(span), *(Entry(milliseconds(time)) for time in times), Entry(percent(found.share_fraction))]
+        row = [
+            fact(span),
+            *(Entry(milliseconds(time, found.std_s)) for time in times),
+            Entry(percent(found.share_fraction)),
+        ]
         if verdicts:
             row.append(fact((span in verdicts and verdicts[span].verdict) or ""))
         table.rows.append(row)

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 MISSING = "-"
 
 
-def milliseconds(seconds: float | None) -> str:
-    """Milliseconds with three decimals under 10, two under 1000, none above."""
+def milliseconds(seconds: float | None, spread_s: float | None = None) -> str:
+    """Milliseconds with three decimals under 10, two under 1000, none above; with a spread no more than its second
+    digit."""
     if seconds is None:
         return MISSING
     value = seconds * 1e3
     decimals = 3 if abs(value) < 10 else 2 if abs(value) < 1000 else 0
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{_told(decimals, spread_s)}f}"
+
+
+def _told(decimals: int, spread_s: float | None) -> int:
+    """As many of the decimals of milliseconds as the spread does not make worthless."""
+    if not spread_s or not math.isfinite(spread_s):
+        return decimals
+    return max(0, min(decimals, 1 - math.floor(math.log10(abs(spread_s) * 1e3))))
 
 
 def percent(fraction: float | None) -> str:
@@ -53,8 +61,8 @@ def count(number: int | None) -> str:
 
 
 def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
-    """`50.59 ± 0.12` in ms, both with the mean's decimals; the mean alone where there is no spread."""
-    text = milliseconds(mean_s)
+    """`50.59 ± 0.12` or `443 ± 112` in ms: no digits beyond the spread's second; the mean alone where there is none."""
+    text = milliseconds(mean_s, std_s)
     if mean_s is None or std_s is None:
         return text
     decimals = len(text.partition(".")[2])

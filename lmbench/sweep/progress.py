@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -75,7 +76,7 @@ class Progress:
         # Nobody knows how many rounds two sides will take, or how many trials a search.
         self.is_open = bool(plan.file.sides or plan.file.largest)
         self._command = "compare" if plan.file.sides else "sweep"
-        self._is_live = self._stream.isatty()
+        self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._estimate = estimate
         self._plan = plan
         self.total = plan.job_count
