@@ -115,7 +115,19 @@ def test_it_has_the_sweeps_mark_among_the_variables_that_the_kernel_keeps(fake, 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "said"),
-    [("1 / 0", 1, "ZeroDivisionError: division by zero"), ("sys.exit('no')", 1, "no"), ("print('fine')", 0, "fine")],
+    [
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("sys.exit('no')", 1, "no"),
+        ("print('fine')", 0, "fine"),
+        ("import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, "waited for"),
+        # A pool that nobody closes has a thread that waits for work; compiled runs have one.
+        (
+            "from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1);"
+            "pool.submit(print, 'pooled').result()",
+            0,
+            "pooled",
+        ),
+    ],
 )
 def test_it_ends_as_a_python_of_its_own_would(code, exit_code, said, end, tmp_path):
     assert end(code).code == exit_code

@@ -105,9 +105,8 @@ def be_lmbench(words: list[str]) -> NoReturn:
             code = ended.code or 0
     except BaseException:
         traceback.print_exc()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    # As Python ends: pools of threads are told (Inductor keeps one open), then threads waited for, then `atexit`.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
