@@ -245,6 +245,8 @@ MISTAKES = {
     "no data module": (["--model", "strangers.Regression", "--data", "strangers.Rows"], "no lightning.pytorch.Light"),
     "no data": (["--model", "strangers.Regression"], "has no train_dataloader(); name its data with --data"),
     "no batches": (["--model", "strangers.Regression", *DATA, "--data.batches", "0"], "no batch was taken (empty data"),
+    "a file": (["--model", "strangers.py"], "with its module, as in strangers.Regression or strangers.OwnLoaders"),
+    "a plain module": (["--model", "torch.nn.Linear"], "but a torch.nn.Module; wrap it in one: training_step returns"),
     "lacking": (["--model", "strangers.Needy", *DATA], "strangers.Needy needs --model.width and --model.depth"),
     "misspelt": (["--model", "strangers.Regression", *DATA, "--model.widht", "3"], "did you mean --model.width?"),
     "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "large"], "takes no size"),
@@ -291,6 +293,13 @@ def test_an_error_of_the_users_own_shows_where_it_is(tmp_path, capsys):
     assert result.outcome == "error"
     assert result.record.error.phase == "forward"
     assert "strangers.py" in capsys.readouterr().err
+
+
+def test_a_step_that_expects_another_batch_is_told_what_lmbenchs_is(tmp_path, capsys):
+    fit(tmp_path, "--model", "strangers.OwnLoaders", "--data.batch_size", "2", code=5)
+    assert (
+        "(the batch is lmbench's: a tuple of tokens and targets, int64 of batch x context)" in capsys.readouterr().err
+    )
 
 
 # what is done with them

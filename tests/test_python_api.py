@@ -270,3 +270,17 @@ def test_attention_by_itself_gets_its_shape():
     run = measure(layer, mode="forward_backward")
     assert (run.record.data.batch_size, run.record.data.context_length) == (3, 16)
     assert run.record.phases.backward.mean_s > 0
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
+    class Impatient(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        measure(OwnLoaders(), trainer={"accelerator": "cpu", "callbacks": Impatient()}, results_dir=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    (run,) = lmbench.load(tmp_path)
+    assert run.outcome == "interrupted"
+    assert measure(OwnLoaders()).outcome == "ok"

@@ -13,6 +13,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import nn
 
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
@@ -144,16 +145,28 @@ def import_class(key: str, path: str) -> type:
     """
     what, base = f"--{key} {path}", BASES[key]
     module_name, _, name = path.rpartition(".")
-    if not module_name:
-        raise UsageError(f"{what}: name the class with its module, as in my_file.{path or 'MyClass'}")
+    if not module_name or name == "py":
+        raise UsageError(f"{what}: name the class with its module, as in {_classes_in(path, base)}")
     module = import_named(what, module_name)
     found = getattr(module, name, None)
     if found is None:
         hint = suggest(name, dir(module), module_name + ".{}")
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}")
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{_other_namespace(found)}")
+        raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{_why_not(found)}")
     return found
+
+
+def _classes_in(path: str, base: type) -> str:
+    """The classes that the name of a file or module may have been meant for; an example where there are none."""
+    module_name = path.removesuffix(".py").replace("/", ".")
+    try:
+        found = vars(import_named(module_name, module_name))
+    except UsageError:
+        found = {}
+    kinds = {name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, base)}
+    names = [f"{module_name}.{name}" for name, each in kinds.items() if each.__module__ == module_name]
+    return " or ".join(names[:3]) or f"my_file.{path or 'MyClass'}"
 
 
 def _class_path(settings: Namespace, key: str) -> str | None:
@@ -171,8 +184,12 @@ def _check_loader(model: type, loader: str, is_null: bool) -> None:
         raise UsageError(f"{model.__name__} has no {loader}(); name its data with --data my_file.MyData{again}")
 
 
-def _other_namespace(found: object) -> str:
+def _why_not(found: object) -> str:
     bases = getattr(found, "__mro__", ())
     if any(base.__module__.startswith("pytorch_lightning.") for base in bases):
         return " but pytorch_lightning's; let it import lightning.pytorch instead"
+    if nn.Module in bases:
+        return (
+            " but a torch.nn.Module; wrap it in one: training_step returns the loss, configure_optimizers an optimizer"
+        )
     return ""

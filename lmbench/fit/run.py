@@ -15,6 +15,7 @@ from jsonargparse import ArgumentError
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.fit.choice import OWN_PATHS
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
 from lmbench.fit.completion import add_kernels, add_memory, add_prediction
@@ -117,7 +118,10 @@ def _ended_by(error: BaseException) -> int | None:
     if recorder.exit_code is ExitCode.INTERNAL:
         _print_traceback(error)
     elif recorder.exit_code is ExitCode.USER_CODE:
-        _print_own_lines(error, recorder.run.error, recorder.folder.path)
+        # Whose step expects another form fails where it takes the batch apart.
+        is_ours = recorder.run.data.name == OWN_PATHS["data"] and not recorder.folder.steps_written
+        hint = "  (the batch is lmbench's: a tuple of tokens and targets, int64 of batch x context)" if is_ours else ""
+        _print_own_lines(error, recorder.run.error, recorder.folder.path, hint)
     return None
 
 
@@ -181,11 +185,11 @@ def _print_traceback(error: BaseException) -> None:
     _print_lines("".join(traceback.format_exception(error)))
 
 
-def _print_own_lines(error: BaseException, facts: RunError | None, folder: Path | None = None) -> int:
+def _print_own_lines(error: BaseException, facts: RunError | None, folder: Path | None = None, hint: str = "") -> int:
     """An error of the user's own code: their lines, and below them what happened."""
     assert facts is not None
     lines = own_lines(error)
-    notes = getattr(error, "__notes__", ())
+    notes = [*getattr(error, "__notes__", ()), *([hint] if hint else [])]
     _print_lines("".join([*(line.lines() for line in lines), *(f"{note}\n" for note in notes)]))
     nowhere = "" if lines else ", at no line of yours"
     whole = f" (all frames: {folder / facts.traceback_file})" if folder is not None and facts.traceback_file else ""
