@@ -28,4 +28,4 @@ class DtypeRecord(Struct):
     was_compiled: Annotated[bool | None, About("flag", "noted eagerly", "The run is compiled, and the step whose dtypes were noted was not: no hook sees into a compiled graph.")] = None
     loss_scale: Annotated[float | None, About("1", "loss scale", "What the loss, and so the gradients until the optimizer's step, were multiplied by; null without a scaler.")] = None
     tensors: Annotated[list[NotedTensors], About("tree", "dtypes of tensors", "Parameters, buffers, batch, logits, loss, gradients, optimizer state: name, count by dtype, reason.")] = field(default_factory=list)
-    unused_modules: Annotated[list[str], About("tree", "unused modules", "Paths of modules that the step never called.")] = field(default_factory=list)
+    unused_modules: Annotated[list[str], About("tree", "unused modules", "Paths of modules that the step never called, but for those whose parameters another module uses.")] = field(default_factory=list)
