@@ -258,15 +258,12 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
     if not series:
         return None
     span = _span(series, band, spec.y)
-    outside = [
-        each.label for each in series if all(not span[0] <= point.y <= span[1] for point in each.points if point.y)
-    ]
+    outside = [each.label for each in series if _is_outside(each, *span)]
     caption = f"{what}, mean of {width} steps."
     caption += f" Beyond the axis: {', '.join(outside)}." if outside else ""
     caption += f" {left_out} more rows are not drawn." if left_out else ""
     return Chart(
-        "curves", "step", y_label, series, caption=caption, band=band,
-        band_label=f"{seeds_count} seeds of {name}",
+        "curves", "step", y_label, series, caption=caption, band=band, band_label=f"{seeds_count} seeds of {name}",
         span=span,
     )  # fmt: skip
 
@@ -298,6 +295,11 @@ def _points(values: Sequence[float], label: str, broke_at: int | None) -> list[P
 
 def _stride(count: int) -> int:
     return math.ceil(count / _MAX_POINTS) or 1
+
+
+def _is_outside(series: Series, low: float, high: float) -> bool:
+    known = [point.y for point in series.points if point.y is not None]
+    return bool(known) and all(not low <= value <= high for value in known)
 
 
 def _span(series: Sequence[Series], band: Sequence[tuple[float, float, float]], quantity: str) -> tuple[float, float]:

@@ -77,13 +77,12 @@ class Difference:
 class Judgement:
     """What is to be said of a row: its loss in nat and its gradient norm (as a logarithm) against the baseline's.
 
-    `pairs` are runs with one of the baseline that began alike, `seeds` those of the baseline. `broke_at` is the first
-    step with a loss that is not finite. `reason` says why nothing can be said.
+    `seeds` are those of the baseline. `broke_at` is the first step with a loss that is not finite. `reason` says why
+    nothing can be said.
     """
 
     loss: Difference | None = None
     norm: Difference | None = None
-    pairs: int = 0
     seeds: int = 0
     broke_at: int | None = None
     reason: str = ""
@@ -202,7 +201,6 @@ def judged(own: Mapping[Seeds, Curve], baseline: Mapping[Seeds, Curve]) -> Judge
     return Judgement(
         loss=_difference({seeds: curve.tail_loss for seeds, curve in mine.items()}, losses),
         norm=_difference(own_norms, norms),
-        pairs=len(shared),
         seeds=len(baseline),
         reason=reason,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,7 +157,7 @@ def gather(paths: Iterable[str | Path]) -> Gathered:
             name = (sweep.name or home.name) if home else ""
             groups[home] = Group(name, sweep.view, axes=tuple(sweep.axes or ()), planned_cells=len(sweep.cells))
             plans[home] = {cell.id: cell for cell in sweep.cells}
-        sample = _sample(loaded, plans[home] if home else None)
+        sample = _sample(loaded, plans[home] if home else None, groups[home].axes)
         place = sample.record.sweep
         if place is not None and place.searched_cell is not None:
             searched.add(place.searched_cell)
@@ -187,8 +187,8 @@ def _read_sweep(home: Path) -> _Sweep:
         return _Sweep()
 
 
-def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
-    """A run as it was read, with the plan of its sweep by the cells' ids, None if it belongs to none.
+def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None, swept: Collection[str]) -> Sample:
+    """A run as it was read, with the plan of its sweep by the cells' ids, None if it belongs to none, and its axes.
 
     Its place is what its record says, or its folder's name where that cannot tell.
     """
@@ -218,14 +218,14 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None) -> Sample:
         is_profiled=is_profiled,
         cell=cell if plan is not None else None,
         repeat=repeat,
-        row=_row(cell, axes, plan) if plan is not None else None,
+        row=_row(cell, axes, swept) if plan is not None else None,
         damage=loaded.damage,
     )
 
 
-def _row(cell: str | None, axes: Mapping[str, Any], plan: Mapping[str, _PlannedCell]) -> str | None:
+def _row(cell: str | None, axes: Mapping[str, Any], swept: Collection[str]) -> str | None:
     """What tells a cell's row: itself, or in a sweep over seeds all of its axes but these."""
-    if not axes or not any(seed in (planned.axes or {}) for planned in plan.values() for seed in SEEDS):
+    if not axes or not any(seed in swept for seed in SEEDS):
         return cell
     others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
     return json.dumps(others, sort_keys=True, default=str)
