@@ -395,3 +395,19 @@ def test_small_requests_share_segments_and_are_rounded() -> None:
     allocator = CachingAllocator()
     assert [allocator.allocate(size).size_bytes for size in (1, 513, 2**20)] == [512, 1024, 2**20]
     assert allocator.reserved_bytes == 2 * 2**20
+
+
+def test_attention_by_itself_is_predicted_by_its_shape() -> None:
+    layer = ["--model", "lmbench.AttentionLayer", "--model.head_dim", "64", "--data.context_length", "1024"]
+    made = predict(*layer, "--model.attention", "naive", "--data.batch_size", "8", gpu="H200", finds_largest=True)
+    inputs, scores = 8 * 1024 * 64 * 4, 8 * 1024 * 1024 * 4
+    forward, backward = peak_of(made, "forward"), peak_of(made, "backward")
+    # q, k, v and the gradient of the output; the product and its scaled copy, then softmax's result beside one of them.
+    assert forward.parameters == backward.parameters == 4 * inputs
+    assert forward.temporaries == 2 * scores
+    assert backward.activations == scores + inputs
+    assert made.largest_batch_size is not None
+    assert made.largest_batch_size.value > 8
+    assert made.largest_context_length is not None
+    with pytest.raises(UsageError, match="a prediction compiles nothing; predict sdpa"):
+        predict(*layer, "--model.attention", "flex")

@@ -34,6 +34,7 @@ class ShapeData(LightningDataModule):
         for name, value in (("batch_size", batch_size), ("context_length", context_length)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1")
+        self.batch_size, self.context_length = batch_size, context_length
         self.shape = BatchShape(batch_size, context_length)
 
     def train_dataloader(self) -> Iterable[BatchShape]:

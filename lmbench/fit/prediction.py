@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lmbench.callbacks import Compiler
 from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
+from lmbench.data.shapes import BatchShape, ShapeData
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
@@ -97,7 +98,7 @@ class PredictionCLI(BenchCLI):
         self._data = None
         if given.get("data") is not None:
             self._data = self._built("data")
-        self.is_own_data = isinstance(self._data, TokenData)
+        self.is_own_data = isinstance(self._data, TokenData | ShapeData)
         self.has_context = self.is_own_data and "context_length" in self._arguments["model"]
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -106,14 +107,14 @@ class PredictionCLI(BenchCLI):
     @property
     def batch_size(self) -> int:
         """Samples in the batch that is given."""
-        if isinstance(self._data, TokenData):
+        if isinstance(self._data, TokenData | ShapeData):
             return self._data.batch_size
         sizes = _leading_sizes(self._user_batch(None))
         return sizes[0] if sizes else 1
 
     @property
     def context_length(self) -> int | None:
-        return self._data.context_length if isinstance(self._data, TokenData) else None
+        return self._data.context_length if isinstance(self._data, TokenData | ShapeData) else None
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
         """One fake step; `keep_blocks` and `workspace_bytes` as in `run_fake_step`."""
@@ -121,7 +122,7 @@ class PredictionCLI(BenchCLI):
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
         return run_fake_step(
-            lambda: self._module(context_length),
+            lambda: self._module(batch_size, context_length),
             self._trainer,
             lambda module: self._shaped_batch(module, batch_size, context_length),
             precision=self.precision,
@@ -141,8 +142,10 @@ class PredictionCLI(BenchCLI):
             config[self.subcommand][key]["init_args"][name] = value
         return self.parser.instantiate_classes(config)[self.subcommand][key]
 
-    def _module(self, context_length: int | None) -> LightningModule:
-        changes = {"context_length": context_length} if self.has_context else {}
+    def _module(self, batch_size: int, context_length: int | None) -> LightningModule:
+        # What follows from the data follows here too.
+        sizes = {"batch_size": batch_size, "context_length": context_length} if self.is_own_data else {}
+        changes = {name: size for name, size in sizes.items() if name in self._arguments["model"]}
         built: LightningModule = self._built("model", **changes)
         apply_mode(built, self.mode, self.settings.zero_grad)
         return built
@@ -157,6 +160,9 @@ class PredictionCLI(BenchCLI):
         return trainer
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
+        if isinstance(self._data, ShapeData):
+            assert context_length is not None
+            return BatchShape(batch_size, context_length)
         if self.is_own_data:
             assert context_length is not None
             tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
@@ -77,9 +78,18 @@ class Use:
 def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
     """Try an implementation before it is measured; returns what was found of a user's own function.
 
+    On fake tensors, where memory is predicted, nothing can be tried.
+
     Raises:
         UsageError: this machine has no kernel for it, or the function is wrong.
     """
+    if isinstance(torch.empty(0), FakeTensor):
+        if kind.core is FlexCore:
+            raise UsageError(
+                "attention 'flex' is a kernel made by torch.compile, and a prediction compiles nothing; predict sdpa, "
+                "which saves the same"
+            )
+        return None
     if kind.function is not None:
         return _check_function(kind.name, kind.function, use)
     if kind.core is FlexCore:
