@@ -61,6 +61,8 @@ def test_the_shared_sections_answer_what_every_study_is_asked():
     assert panels["Tokens/s against parameters"].x == "config:parameters"
     assert panels["Eager against compiled, mean step of the runs shown"].group == "config:compile"
     assert {"config:precision", "summary:memory/peak_allocated_gib"} <= set(panels["Everything at once"].y)
+    (board,) = _boards("convergence")
+    assert [panel.y for panel in board.sections[0].panels] == [("series:train/loss",), ("series:train/gradient_norm",)]
 
 
 def test_a_study_of_ones_own_has_its_charts_its_columns_and_no_secret(tmp_path, capsys):

@@ -110,7 +110,8 @@ def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        result = fit(tmp_path, "--wandb.mode", "online", "--trainer.gradient_clip_val", "1")
+        more = ["--trainer.gradient_clip_val", "1", "--measure.gradient_norm", "true"]
+        result = fit(tmp_path, "--wandb.mode", "online", *more)
         run_id = stable_id(result.record)
         assert f"W&B          uploaded: {server.url}/me/lmbench/runs/{run_id}\n" in capsys.readouterr().out
         assert [row["step"] for row in server.history[run_id]] == [step.step for step in result.steps]

@@ -138,6 +138,9 @@ def _run_place(field: SchemaField) -> tuple[str, str]:
         return section, f"{last}_{own[-1].removeprefix('phase_')}"
     if part == "memory_prediction":
         return section, f"predicted_{last}"
+    if part == "probe":
+        # A step after the window: the series of that name are the steps within.
+        return section, f"probed_{last}"
     if part == "loss":
         return section, f"{last}_loss"
     return section, last.removeprefix("run_")

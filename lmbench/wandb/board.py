@@ -198,8 +198,10 @@ def _chart(chart: ChartSpec, kinds: Sequence[str], parts: Sequence[str]) -> Pane
     """A chart as a panel; None where W&B has nothing of what it shows."""
     if chart.kind == "phases":
         return replace(_PHASES, title=chart.title)
-    if chart.kind == "steps":
-        return Panel("series", chart.title, (_series("time/step_ms"),))
+    if chart.kind in ("steps", "curves"):
+        field = "step_s" if chart.kind == "steps" else chart.y
+        found = logged.step_names().get(field)
+        return None if found is None else Panel("series", chart.title, (_series(found[0]),))
     if chart.kind in ("kinds", "parts"):
         names = kinds if chart.kind == "kinds" else parts
         # W&B has them of the whole step.
