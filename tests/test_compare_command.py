@@ -41,7 +41,7 @@ def sides(tmp_path, factor=1.0, **changes):
 )
 def test_the_exit_code_is_the_verdicts(tmp_path, capsys, factor, gate, code, word):
     assert main(["compare", *sides(tmp_path, factor), "--gate", gate]) == code
-    assert f"verdict    {word}: " in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(f"verdict    {word}: ")
 
 
 def test_what_is_not_comparable_exits_with_12(tmp_path, capsys):
@@ -92,8 +92,14 @@ def test_many_cells_are_one_table_and_the_reasons(tmp_path, capsys):
     slow = [value * 1.05 for value in TIMES]
     make_sweep(tmp_path / "b", {"small": TIMES, "medium": slow}, environment__code__project__commit="bbbb")
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 10
+    answer = capsys.readouterr().out
+    assert answer.startswith("verdict    SLOWER: of 2 cells 1 slower, 1 same\nslower     size medium: +5.00 % (+4.")
+    assert len(answer.splitlines()) <= 24
+    assert "tables     cells, changes; --table" in answer
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--table", "changes"]) == 10
+    assert capsys.readouterr().out.startswith("\nPhases and memory: ")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--all"]) == 10
     text = " ".join(capsys.readouterr().out.split())
-    assert "SLOWER: of 2 cells 1 slower, 1 same" in text
     assert "size medium 3 / 3 50.00 ms 52.50 ms 1.0500" in text
     assert "size medium forward 15.00 ms 15.75 ms" in text
     assert "after Holm over 2 (size medium)" in text
@@ -132,6 +138,8 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, capsys):
         (["A", "B", "--gate"], "expected one argument"),
         (["A", "B", "--bogus"], "unknown option --bogus"),
         (["A", "B", "--json", "--format", "markdown"], "two forms of one output"),
+        (["A", "B", "--json", "--all"], "other forms of output have everything"),
+        (["A", "B", "--table", "cells"], "choose among figures"),
         (["A", "nowhere"], "'nowhere' does not exist"),
         (["A", "A"], "are the same results"),
         (["A", "B", "--about", "nothing"], "these runs record nothing of that name"),

@@ -77,7 +77,7 @@ def noisy(spread=0.003, effect=0.0, seed=0):
 
 
 def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdict_stands(compare_run, capsys):
-    code, servers = compare_run(noisy(), "a.yaml", "b.yaml", "--name", "c")
+    code, servers = compare_run(noisy(), "a.yaml", "b.yaml", "--name", "c", "--all")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 0
     assert "verdict SAME: the 90 % interval" in out

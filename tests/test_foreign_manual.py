@@ -14,7 +14,7 @@ from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, Train
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.terminal import figures
+from lmbench.report.terminal import details
 
 from conftest import Sleeper, SlowBatches, quiet_trainer, ratio_to_slept
 
@@ -166,7 +166,7 @@ def test_the_result_and_the_screen_say_what_is_unseen(tmp_path):
     run = load_run(path).record
     assert run.unseen_phases == ["forward", "clip", "zero_grad"]
     assert run.phases.forward is None
-    line = dict(figures(run))["unseen"]
+    line = dict(details(run))["unseen"]
     assert "forward, clip, zero_grad: the module optimizes by hand" in line
     assert {guard.name: guard.status for guard in run.guards}["other_share"] == "n/a"
 

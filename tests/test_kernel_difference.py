@@ -183,11 +183,12 @@ def test_the_table_is_as_it_was_found_right(found: Difference) -> None:
 
 
 def test_on_a_screen_no_line_is_wider_than_80(capsys: Any) -> None:
-    for words in ([], ["--phase", "forward"], ["--top", "3"]):
+    for words in ([], ["--phase", "forward", "--all"], ["--top", "3", "--table", "kernels"]):
         assert main(["compare", "--kernels", str(EAGER), str(COMPILED), *words]) == 0
         out = capsys.readouterr().out
         lines = [line for line in out.splitlines() if str(DATA) not in line]
         assert max(map(len, lines)) <= 80
+        assert words or len(lines) <= 24
     assert "more kernels" in out
 
 

@@ -56,6 +56,32 @@ def test_everything_but_what_is_to_be_copied_fits_80_columns():
     assert f"repeat       {H200.replay_command}" in lines
 
 
+def test_what_decides_comes_before_the_table_and_all_of_it_on_the_first_screen():
+    run = decode_run(DATA)
+    run.guards = [*run.guards, Guard("spread", "warn", message="steps vary", advice="measure longer")]
+    answer, phases, rest = shown(run).split("\n\n", 1)[1].partition("\ndevice span in ms")
+    assert answer.splitlines() == [
+        "mean step    50.59 ± 0.12 ms: backward 64.0 %, forward 33.9 %",
+        "limited by   the device: it always has work queued",
+        "throughput   40,482 tokens/s",
+        "MFU          47.3 % (45.5 % with causal attention counted half)",
+        "peak memory  4.14 GiB allocated, 4.33 GiB reserved of 139.80 GiB; in the window",
+        "             4.14 GiB",
+        "WARN         steps vary",
+        "             measure longer",
+    ]
+    assert phases
+    assert "power" not in answer
+    assert "guards       3 pass, 1 warn" in rest
+    run.probe.verdicts.forward.verdict = "host-bound"
+    assert "the device, but in forward (33.9 % of the step), where it waits for the host" in " ".join(
+        shown(run).split()
+    )
+    run.probe.verdicts.backward.verdict = "host-bound"
+    told = "limited by the host: the device waits for it in 97.9 % of the step (forward, backward)"
+    assert told in " ".join(shown(run).split())
+
+
 def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
     run = decode_run(DATA)
     run.guards = [Guard("spread", "warn", message="steps vary", advice="look at [steps]")]

@@ -11,6 +11,7 @@ from lmbench.compare.comparison import compare
 from lmbench.compare.shown import as_record, markdown, print_comparison
 from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.report.chosen import add_options, chosen_of
 from lmbench.report.screen import make_console
 from lmbench.standard_output import write_result
 
@@ -68,7 +69,7 @@ def run(args: list[str]) -> int:
     elif options.format:
         print(markdown(found), end="")
     else:
-        print_comparison(found, make_console())
+        print_comparison(found, chosen_of(options), make_console())
     return found.exit_code
 
 
@@ -85,7 +86,7 @@ def _compare_kernels(options: argparse.Namespace) -> int:
     elif options.format:
         print(difference_markdown(found, options.top, options.phase), end="")
     else:
-        print_difference(found, options.top, options.phase, make_console())
+        print_difference(found, options.top, options.phase, chosen_of(options), make_console())
     return ExitCode.OK
 
 
@@ -126,12 +127,14 @@ def add_output_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
     parser.add_argument("--format", choices=("markdown",), help="tables to paste")
+    add_options(parser)
 
 
 def check_output_options(options: argparse.Namespace) -> None:
     """Raises UsageError for two forms of output at once."""
     if options.json and options.format:
         raise UsageError("--json and --format are two forms of one output; give one")
+    chosen_of(options, options.json, options.format)
 
 
 def parse_gate(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,10 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from lmbench.compare.comparison import CellResult, Comparison, MetricResult
-from lmbench.compare.metrics import SAMPLE
+from lmbench.compare.metrics import SAMPLE, TIME_WORDS
 from lmbench.compare.sides import LeftOut, Side
 from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.welch import CONFIDENCE
+from lmbench.report.chosen import Chosen, more
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Heading, Table, fact
@@ -21,9 +23,12 @@ from lmbench.report.units import MISSING, change_percent, gib, milliseconds, per
 
 #: More cells than this in one line are counted instead of named.
 _NAMED = 4
+#: Phases that are named as carrying a change, and cells whose change is told in a line of its own.
+_CARRIERS, _CHANGES = 3, 5
 _LEFT_OUT_SHOWN = 8
 COMPARISON_SCHEMA_VERSION = 1
 Line = tuple[str, str]
+_HOW = ("more", "--all says which test was used, and what a sample is")
 
 #: Which test was used, and why.
 BY_WELCH = (
@@ -36,36 +41,76 @@ BY_ROUNDS = (
 )
 
 
-def print_comparison(found: Comparison, console: Console) -> None:
-    """Print the verdict, the tables and what a reader should know."""
-    for line in head(found):
+def print_comparison(found: Comparison, chosen: Chosen, console: Console) -> None:
+    """Print the verdict with what carries it and what keeps it from being more, then the step times; or the tables
+    that were chosen instead, or everything.
+
+    Raises:
+        UsageError: a table was chosen that there is none of.
+    """
+    made = tables(found)
+    shown = chosen.of(made)
+    is_answer = not chosen.names
+    for line in answer(found) if is_answer else ():
         print_line(*line, console)
-    for table in tables(found):
+    for table in shown or made[:1]:
         print_table(table, console)
-    for line in remarks(found):
+    ending = [_HOW] if len(made) < 2 else [more(made)]
+    for line in [*remarks(found), *(method(found) if chosen.is_all else ending)] if is_answer else ():
         print_line(*line, console)
 
 
 def markdown(found: Comparison) -> str:
-    """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {escaped(text)}" for label, text in head(found)]
+    """All of it as Markdown, ready to paste; ends in a line feed."""
+    lines = [f"- **{label}**: {escaped(text)}" for label, text in answer(found)]
     for table in tables(found):
         lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {escaped(text)}" for label, text in remarks(found)]
+    closing = [f"- {label}: {escaped(text)}" for label, text in (*remarks(found), *method(found))]
     return "\n".join([*lines, "", *closing]) + "\n"
 
 
-def head(found: Comparison) -> list[Line]:
-    """What was compared, and the verdict with its reasons."""
-    lines = [("A", found.a.given), ("B", found.b.given)]
-    lines += [("differs", text) for text in _differing(found.cells)]
+def answer(found: Comparison) -> list[Line]:
+    """The verdict with its reasons and what carries it, what was compared, and what a reader must know of it."""
     if len(found.cells) == 1:
         cell = found.cells[0]
-        lines.append(("verdict", f"{cell.verdict.upper()}: {cell.reasons[0]}"))
-        return lines + [("", reason) for reason in cell.reasons[1:]]
-    counted = Counter(cell.verdict for cell in found.cells)
-    tally = ", ".join(f"{counted[word]} {word}" for word in GRAVEST_FIRST if counted[word])
-    lines.append(("verdict", f"{found.verdict.upper()}: of {len(found.cells)} cells {tally or 'none can be judged'}"))
+        lines = [("verdict", f"{cell.verdict.upper()}: {cell.reasons[0]}")]
+        lines += [("", reason) for reason in cell.reasons[1:]]
+        lines += [("mostly", text) for text in _carried(cell)]
+    else:
+        counted = Counter(cell.verdict for cell in found.cells)
+        tally = ", ".join(f"{counted[word]} {word}" for word in GRAVEST_FIRST if counted[word])
+        of = f"of {len(found.cells)} cells {tally or 'none can be judged'}"
+        lines = [("verdict", f"{found.verdict.upper()}: {of}"), *_largest(found.cells)]
+    lines += [("A", found.a.given), ("B", found.b.given)]
+    lines += [("differs", text) for text in _differing(found.cells)]
+    lines += [("note", text) for text in _by_text({cell.name: cell.notes for cell in found.cells}, len(found.cells))]
+    lines += [("note", problem) for problem in found.problems]
+    return [*lines, *_without_floor(found.cells)]
+
+
+def _carried(cell: CellResult) -> list[str]:
+    """The phases that most of a change of the step lies in."""
+    if cell.verdict not in TIME_WORDS:
+        return []
+    known = [(metric, metric.step_share) for metric in cell.metrics[1:] if metric.step_share is not None]
+    changed = [(m, share) for m, share in known if m.decision.word == cell.verdict]
+    longest = sorted(changed, key=lambda pair: -abs(pair[1]))[:_CARRIERS]
+    told = ", ".join(f"{metric.metric.title} {change_percent(share)}" for metric, share in longest)
+    return [f"{told} of the step"] if told else []
+
+
+def _largest(cells: Sequence[CellResult]) -> list[Line]:
+    """The largest changes that are proven, a line each, and how many more there are."""
+    proven = [(cell, cell.metrics[0]) for cell in cells if cell.verdict in TIME_WORDS]
+    proven.sort(key=lambda pair: -abs(math.log(pair[1].ratio.ratio)))
+    lines = []
+    for cell, step in proven[:_CHANGES]:
+        times = f"{milliseconds(step.a)} -> {milliseconds(step.b)} ms"
+        lines.append(
+            (cell.verdict, f"{cell.name}: {change_percent(step.ratio.change)} ({interval(step.ratio)}), {times}")
+        )
+    if more_of := len(proven) - _CHANGES:
+        lines += [("", f"and {more_of} more cells")] * (more_of > 0)
     return lines
 
 
@@ -78,22 +123,27 @@ def tables(found: Comparison) -> list[Table]:
 
 
 def remarks(found: Comparison) -> list[Line]:
-    """Reasons of many cells, notes, runs that do not count, and what a sample is."""
+    """Why cells of many have no verdict, and runs that do not count."""
     lines: list[Line] = []
     if len(found.cells) > 1:
-        judged = [cell for cell in found.cells if cell.verdict != SAME]
+        judged = [cell for cell in found.cells if cell.verdict in (UNDECIDED, INVALID)]
         lines += [("reason", text) for text in _by_text({cell.name: cell.reasons for cell in judged}, len(found.cells))]
-    lines += [("note", text) for text in _by_text({cell.name: cell.notes for cell in found.cells}, len(found.cells))]
-    lines += [("note", problem) for problem in found.problems]
-    lines += _without_floor(found.cells)
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         lines += [(f"only {side}", name) for name in names]
     lines += [("neither", f"{name}: {reason}".removeprefix(": ")) for name, reason in found.neither]
     left_out_a = [*found.a.left_out, *(run for cell in found.cells for run in cell.left_out_a)]
     left_out_b = [*found.b.left_out, *(run for cell in found.cells for run in cell.left_out_b)]
     lines += [*_left_out("A", left_out_a), *_left_out("B", left_out_b)]
+    return [*lines, *(("slow", str(each)) for cell in found.cells if cell.by_rounds for each in cell.slow)]
+
+
+def method(found: Comparison) -> list[Line]:
+    """What the other verdicts of many cells rest on, which test was used, and what a sample is."""
+    lines: list[Line] = []
+    if len(found.cells) > 1:
+        changed = {cell.name: cell.reasons for cell in found.cells if cell.verdict in TIME_WORDS}
+        lines += [("reason", text) for text in _by_text(changed, len(found.cells))]
     by_rounds = [cell for cell in found.cells if cell.by_rounds]
-    lines += [("slow", str(each)) for cell in by_rounds for each in cell.slow]
     tests = [BY_ROUNDS] * bool(by_rounds) + [BY_WELCH] * (len(by_rounds) < len(found.cells))
     return [*lines, *(("test", test) for test in tests), ("sample", SAMPLE)]
 
@@ -102,7 +152,13 @@ def _metric_table(cell: CellResult) -> Table:
     step = cell.metrics[0].ratio
     counted = f"{step.n_a} rounds" if cell.by_rounds else f"{step.n_a} and {step.n_b} processes"
     caption = f"geometric means of {counted}; findings of phases and memory after Holm's correction"
-    return Table("Compared", caption, _headings("figure"), [[fact(m.metric.title), *_figures(m)] for m in cell.metrics])
+    return Table(
+        "Compared",
+        caption,
+        _headings("figure"),
+        [[fact(m.metric.title), *_figures(m)] for m in cell.metrics],
+        name="figures",
+    )
 
 
 def _cell_table(found: Comparison) -> Table:
@@ -115,7 +171,7 @@ def _cell_table(found: Comparison) -> Table:
     headings = [Heading("cell", False), Heading("repeats"), *_headings("")[1:5], Heading("verdict", False)]
     corrected = f"; verdicts after Holm's correction over {found.family} cells" if found.family > 1 else ""
     caption = f"geometric means over processes{corrected}"
-    return Table("Step time", caption, headings, rows)
+    return Table("Step time", caption, headings, rows, name="cells")
 
 
 def _changed_table(found: Comparison) -> Table:
@@ -129,7 +185,7 @@ def _changed_table(found: Comparison) -> Table:
     numbers = [Heading(name) for name in ("A", "B", "95 % interval")]
     headings = [Heading("cell", False), Heading("figure", False), *numbers, Heading("finding", False)]
     caption = "only what changed, after Holm's correction over all cells; --json has all"
-    return Table("Phases and memory", caption, headings, rows)
+    return Table("Phases and memory", caption, headings, rows, name="changes")
 
 
 def _headings(first: str) -> list[Heading]:

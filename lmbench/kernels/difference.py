@@ -18,7 +18,10 @@ from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
 from lmbench.records.settings import differences
+from lmbench.report.chosen import Chosen, more
+from lmbench.report.screen import print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
+from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import MISSING, instances, milliseconds, percent, signed_percent, whole
 
 STEP = "step"
@@ -31,6 +34,8 @@ _CANCELLED_FRACTION = 0.05
 # Phases with less of the difference have no column of their own.
 _COLUMN_FRACTION = 0.01
 _MAX_COLUMNS = 2
+# Kinds, parts and kernels that are named first.
+_NAMED = 3
 # A share of either side that a floating-point sum can be off by.
 _DUST = 1e-12
 
@@ -257,9 +262,32 @@ def difference_record(found: Difference) -> dict[str, Any]:
     }
 
 
-def print_difference(found: Difference, top: int, phase: str | None, console: Console) -> None:
-    """Print all tables."""
-    print_all(head(found), tables(found, top, phase), remarks(found), console)
+def print_difference(found: Difference, top: int, phase: str | None, chosen: Chosen, console: Console) -> None:
+    """Print how kernel time changed and what changed most, or the tables that were chosen instead, or everything.
+
+    Raises:
+        UsageError: a table was chosen that there is none of.
+    """
+    made = tables(found, top, phase)
+    shown = chosen.of(made)
+    if chosen.is_all:
+        print_all(head(found), shown, remarks(found), console)
+    elif chosen.names:
+        for table in shown:
+            print_table(table, console)
+    else:
+        one = next(one for one in (*found.phases, found.step) if one.phase == (phase or "step"))
+        print_all([*head(found), *_most(one)], [], [*remarks(found), more(made)], console)
+
+
+def _most(one: PhaseDifference) -> list[Line]:
+    """The kinds, parts and kernels that changed most."""
+    lines = []
+    for label, changes in (("kinds", one.kinds), ("parts", one.parts), ("names", one.kernels)):
+        largest = [change for change in changes if change.change != SAME][:_NAMED]
+        told = ", ".join(f"{shortened(each.name, KERNEL_WIDTH)} {signed_ms(each.difference_s)} ms" for each in largest)
+        lines.append((label, told or "nothing changed"))
+    return lines
 
 
 def difference_markdown(found: Difference, top: int, phase: str | None) -> str:
@@ -330,7 +358,7 @@ def _table(
 ) -> Table:
     rows = [_row(change, columns) for change in (*changes, _all(total))]
     headings = [*generated(axis), *numbers("A", "B", "B - A", "share", *columns), *generated("")]
-    return Table(title, _caption(found, columns), headings, rows)
+    return Table(title, _caption(found, columns), headings, rows, name="kinds" if axis == "kind" else "parts")
 
 
 def _caption(found: Difference, columns: Sequence[str]) -> str:
@@ -362,7 +390,7 @@ def _kernel_table(one: PhaseDifference, found: Difference, top: int, where: str)
     headings = [*generated("kernel"), *numbers("A", "n", "B", "n", "B - A", "share")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
     rows = [_kernel_row(change) for change in (*changes, _all(one.total))]
-    return Table(f"By kernel {where}", caption, headings, rows)
+    return Table(f"By kernel {where}", caption, headings, rows, name="kernels")
 
 
 def _rest(changes: Sequence[Change], total: Change) -> Change:
@@ -391,7 +419,7 @@ def _phase_table(found: Difference) -> Table:
         rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _changed(change)])
     headings = [*generated("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *generated("")]
     caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
-    return Table("Kernel time by phase", caption, headings, rows)
+    return Table("Kernel time by phase", caption, headings, rows, name="phases")
 
 
 def _clock_table(found: Difference) -> Table:
@@ -405,7 +433,7 @@ def _clock_table(found: Difference) -> Table:
         f"the phase's window on the device in ms {_unit(found)}, and what its difference consists of: kernels, gaps "
         "between queued ones, waiting for the host (slowed by the profiler), and other idle time"
     )
-    return Table("Device time by phase", caption, headings, rows)
+    return Table("Device time by phase", caption, headings, rows, name="clocks")
 
 
 def remarks(found: Difference) -> list[Line]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
 from lmbench.report.table import Heading, Table
-from lmbench.report.terminal import Line, banner, closing_lines, figures, guard_lines, phase_table, where
+from lmbench.report.terminal import Line, banner, details, headline, phase_table, where
 from lmbench.text import shown
 
 _COLOURS = {"FAIL": "#c5221f", "WARN": "#b06000"}
@@ -19,9 +19,9 @@ def run_html(run: RunRecord, path: Path | None, notes: Sequence[Line] = ()) -> s
     """What `print_run` prints, as HTML; `path` is None where there is no result folder (any more)."""
     step = run.phases.step
     parts = [
-        _lines(banner(run)),
+        _lines([*banner(run), *headline(run)]),
         _table(phase_table(run, step)) if step is not None else "",
-        _lines([*figures(run), *guard_lines(run), *closing_lines(run), *notes]),
+        _lines([*details(run), *notes]),
         _lines(where(run, path) if path is not None else []),
     ]
     return f'<div class="lmbench">{"".join(parts)}</div>'

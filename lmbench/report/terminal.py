@@ -1,4 +1,4 @@
-"""A run on the screen: one table, the figures under it, guards with advice, and how to repeat it."""
+"""A run on the screen: what was measured, the answer with its warnings, the phases, the rest, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from rich.console import Console
 
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import Model, RunRecord
+from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.screen import make_console, print_line, print_table
 from lmbench.report.table import Entry, Heading, Table, fact, numbers, words
 from lmbench.report.text import KERNEL_WIDTH, shortened
-from lmbench.report.units import count, gib, milliseconds, percent
+from lmbench.report.units import count, gib, mean_and_std, milliseconds, percent
 
 _LABEL = 12
+#: From this share of the step on it is the host that sets its time; so many phases are named.
+_HOST_SETS_FRACTION = 0.5
+_NAMED = 2
 _STATUSES = ("pass", "warn", "fail", "n/a")
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
@@ -38,12 +42,13 @@ def print_run(
     console = console or make_console()
     if with_banner:
         print_banner(run, console)
-    if run.mode and run.phases.step is None:
+    if run.mode:
         console.out("")
+    _print_lines(headline(run), console)
     if run.phases.step is not None:
         print_table(phase_table(run, run.phases.step), console, is_airy=True)
         console.out("")
-    _print_lines([*figures(run), *guard_lines(run), *closing_lines(run), *notes], console)
+    _print_lines([*details(run), *notes], console)
     for line in where(run, path) if path is not None else ():
         print_line(*line, console, width=_LABEL, is_whole=True)
 
@@ -149,13 +154,64 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
     return table
 
 
-def figures(run: RunRecord) -> list[Line]:
-    """Unseen phases, throughput, MFU, memory, kernels, power and loss, a line each where there is something to say."""
-    rate, memory, loss, power_w = run.throughput, run.memory, run.loss, run.device_state.mean_power_w
+def headline(run: RunRecord) -> list[Line]:
+    """What a run is for: the step and who sets its time, throughput, MFU and peak memory; how it ended, if not well;
+    and the guards that did not pass, each with its advice."""
+    return [*_step_lines(run), *_rate_lines(run), *_peak_lines(run), *closing_lines(run), *warning_lines(run)]
+
+
+def _step_lines(run: RunRecord) -> list[Line]:
+    """The step with its spread, where most of it goes, and whether the host or the device sets it."""
+    step = run.phases.step
+    if step is None:
+        return []
+    lines = [("mean step", f"{mean_and_std(step.mean_s, step.std_s)} ms{_longest_phases(run)}")]
+    bound, verdicts = host_bound_fraction(run), run.probe.verdicts
+    if bound is None or verdicts is None:
+        return lines
+    words = {span: own.verdict for span, own in verdicts.items()}
+    names = [span for span in PHASES if words.get(span) == "host-bound"]
+    mixed = [span for span in PHASES if words.get(span) == "mixed"]
+    if bound >= _HOST_SETS_FRACTION:
+        told = f"the host: the device waits for it in {percent(bound)} of the step ({', '.join(names)})"
+    elif names:
+        told = f"the device, but in {', '.join(names)} ({percent(bound)} of the step), where it waits for the host"
+    elif mixed:
+        told = f"the device, which nearly waits for the host in {', '.join(mixed)}"
+    else:
+        told = "the device: it always has work queued"
+    return [*lines, ("limited by", told)]
+
+
+def _longest_phases(run: RunRecord) -> str:
+    shares = {span: found.share_fraction for span in PHASES if (found := run.phases.get(span)) is not None}
+    known = sorted(((share, span) for span, share in shares.items() if share), reverse=True)[:_NAMED]
+    return ": " + ", ".join(f"{span} {percent(share)}" for share, span in known) if known else ""
+
+
+def details(run: RunRecord) -> list[Line]:
+    """Unseen phases, what was refused, what kernels, memory and dtypes were found to be, power and loss, a line each
+    where there is something to say; and how many guards passed."""
+    loss, power_w, joules = run.loss, run.device_state.mean_power_w, run.throughput.joules_per_token
     lines = []
     if run.unseen_phases:
         unseen = ", ".join(run.unseen_phases)
         lines.append(("unseen", f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"))
+    lines += _attention_lines(run)
+    lines += _memory_lines(run)
+    lines += _kernel_lines(run)
+    lines += _dtype_lines(run)
+    if power_w:
+        lines.append(("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
+    if loss.first is not None and loss.last is not None:
+        lines.append(("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
+    return [*lines, *_tally_lines(run)]
+
+
+def _rate_lines(run: RunRecord) -> list[Line]:
+    """Throughput and MFU, or why there is none."""
+    rate = run.throughput
+    lines = []
     if rate.tokens_per_s:
         lines.append(("throughput", f"{rate.tokens_per_s:,.0f} tokens/s"))
     elif run.window.tokens_reason:
@@ -169,6 +225,13 @@ def figures(run: RunRecord) -> list[Line]:
         lines.append(("MFU", f"{percent(rate.mfu_fraction)}{half}{again}"))
     elif rate.tokens_per_s and rate.mfu_reason:
         lines.append(("MFU", f"none: {rate.mfu_reason}"))
+    return lines
+
+
+def _peak_lines(run: RunRecord) -> list[Line]:
+    """The peak of the device's memory, or of the host's; and what was refused."""
+    memory = run.memory
+    lines = []
     if memory.run_peak_allocated_bytes:
         peak = memory.steady_peak_allocated_bytes
         steady = f"; in the window {gib(peak)}" if peak else ""
@@ -180,15 +243,6 @@ def figures(run: RunRecord) -> list[Line]:
         free = f"{gib(refused.device_free_bytes)} free"
         held = f"{gib(refused.allocated_bytes)} held, {free}"
         lines.append(("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
-    lines += _attention_lines(run)
-    lines += _memory_lines(run)
-    lines += _kernel_lines(run)
-    lines += _dtype_lines(run)
-    if power_w:
-        joules = rate.joules_per_token
-        lines.append(("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
-    if loss.first is not None and loss.last is not None:
-        lines.append(("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
     return lines
 
 
@@ -251,16 +305,20 @@ def top_other_words(name: str, share_fraction: float) -> str:
     return f"; top other kernel {shortened(name, KERNEL_WIDTH)}, {percent(share_fraction)}"
 
 
-def guard_lines(run: RunRecord) -> list[Line]:
-    """Guards that did not pass, with their advice; else one line saying how many did."""
+def warning_lines(run: RunRecord) -> list[Line]:
+    """Guards that did not pass, with their advice, those that failed first."""
     lines = []
-    for guard in run.guards:
+    for guard in sorted(run.guards, key=lambda guard: guard.status != "fail"):
         if guard.status in ("fail", "warn"):
             lines += [(guard.status.upper(), guard.message), *([("", guard.advice)] if guard.advice else [])]
-    tally = Counter[str](guard.status for guard in run.guards)
-    if tally:
-        lines.append(("guards", ", ".join(f"{tally[status]} {status}" for status in _STATUSES if tally[status])))
     return lines
+
+
+def _tally_lines(run: RunRecord) -> list[Line]:
+    """How many guards ended how."""
+    tally = Counter[str](guard.status for guard in run.guards)
+    told = ", ".join(f"{tally[status]} {status}" for status in _STATUSES if tally[status])
+    return [("guards", told)] if told else []
 
 
 def closing_lines(run: RunRecord) -> list[Line]:
