@@ -92,7 +92,8 @@ def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
 
 def test_a_log_file_gets_no_colour_and_80_columns(tmp_path, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    with (tmp_path / "log").open("w", encoding="ascii") as file:
+    write_what_can_be()
+    with (tmp_path / "log").open("w", encoding="ascii", errors="lmbench.plain") as file:
         console = make_console(file)
         assert console.width == 80
         print_run(H200, DEEP, console)
