@@ -12,7 +12,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.compiling import CompileOptions, compile_in_place, empty_cache, graph_counts, use_cache
+from lmbench.instruments.compiling import (
+    CompileOptions,
+    compile_in_place,
+    empty_cache,
+    end_compile_workers,
+    graph_counts,
+    use_cache,
+)
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.records.vocabulary import Stage
 
@@ -64,6 +71,7 @@ class Compiler(Observer):
     def before_window(self) -> None:
         if self.options is None:
             return
+        end_compile_workers()
         self._at_open = graph_counts()
         # Without warm-up the first graphs are the window's own.
         if self.session.steps_done and not self._at_open.graphs:

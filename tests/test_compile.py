@@ -6,11 +6,13 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._inductor import async_compile
+from torch._inductor.async_compile import AsyncCompile
 from torch.utils.data import DataLoader
 
 from lmbench.callbacks import Compiler, MeasurementSession
 from lmbench.errors import UsageError
-from lmbench.instruments.compiling import CompileOptions
+from lmbench.instruments.compiling import CompileOptions, end_compile_workers
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.run import Compile
 
@@ -106,3 +108,13 @@ def test_a_new_shape_in_the_window_counts_as_a_recompile():
 def test_no_graph_is_an_error():
     with pytest.raises(UsageError, match="compiled no graph"):
         fit(_Unreached(), Schedule(2, 4))
+
+
+def test_inductors_workers_are_gone_before_the_window_and_come_back_for_another_graph():
+    AsyncCompile.warm_pool()
+    processes = [pool.process for pool in async_compile._pool_set if hasattr(pool, "process")]
+    assert processes
+    end_compile_workers()
+    assert [process.poll() for process in processes].count(None) == 0
+    assert AsyncCompile.process_pool().submit(len, "ab").result() == 2
+    end_compile_workers()

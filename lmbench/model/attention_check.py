@@ -132,7 +132,8 @@ def _why_not(kind: AttentionKind, use: Use) -> str | None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            return _reasons([str(one.message) for one in told], error)
+            # Of flex it is the error that tells; warnings are of something else.
+            return _reasons([str(one.message) for one in told] if kind.backend is not None else [], error)
         finally:
             if use.device.type == "cuda":
                 # The trial is no part of the run.
