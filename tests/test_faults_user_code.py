@@ -10,6 +10,7 @@ import planted_faults
 import pytest
 from fit_process import plant, start_fit
 
+import lmbench
 from lmbench.cli import main
 from lmbench.records.load import load_run
 from lmbench.records.measured import RunError
@@ -150,11 +151,13 @@ def test_a_callback_that_cannot_be_built_is_own_code(tmp_path, capsys):
     assert "error in your code, in setup: KeyError: 'lr'" in printed.err
 
 
-def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frames():
-    import lmbench
-
+def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frames(tmp_path):
+    module, data = planted_faults.Net(bad_hook="forward"), planted_faults.Data()
     with pytest.raises(KeyError) as raised:
-        lmbench.measure(planted_faults.Net(bad_hook="forward"), planted_faults.Data(), trainer={"accelerator": "cpu"})
+        lmbench.measure(module, data, trainer={"accelerator": "cpu"}, results_dir=tmp_path)
+    (run,) = lmbench.load(tmp_path)
+    assert raised.value.__notes__ == [f"lmbench keeps the result so far: {run.path}"]
+    assert (run.record.exit_code, run.record.error.traceback_file) == (5, "traceback.txt")
     files = [Path(each.filename).name for each in traceback.extract_tb(raised.value.__traceback__)]
     assert files == ["test_faults_user_code.py", "in_process.py", *["planted_faults.py"] * 3]
 

@@ -21,6 +21,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from strangers import ByHand, Data, Failing, OwnLoaders, Regression, TokenModel
+from torch.utils.data import TensorDataset
 
 import lmbench
 from lmbench.cli import main
@@ -243,6 +244,8 @@ MISTAKES = {
     "a class": (lambda: measure(OwnLoaders), "OwnLoaders is a class; measure takes an instance"),
     "no data": (lambda: measure(TokenModel()), r"TokenModel has no train_dataloader\(\); give data"),
     "data's class": (lambda: measure(Regression(), Data), r"such as Data\(\)"),
+    "a dataset": (lambda: measure(Regression(), TensorDataset(torch.ones(2))), "a Dataset, which has no batches"),
+    "no number": (lambda: measure(OwnLoaders(), steps="3"), "steps is '3'; allowed: a whole number"),
     "empty data": (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
     "too short": (lambda: measure(OwnLoaders(), trainer={"max_steps": 1}), "training ended at step 1, the window"),
     "a flag": (lambda: measure(OwnLoaders(), trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),

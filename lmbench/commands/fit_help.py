@@ -18,7 +18,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "what": (
         ("--model.size", "SIZE", ", ".join(SIZES)),
         ("--model.attention", "NAME", "naive, sdpa, sdpa_flash, sdpa_efficient, ..."),
-        ("--model", "CLASS", "your own LightningModule: my_package.MyModule"),
+        ("--model", "CLASS", "your own: my_module.MyModule; or lmbench.HuggingFace"),
         ("--data", "CLASS", "its LightningDataModule"),
         ("--data.batch_size", "N", "sequences in a micro-batch"),
         ("--data.context_length", "N", "tokens in a sequence"),

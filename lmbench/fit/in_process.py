@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
 from torch import nn
+from torch.utils.data import Dataset
 
 from lmbench.callbacks import RunRecorder
 from lmbench.data.datamodule import TokenData
@@ -147,6 +148,8 @@ def measure(
         recorder = _recorder(settings, subject)
         failure = _run(subject, given, settings, flags, recorder, command)
         if failure is not None:
+            if results_dir is not None and recorder.folder is not None:
+                failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
             raise failure
         add_kernels(recorder)
         add_memory(recorder)
@@ -252,6 +255,8 @@ def _check_words(settings: MeasureSettings) -> None:
         allowed, given = get_args(hint), getattr(settings, name)
         if getattr(hint, "__origin__", None) is Literal and given not in allowed:
             raise UsageError(f"{name} is {given!r}; allowed: {', '.join(allowed)}{suggest(str(given), allowed)}")
+        if hint in (int, float) and (isinstance(given, bool) or not isinstance(given, int | hint)):
+            raise UsageError(f"{name} is {given!r}; allowed: {'a whole number' if hint is int else 'a number'}")
     settings.schedule()
 
 
@@ -280,6 +285,9 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
         return _own_data(module, loader)
     if isinstance(data, type):
         raise UsageError(f"data is the class {data.__name__}; give an instance, such as {data.__name__}()")
+    if isinstance(data, Dataset) and not hasattr(data, "__iter__"):
+        name = type(data).__name__
+        raise UsageError(f"data is a Dataset, which has no batches; give DataLoader({name}(...), batch_size=4)")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
         return _Listed(data)
     is_batch = isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__")
