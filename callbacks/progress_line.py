@@ -98,7 +98,9 @@ class ProgressLine(Observer):
         held = torch.cuda.memory_reserved(session.device) if on_gpu else peak_rss_bytes()
         parts.append(gib(held))
         if schedule.steps is not None:
-            parts.append(_left(self._window_left_s(session.window_steps, session.window_elapsed_s, pace_s)))
+            elapsed_s = session.window_elapsed_s
+            # By all of the window: one second's steps say little of those to come.
+            parts.append(_left(self._window_left_s(session.window_steps, elapsed_s, elapsed_s / session.window_steps)))
         return parts
 
     def _window_left_s(self, steps: int, elapsed_s: float, pace_s: float) -> float:

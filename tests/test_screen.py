@@ -257,8 +257,8 @@ def test_a_log_file_gets_a_line_now_and_then_that_says_all(monkeypatch):
     monkeypatch.setattr(progress_line, "LOG_EVERY_S", 0.0)
     line.steps_recorded(records)
     line.run_ended()
-    # What the 3 s of the window still want, and 10 probe steps of 0.2 s.
-    assert re.fullmatch(r"step 12/20, 200 ms/step, 10,240 tokens/s, [0-9.]+ [MG]iB, 3.8 s left\n", log.getvalue())
+    # What the 3 s of the window still want, and 10 probe steps at the window's pace of 0.1 s.
+    assert re.fullmatch(r"step 12/20, 200 ms/step, 10,240 tokens/s, [0-9.]+ [MG]iB, 2.8 s left\n", log.getvalue())
 
 
 def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
@@ -274,9 +274,9 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
 
 def test_a_narrow_terminal_keeps_the_step_and_the_time_that_is_left(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    line = in_a_run(ProgressLine(terminal := Terminal()), stage=Stage.WINDOW, window_steps=12)
+    line = in_a_run(ProgressLine(terminal := Terminal()), stage=Stage.WINDOW, window_steps=12, window_elapsed_s=2.4)
     line.steps_recorded([StepRecord(step_s=0.2, tokens=2048)])
-    assert terminal.getvalue() == "\rstep 12/20, 5.0 s left"
+    assert terminal.getvalue() == "\rstep 12/20, 3.6 s left"
 
 
 def test_a_dumb_terminal_is_a_log_file(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lmbench.report.sections import Failure, Report, Section
+from lmbench.report.sections import Failure, Report, Section, first_of
 from lmbench.report.table import Table
 from lmbench.text import one_line
 
@@ -40,7 +40,7 @@ def _failure(failure: Failure) -> str:
     subject = f"{failure.cell}: " if failure.cell else ""
     reason = f": {failure.reason}" if failure.reason else ""
     runs = "run" if len(failure.run_ids) == 1 else "runs"
-    return f"{escaped(subject + failure.outcome + reason)} ({runs} {escaped(', '.join(failure.run_ids))})"
+    return f"{escaped(subject + failure.outcome + reason)} ({runs} {escaped(first_of(failure.run_ids, ', '))})"
 
 
 def table_lines(table: Table) -> list[str]:

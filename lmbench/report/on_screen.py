@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from lmbench.report.screen import print_line, print_table
-from lmbench.report.sections import Failure, Report, Section
+from lmbench.report.sections import Failure, Report, Section, first_of
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -41,4 +41,4 @@ def _told(failure: Failure) -> str:
     subject = f"{failure.cell}: " if failure.cell else ""
     reason = f": {failure.reason}" if failure.reason else ""
     runs = "run" if len(failure.run_ids) == 1 else "runs"
-    return f"{subject}{failure.outcome}{reason} ({runs} {', '.join(failure.run_ids)})"
+    return f"{subject}{failure.outcome}{reason} ({runs} {first_of(failure.run_ids, ', ')})"

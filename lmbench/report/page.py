@@ -16,7 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.report.cells import Cell, outcome_label
 from lmbench.report.charts import Chart, build_charts
 from lmbench.report.gather import Sample
-from lmbench.report.sections import Report, Section
+from lmbench.report.sections import Report, Section, first_of
 from lmbench.report.table import Table
 from lmbench.text import shown_lines
 
@@ -66,7 +66,7 @@ def to_html(report: Report) -> str:
         whole_page(
             "report",
             ", ".join(section.title for section in report.sections),
-            _rendered("page.html", sections=sections, unread=report.unread),
+            _rendered("page.html", sections=sections, unread=report.unread, first_of=first_of),
             "".join(part.style for part in parts),
             [part.script for part in parts if part.script],
         )

@@ -55,9 +55,13 @@ class Options:
     has_reference: bool = False
 
 
+#: Cells or runs that met the same end.
+_MOST_NAMED = 6
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Runs of a cell that ended alike and not well: which cell, how, why, and where they lie."""
+    """Runs that ended alike and not well: of which cells, how, why, and where they lie."""
 
     cell: str
     outcome: str
@@ -216,17 +220,31 @@ def _count(number: int, word: str) -> str:
 
 
 def _failures(cells: Sequence[Cell]) -> list[Failure]:
+    """What did not end well, each reason once with the cells that it was met in."""
     names = differing(cells)
-    found: dict[tuple[int, str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[int, list[str]]] = {}
     for index, cell in enumerate(cells):
         for sample in (*cell.samples, *cell.passes):
             if sample.outcome != "ok":
                 reason = shorten(_reason(sample), _MESSAGE_WIDTH, placeholder=" ...")
-                found.setdefault((index, outcome_label(sample), reason), []).append(sample.run_id)
+                same = found.setdefault((outcome_label(sample), reason), {})
+                same.setdefault(index, []).append(sample.run_id)
     return [
-        Failure(told(cells[index], names), outcome, reason, tuple(ids))
-        for (index, outcome, reason), ids in found.items()
+        Failure(
+            first_of([text for index in same if (text := told(cells[index], names))], "; "),
+            outcome,
+            reason,
+            tuple(run_id for ids in same.values() for run_id in ids),
+        )
+        for (outcome, reason), same in found.items()
     ]
+
+
+def first_of(names: Sequence[str], separator: str) -> str:
+    """All of a few names, of many the first ones and how many more there are."""
+    if len(names) <= _MOST_NAMED:
+        return separator.join(names)
+    return f"{separator.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more"
 
 
 def _reason(sample: Sample) -> str:
