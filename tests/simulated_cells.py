@@ -39,12 +39,14 @@ class Ended:
 class SimulatedServers:
     """`script` is told the name of a run; it returns how its process ended (see `OUTCOMES`), or raises.
 
-    `rounds` are the lists of runs that were started between two beginnings of a round.
+    `rounds` are the lists of runs that were started between two beginnings of a round, `caches` the folders that their
+    processes were given for what they compile.
     """
 
     script: Callable[[str], str]
     started: list[str] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
+    caches: dict[str, str] = field(default_factory=dict)
     rounds: list[list[str]] = field(default_factory=list)
     to_come: list[int] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class SimulatedServers:
         self.started.append(name)
         self.rounds[-1].append(name)
         self.words[name] = launch.words
+        self.caches[name] = launch.variables["TORCHINDUCTOR_CACHE_DIR"]
         ending = self.script(name)
         if ending == "no server":
             raise ServerLost("/x/python does not run: No such file or directory")

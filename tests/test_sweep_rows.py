@@ -195,6 +195,16 @@ def test_later_repeats_reuse_what_a_cold_first_one_compiled(tmp_path):
     assert ["--trainer.compile.cache=shared" in again.words[name] for name in again.started] == [False, True]
 
 
+def test_another_pass_runs_what_its_measurement_has_compiled_and_nobody_elses(tmp_path):
+    servers = SimulatedServers(lambda name: "ok")
+    matrix = {"data.batch_size": [1, 2], "trainer.compile": [True]}
+    sweep(tmp_path, servers, {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 1})
+    shares = ["--trainer.compile.cache=shared" in servers.words[name] for name in servers.started]
+    assert shares == [False, True, False, True]
+    one, other = servers.started[:2], servers.started[2:]
+    assert servers.caches[one[0]] == servers.caches[one[1]] != servers.caches[other[0]] == servers.caches[other[1]]
+
+
 def test_runs_of_other_settings_are_not_mixed_in(tmp_path):
     sweep(tmp_path, SimulatedServers(lambda name: "ok"), GRID)
     with pytest.raises(UsageError, match="no cell of this sweep as it is now") as raised:

@@ -82,6 +82,8 @@ class Execution:
         self._predict = predict
         self._found: dict[str, GridCell] = {}
         self._first: dict[str, _FirstRepeat] = {}
+        # Another pass runs what the measurement has compiled.
+        self._measurements = plan.measurements()
         servers.begin_round(self._rounds_to_come(0))
         self._outcomes: Counter[str] = Counter()
         self._failed: set[ExitCode] = set()
@@ -221,7 +223,7 @@ class Execution:
 
     def _run_process(self, job: Job, log: Path, scratch: str) -> End:
         environment = self._plan.environment_of(job.cell)
-        cache = self._folder.path / COMPILE_CACHE / job.cell.id
+        cache = self._folder.path / COMPILE_CACHE / self._measurements.get(job.cell.id, job.cell.id)
         variables = {
             "TMPDIR": scratch,
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
@@ -236,7 +238,7 @@ class Execution:
     def _words(self, job: Job) -> list[str]:
         command, *options = job.cell.words()
         config = self._folder.config_path(job.cell) if job.cell.config is not None else None
-        first = self._first.get(job.cell.id)
+        first = self._first.get(self._measurements.get(job.cell.id, job.cell.id))
         # The cold time is that of repeat 0, whose cache the others take over.
         warm = ["--trainer.compile.cache=shared"] if first is not None and first.has_private_cache else []
         return [

@@ -100,6 +100,16 @@ class Plan:
     def job_count(self) -> int:
         return sum(map(self.repeats_of, self.cells))
 
+    def measurements(self) -> dict[str, str]:
+        """By the id of each cell that is another pass, that of the cell which is the measurement itself."""
+
+        def place(cell: GridCell) -> str:
+            axes = {axis: value for axis, value in cell.axes.items() if axis != PASS}
+            return json.dumps([axes, cell.environment, cell.config], sort_keys=True, default=str)
+
+        timed = {place(cell): cell.id for cell in self.cells if cell.is_timing}
+        return {cell.id: timed[own] for cell in self.cells if not cell.is_timing and (own := place(cell)) in timed}
+
     def environment_of(self, cell: GridCell) -> Environment:
         return self.environments[cell.environment] if cell.environment is not None else HERE
 
