@@ -90,6 +90,8 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention: s
         (["--model.batch_size", "3"], "model.batch_size follows data.batch_size; set that: --data.batch_size 3"),
         (["--model.heads", "0"], "heads is 0; it must be at least 1"),
         (["--data.source", "text"], "takes no source"),
+        (["--data", "null"], "--data is null, and attention by itself holds its inputs; leave it out"),
+        (["--data", "lightning.pytorch.demos.boring_classes.BoringDataModule"], "BoringDataModule, and attention by"),
     ],
 )
 def test_what_attention_by_itself_has_not_is_told_in_one_line(

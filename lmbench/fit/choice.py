@@ -75,9 +75,12 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
     Attention by itself has no optimizer, and is measured without one unless a mode is set.
 
     Raises:
-        UsageError: a module with neither loaders nor data; a setting that follows from another was set.
+        UsageError: a module with neither loaders nor data, or with data that it has no use for; a setting that follows
+            from another was set.
     """
     model = model_class(given)
+    if issubclass(model, AttentionLayer):
+        _refuse_other_data(given)
     own_data = next((data for own, data in OWN_DATA.items() if issubclass(model, own)), None)
     if given.get("data") is None and ("data" in given or own_data is None):
         _check_loader(model, loader, is_null="data" in given)
@@ -176,6 +179,17 @@ def _class_path(settings: Namespace, key: str) -> str | None:
 def _arguments(settings: Namespace, key: str) -> Any:
     """What is set in the model or the data; nothing where it is null."""
     return (settings.get(key) or {}).get("init_args") or {}
+
+
+def _refuse_other_data(given: Namespace) -> None:
+    """Attention by itself holds its inputs, and is told their shape."""
+    named = _class_path(given, "data")
+    is_null = "data" in given and given.data is None
+    if is_null or (named not in (None, OWN_PATHS["data"]) and not issubclass(import_class("data", named), ShapeData)):
+        raise UsageError(
+            f"--data is {'null' if is_null else named}, and attention by itself holds its inputs; leave it out: their "
+            "shape is --data.batch_size and --data.context_length"
+        )
 
 
 def _check_loader(model: type, loader: str, is_null: bool) -> None:

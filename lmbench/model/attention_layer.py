@@ -132,8 +132,7 @@ class AttentionLayer(LightningModule):
 
     def tokens_per_batch(self, batch: tuple[int, int]) -> int:
         """Positions in a batch."""
-        batch_size, context_length = batch
-        return batch_size * context_length
+        return self.size.batch * self.size.seq
 
     def flops_per_token(self) -> FlopCount:
         """Of one forward pass, by shape whatever computes it: two products of 2 * seq * head_dim for every head."""

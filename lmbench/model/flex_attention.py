@@ -25,6 +25,9 @@ class FlexCore(nn.Module):
         super().__init__()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None) -> Tensor:
+        if not torch.is_grad_enabled():
+            # On a CPU it refuses tensors that could have a gradient, also where none is computed.
+            q, k, v = q.detach(), k.detach(), v.detach()
         output: Tensor = _compiled()(q, k, v, block_mask=mask)
         return output
 

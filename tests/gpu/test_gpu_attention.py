@@ -67,7 +67,11 @@ def as_function(kind: AttentionKind) -> AttentionKind:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ATTENTION)
-def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: torch.dtype) -> None:
+def test_every_back_end_agrees_with_the_formula_or_refuses(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Beyond 8 shapes flex attention would go on uncompiled.
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 100)
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
         with pytest.raises(
@@ -108,8 +112,12 @@ def test_the_triton_kernel_that_forgets_the_edge_is_incorrect_and_has_no_speed(
 @pytest.mark.parametrize("compiled", ["false", "true"], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     "subject",
-    [[*LAYER, "--trainer.precision", "bf16-true"], ["--model.size", "tiny", "--trainer.precision", "bf16-mixed"]],
-    ids=["layer", "model"],
+    [
+        [*LAYER, "--trainer.precision", "bf16-true"],
+        [*LAYER, "--trainer.precision", "16-mixed"],
+        ["--model.size", "tiny", "--trainer.precision", "bf16-mixed"],
+    ],
+    ids=["layer", "layer in fp16", "model"],
 )
 @pytest.mark.parametrize("attention", ["triton_attention:attention", "flex"])
 def test_triton_and_flex_are_measured_in_the_layer_and_the_model(
