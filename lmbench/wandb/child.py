@@ -47,6 +47,9 @@ def _reason(error: Exception) -> str:
 def write_run(result: Path) -> None:
     """Write a result's offline run, in the place of one that is there.
 
+    W&B's own "created" is when it is uploaded: its interface takes no other time (UpsertBucket has no such input). Each
+    step has the time at which it ended, the runtime is the run's, and `started_at` is in the configuration.
+
     Raises OSError, or whatever wandb raises.
     """
     import wandb
