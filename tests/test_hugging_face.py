@@ -101,6 +101,11 @@ def test_another_architecture_takes_batches_of_input_ids():
     assert run.record.loss.first == pytest.approx(torch.tensor(64.0).log().item(), abs=0.3)
 
 
+def test_a_batch_of_another_form_gets_one_line():
+    with pytest.raises(lmbench.UsageError, match="or mappings with input_ids"):
+        measure(lmbench.HuggingFace(config=GPT2), (torch.zeros(2, 8),) * 3)
+
+
 class Stranger(LightningModule):
     """Somebody's module, which says nothing of tokens; its batches hold input_ids."""
 

@@ -121,10 +121,15 @@ class HuggingFace(LightningModule):
         return self._loss(batch)
 
     def _loss(self, batch: Any) -> Tensor:
-        if isinstance(batch, Mapping):
+        if isinstance(batch, Mapping) and "input_ids" in batch:
             labels = {} if "labels" in batch else {"labels": batch["input_ids"]}
             own: Tensor = self.network(**batch, **labels, use_cache=False).loss
             return own
+        if isinstance(batch, Mapping) or len(batch) != 2:
+            raise UsageError(
+                "lmbench.HuggingFace takes batches of (tokens, targets), or mappings with input_ids; "
+                f"this one is a {type(batch).__name__} of {len(batch)}"
+            )
         tokens, targets = batch
         # In float32, as transformers' own loss is.
         return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())

@@ -1,0 +1,74 @@
+"""Which lines of a traceback are the user's: not Python's, not lmbench's, not those of the libraries below it."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import lightning.pytorch
+import pytest
+import torch
+
+import lmbench
+from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback
+
+MINE = "/home/me/project/my_module.py"
+PACKAGE = str(Path(sysconfig.get_paths()["purelib"]) / "my_package" / "net.py")
+LIGHTNING = str(Path(lightning.pytorch.__file__).parent / "loops" / "fit_loop.py")
+TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
+LMBENCH = str(Path(lmbench.__file__).parent / "fit" / "modes.py")
+
+
+def raised(*files, message="planted"):
+    """An exception that came through functions in these files, the last one raising it."""
+    source = "def call(rest):\n    if rest:\n        return rest[0](rest[1:])\n    raise ValueError(message)\n"
+    calls = []
+    for file in files:
+        namespace = {"message": message}
+        exec(compile(source, file, "exec"), namespace)
+        calls.append(namespace["call"])
+    try:
+        calls[0](calls[1:])
+    except ValueError as error:
+        # Without this function's own frame.
+        return error.with_traceback(error.__traceback__.tb_next)
+
+
+PATHS = {
+    # files, the last one raising: whose lines are shown
+    "a module": ([LIGHTNING, MINE, TORCH], [MINE]),
+    "deeper": ([LIGHTNING, MINE, TORCH, MINE, TORCH], [MINE, MINE]),
+    "an installed package": ([LIGHTNING, PACKAGE, TORCH], [PACKAGE]),
+    "one's own lines before a package's": ([LIGHTNING, MINE, PACKAGE], [MINE]),
+    "a notebook's cell": ([LIGHTNING, "/tmp/ipykernel_7/1.py"], ["/tmp/ipykernel_7/1.py"]),
+    "text": ([LIGHTNING, "<string>"], ["<string>"]),
+    "compiled code": ([LIGHTNING, LMBENCH, "/tmp/torchinductor_me/ab/cab.py"], []),
+    "a traced graph": ([LIGHTNING, LMBENCH, "<eval_with_key>.7"], []),
+    "python": ([LIGHTNING, json.__file__], []),
+    "lmbench": ([LIGHTNING, LMBENCH, TORCH], []),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_only_the_users_lines_are_shown(path):
+    files, shown = PATHS[path]
+    error = raised(*files)
+    assert [line.file for line in own_lines(error)] == shown
+    assert own_traceback(error) is not None or not shown
+
+
+def test_what_a_loaders_process_says_is_read_from_its_text():
+    told = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        f'  File "{TORCH}", line 9, in _worker_loop\n    data = fetcher.fetch(index)\n'
+        f'  File "{MINE}", line 31, in __getitem__\n    return self.rows[index]\n           ~~~~^^^^\nKeyError: 3\n'
+    )
+    (line,) = own_lines(raised(LIGHTNING, TORCH, message=told))
+    assert (str(line), line.text) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
+
+
+def test_what_lightning_calls_of_lmbench_and_fails_is_lmbenchs_own():
+    assert is_lmbenchs_own(raised(LIGHTNING, LMBENCH, TORCH))
+    # lmbench's step around Lightning's, and PyTorch refuses what the module gave it.
+    assert not is_lmbenchs_own(raised(LIGHTNING, LMBENCH, LIGHTNING, TORCH))
