@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 
@@ -122,7 +122,8 @@ def _why_not(kind: AttentionKind, use: Use) -> str | None:
         warnings.simplefilter("always")
         try:
             q, k, v, gradient = _draw(replace(use, size=size))
-            mask = kind.make_mask(size.seq) if kind.make_mask is not None and use.is_causal else None
+            with use.device:
+                mask = kind.make_mask(size.seq) if kind.make_mask is not None and use.is_causal else None
             core = kind.core(size.head_dim, use.is_causal)
             with use.context(), kind.chosen(), torch.set_grad_enabled(use.has_backward):
                 output = core(q, k, v, mask)
@@ -320,6 +321,9 @@ def _draw(use: Use) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     kind: Any = {"dtype": use.dtype, "device": use.device}
     q, k, v, gradient = draw(False), draw(False), draw(use.is_strided), draw(use.is_strided)
+    if not use.is_strided:
+        # As they are in attention by itself: what is compiled for a parameter is compiled again for another tensor.
+        q, k, v = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
     for tensor in (q, k, v):
         tensor.requires_grad_(use.has_backward)
     return q, k, v, gradient
