@@ -109,6 +109,8 @@ def _without_output(error: OSError, code: int) -> int:
 
 
 def _run(args: list[str], is_whole_process: bool) -> int:
+    if args[:1] == ["help"] and args[1:2] and args[1] in COMMANDS:
+        args = [args[1], "-h"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -118,8 +120,9 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         print(__version__)
         return 0
     if args[0] not in COMMANDS:
-        hint = suggest(args[0], COMMANDS)
-        tell(f"unknown command {args[0]!r}{hint} (commands: {', '.join(COMMANDS)})")
+        hint = _shipped(args[0]) or suggest(args[0], [*COMMANDS, "--version"])
+        commands = f" (commands: {', '.join(COMMANDS)})"
+        tell(f"unknown command {args[0]!r}{hint or commands}")
         return ExitCode.USAGE
     # In an option's name `-` and `_` are the same.
     args = [_spelt(word) for word in args]
@@ -131,6 +134,16 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & set(args)) and not {"-h", "--help"} & set(args)
     with result_alone(is_whole_process) if is_for_programs else nullcontext():
         return int(importlib.import_module(module).run(args))
+
+
+def _shipped(word: str) -> str:
+    """What a configuration or a study is given to."""
+    from lmbench.configs import shipped_configs, shipped_studies
+
+    for command, shipped in (("fit", shipped_configs()), ("sweep", shipped_studies())):
+        if word in shipped:
+            return f"; did you mean `lmbench {command} {word}`?"
+    return ""
 
 
 def _spelt(word: str) -> str:

@@ -12,6 +12,8 @@ from lmbench.text import one_line
 
 #: More suggestions than this are none.
 _MOST_MEANT = 2
+#: How like an option's last word a given one has to be: short ones are soon alike.
+_NEAR_END = 0.75
 
 
 class ExitCode(IntEnum):
@@ -59,7 +61,7 @@ def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:
     whole = {name.lower(): name for name in known}
     wanted = given.lower()
     near = get_close_matches(wanted, whole, 1)
-    near_ends = get_close_matches(wanted, ends, 1)
+    near_ends = get_close_matches(wanted, ends, 1, _NEAR_END)
     meant = ends.get(wanted) or [whole[name] for name in near] or [name for end in near_ends for name in ends[end]]
     # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
     meant = sorted(meant, key=lambda name: (name.count("."), name))[:_MOST_MEANT]

@@ -132,3 +132,25 @@ def test_help_of_sweep_tells_what_every_study_asks(capsys):
     lines = capsys.readouterr().out.splitlines()
     for name in (name for name in shipped_studies() if not name.startswith("tiny_")):
         assert sum(line.startswith(f"  {name} ") and len(line.split()) > 3 for line in lines) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["smoke"], "did you mean `lmbench fit smoke`?"),
+        (["tiny_batch"], "did you mean `lmbench sweep tiny_batch`?"),
+        (["version"], "did you mean --version?"),
+        (["fit", "smoke", "large_bf16"], "'large_bf16' is one word too many"),
+        (["sweep", "tiny_step"], "no study; did you mean tiny_step_times?\n"),
+        (["noise", "smoke"], "`lmbench noise --run smoke` measures it"),
+        (["compare", "a", "b", "--fromat", "markdown"], "did you mean --format?"),
+    ],
+)
+def test_what_a_newcomer_types_is_answered_with_what_to_type(words, told, capsys):
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_of_a_command_can_be_asked_first(capsys):
+    exit_code(["help", "sweep"])
+    assert "usage: lmbench sweep" in capsys.readouterr().out

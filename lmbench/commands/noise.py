@@ -9,6 +9,7 @@ from pathlib import Path
 from lmbench.commands.parser import CommandParser, command
 from lmbench.compare.metrics import STEP
 from lmbench.compare.noise import MIN_NOISE_REPEATS, Survey, noise_json, print_noise, store_noise, survey
+from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.overhead.arms import ArmFailed, run_fit
 from lmbench.report.screen import make_console
@@ -66,6 +67,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
         raise UsageError(f"unknown option {unknown[0]}; options of `lmbench fit` go with --run")
     if not rest:
         raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
+    if rest[0] in shipped_configs() and not Path(rest[0]).exists():
+        raise UsageError(f"{rest[0]!r} is a configuration, and no result; `lmbench noise --run {rest[0]}` measures it")
     options.results = rest
     return options
 

@@ -92,6 +92,5 @@ def _find(given: str) -> str:
     is_named = path.parent.name in ("", "configs") and not path.is_absolute() and path.suffix in ("", ".yaml")
     if is_named and path.stem in shipped:
         return str(shipped[path.stem])
-    raise UsageError(
-        f"config {given!r} is no file and no shipped configuration ({', '.join(shipped)}){suggest(path.stem, shipped)}"
-    )
+    hint = suggest(path.stem, shipped) or f" ({', '.join(shipped)})"
+    raise UsageError(f"config {given!r} is no file and no shipped configuration{hint}")

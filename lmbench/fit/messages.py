@@ -20,6 +20,7 @@ _NAMED = re.compile(
 )
 _REQUIRED = re.compile(r"the following arguments are required: (.+)")
 _REFUSED = re.compile(r"(?:Option '|unrecognized arguments: --)([\w.]+)")
+_EXTRA = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(?:--)?([\w.+-]+)(.*)", re.DOTALL)
 
 
@@ -34,6 +35,8 @@ def translate(text: str, options: Iterable[str]) -> str:
             return str(error)
     if in_class := _IN_CLASS.search(text):
         return _about_class(in_class.group(1), in_class.group(2), in_class.group(3), options)
+    if extra := _EXTRA.search(text):
+        return f"{extra.group(1)!r} is one word too many; a configuration comes first, options are --name value"
     if unknown := _UNKNOWN.search(text):
         return _misspelt(unknown.group(1), options)
     if text.startswith("Unexpected config"):

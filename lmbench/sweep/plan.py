@@ -163,8 +163,8 @@ def find_sweep(given: str) -> Path:
     found = _find(given, studies, "sweeps")
     if found is not None:
         return found
-    known = f"({', '.join(studies)}){suggest(Path(given).stem, studies)}"
-    raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study {known}")
+    hint = suggest(Path(given).stem, studies) or f" ({', '.join(studies)})"
+    raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study{hint}")
 
 
 def _read_config(given: str) -> tuple[str, dict[str, Any]]:
