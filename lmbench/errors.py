@@ -42,6 +42,10 @@ class UsageError(Exception):
     def __init__(self, line: str) -> None:
         super().__init__(one_line(masked_message(line)))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook: the line, as it says it all."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def tell(line: str) -> None:
     """Tell a line on standard error, whatever it quotes."""

@@ -237,7 +237,7 @@ def _alone_in_process() -> Iterator[None]:
 def _check_module(module: object) -> None:
     if isinstance(module, LightningModule):
         return
-    what = f"{type(module).__name__} is a {'torch.nn.Module' if isinstance(module, nn.Module) else 'stranger'}"
+    what = f"{type(module).__name__} is {'a torch.nn.Module' if isinstance(module, nn.Module) else 'no module'}"
     if isinstance(module, type):
         what = f"{module.__name__} is a class; measure takes an instance, such as {module.__name__}()"
         raise UsageError(what)
