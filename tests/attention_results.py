@@ -67,6 +67,7 @@ def make_attention(axes: Mapping[str, Any], repeat: int = 0) -> dict[str, Any]:
     run["model"] = {
         "name": "lmbench.model.attention_layer.AttentionLayer", "d_model": head_dim, "num_heads": 1,
         "head_dim": head_dim, "is_causal": True, "attention": attention,
+        "attention_backend": "sdpa_efficient" if attention == "sdpa" else None,
     }  # fmt: skip
     run["compile"] = {"is_enabled": compiled, "mode": "default" if compiled else None}
     forward_flops = 2 * context * head_dim
@@ -102,7 +103,7 @@ def make_attention(axes: Mapping[str, Any], repeat: int = 0) -> dict[str, Any]:
     if run["memory"]["run_peak_allocated_bytes"] > DEVICE_BYTES:
         set_outcome(run, "oom", "forward", requested_bytes=square)
         run["memory"] = {
-            "device_total_bytes": DEVICE_BYTES,
+            "device_total_bytes": DEVICE_BYTES, "expected_saved_bytes": saved,
             "refused": {"phase": "forward", "requested_bytes": square, "allocated_bytes": 4 * flat},
         }  # fmt: skip
     return run

@@ -102,12 +102,20 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(tmp_path: Path) -> None:
     table = section(write_attention(tmp_path, [16384, 65536], [64], repeats=1)).tables[2]
     row = next(row for row in table.rows if row[0].text == "65536" and row[1].text == "naive")
     assert [entry.text for entry in row if entry.kind == "outcome"] == ["OOM (forward)"]
-    assert column(table, "refused (GiB)")[table.rows.index(row)] == "128.00"
+    for heading in ("refused (GiB)", "saved by shape (GiB)"):
+        assert column(table, heading)[table.rows.index(row)] == "128.00"
     (note,) = [table.notes[int(number) - 1] for number in re.findall(r"\d+", row[-1].text)]
     assert note == (
         "128.00 GiB more were asked for: one batch x heads x context x context tensor of 4 B an element; 0.50 GiB were "
         "held of 139.80 GiB"
     )
+
+
+def test_a_row_says_what_pytorch_took_for_plain_sdpa(tmp_path: Path) -> None:
+    table = section(write_attention(tmp_path, [256], [64], repeats=1)).tables[1]
+    told = {row[0].text: row[-1].text for row in table.rows}
+    assert (told["sdpa"], told["flex"]) == ("[1]", "")
+    assert table.notes == ["PyTorch took sdpa_efficient for sdpa"]
 
 
 def test_a_refused_tensor_of_another_size_is_not_called_one_of_the_scores(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def _growth(span: Span) -> Reader:
     return read
 
 
+def _saved_by_shape(cell: Cell, _baseline: Cell | None) -> Measure | None:
+    """What the shape makes a forward pass save, of any run: one that ran out of memory tells it too."""
+    told = (sample.record.memory.expected_saved_bytes for sample in cell.samples)
+    return next((Measure(size_bytes) for size_bytes in told if size_bytes is not None), None)
+
+
 def _saved_ratio(run: RunRecord) -> float | None:
     saved, expected = run.memory.saved_bytes, run.memory.expected_saved_bytes
     return saved / expected if saved is not None and expected else None
@@ -87,10 +93,12 @@ def _refused(cell: Cell, _baseline: Cell | None) -> Measure | None:
 
 
 def _about(cell: Cell) -> list[str]:
-    """What a row's lack of memory was for."""
+    """What PyTorch took for plain `sdpa`, or what a row's lack of memory was for."""
+    taken = dict.fromkeys(sample.record.model.attention_backend for sample in cell.ok)
+    found = [f"PyTorch took {backend} for {cell.facts.get('attention')}" for backend in taken if backend is not None]
     asked = _refused_bytes(cell)
     if cell.ok or asked is None:
-        return []
+        return found
     text, element_bytes = f"{units.gib(asked)} more were asked for", _element_of_scores(cell, asked)
     if element_bytes is not None:
         text += f": one batch x heads x context x context tensor of {element_bytes} B an element"
@@ -123,6 +131,7 @@ ATTENTION = Feature(
     columns=(
         *_columns("forward"),
         *_columns("backward"),
+        Column("saved_by_shape_bytes", "saved by shape", _saved_by_shape, GIB, is_planned=True),
         Column("saved_ratio", "saved / by shape", over_runs(_saved_ratio), _RATIO, of_run=_saved_ratio),
         Column("refused_bytes", "refused", _refused, GIB, is_planned=True),
     ),
