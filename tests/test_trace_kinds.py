@@ -73,6 +73,9 @@ def test_published_names_have_the_published_class() -> None:
 @pytest.mark.parametrize(
     ("operator", "kind"),
     [
+        ("my_module::attention_backward", "attention"),
+        ("FlashAttention", "attention"),
+        ("_AttentionBackward", "attention"),
         ("aten::mm", "gemm"),
         ("aten::mul", "elementwise"),
         ("aten::_softmax", "softmax"),

@@ -161,7 +161,7 @@ _LAUNCHERS = re.compile(
 )
 # Of the operator around the launch, without its namespace.
 _OPERATORS = (
-    ("attention", r"attention | flash"),
+    ("attention", r"[Aa]ttention | [Ff]lash"),  # of a torch.autograd.Function it is the class
     (
         "gemm",
         r"""
