@@ -23,6 +23,9 @@ have them under these names. Records hold SI units; ms, GiB and % exist only whe
 they are shown."""
 
 
+_NAME_WIDTH = 52
+
+
 @command
 def run(args: list[str]) -> int:
     """Print them; returns the exit code."""
@@ -75,7 +78,10 @@ def _print(found: list[SchemaField], is_whole: bool) -> None:
             console.print(f"  {each.pattern} ({unit})", soft_wrap=True)
             print_line("", each.about.meaning, console, width=3)
         else:
-            console.print(f"  {each.pattern:<60} {unit}", soft_wrap=True)
+            line = f"  {each.pattern:<{_NAME_WIDTH}} {unit}"
+            # One longer than the screen has its unit below it.
+            fits = len(line) <= console.width
+            console.print(line if fits else f"  {each.pattern}\n{'':{_NAME_WIDTH + 3}}{unit}", soft_wrap=True)
 
 
 def _tables(found: list[SchemaField]) -> list[Table]:
