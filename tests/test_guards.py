@@ -354,6 +354,14 @@ def test_framework_time_is_not_judged_where_the_host_is_the_bottleneck(verdict):
     assert "backward" in guard.message
 
 
+def test_mfu_of_causal_attention_by_itself_is_judged_by_what_must_be_done():
+    run, steps = _healthy()
+    run["throughput"] = {"mfu_fraction": 1.2, "mfu_causal_fraction": 0.6}
+    assert _judge(run, steps, "mfu").status == "fail"
+    run["model"] = {**run.get("model", {}), "is_causal": True}
+    assert _judge(run, steps, "mfu").message == "causal MFU 60.0%"
+
+
 def test_mfu_gives_the_recorded_reason_where_there_is_none():
     run, steps = _healthy()
     run["throughput"] = {"mfu_fraction": None, "mfu_reason": "no peak known for this GPU"}

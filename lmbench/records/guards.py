@@ -348,13 +348,18 @@ def other_share(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
 
 
 def mfu(run: RunRecord, steps: Sequence[StepRecord]) -> Guard:
-    """Fails if MFU is over 100 %, which no device can do."""
-    name = "mfu"
+    """Fails if MFU is over 100 %, which no device can do.
+
+    Of causal attention by itself half of the full count need not be done, and a fused kernel does not do it.
+    """
+    name, what = "mfu", "MFU"
     value = run.throughput.mfu_fraction
     if value is None:
         return not_applicable(name, str(run.throughput.mfu_reason or "no MFU"))
+    if run.model.is_causal and run.throughput.mfu_causal_fraction is not None:
+        what, value = "causal MFU", run.throughput.mfu_causal_fraction
     advice = "The FLOP count, the peak or the clock is wrong: check flops.source and flops.peak_source."
-    return at_most(name, value, MFU_LIMIT_FRACTION, "fraction", f"MFU {value:.1%}", advice=advice, otherwise="fail")
+    return at_most(name, value, MFU_LIMIT_FRACTION, "fraction", f"{what} {value:.1%}", advice=advice, otherwise="fail")
 
 
 # settings that slow every step, and compilation inside the window

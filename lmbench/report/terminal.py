@@ -222,7 +222,11 @@ def _rate_lines(run: RunRecord) -> list[Line]:
         again = (
             f"; HFU {percent(rate.hfu_fraction)}" if rate.hfu_fraction and run.flops.recomputed_per_token_flops else ""
         )
-        lines.append(("MFU", f"{percent(rate.mfu_fraction)}{half}{again}"))
+        told = f"{percent(rate.mfu_fraction)}{half}"
+        if run.model.is_causal and causal is not None:
+            # By itself it may be faster than its full count: half of that need not be done.
+            told = f"{percent(causal)} of what causal attention needs ({percent(rate.mfu_fraction)} counted full)"
+        lines.append(("MFU", f"{told}{again}"))
     elif rate.tokens_per_s and rate.mfu_reason:
         lines.append(("MFU", f"none: {rate.mfu_reason}"))
     return lines
