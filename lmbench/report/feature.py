@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.schema import fields
+from lmbench.report.answers import answer_lines
 from lmbench.report.cells import Cell, Pairing
 from lmbench.report.charts import CHART_KINDS, ChartKind
 from lmbench.report.columns import MEASURED, RELATIVE, Column, schema_column
@@ -77,11 +78,14 @@ class Catalogue:
                     raise UsageError(
                         f"column {table.columns[0]!r} is no number of one process, which `among` compares; give another"
                     )
+            answers = tuple(replace(each, of=tuple(self._names(each.of))) for each in view.answers)
+            for name in (name for each in view.answers for name in (each.y, *each.also)):
+                self.column(name)
             for chart in view.charts:
                 self._check_chart(chart.kind, chart.y)
         except UsageError as error:
             raise UsageError(f"view{f' {view.name}' if view.name else ''}: {error}") from None
-        return replace(view, tables=tables)
+        return replace(view, tables=tables, answers=answers)
 
     def _names(self, given: Iterable[str]) -> Iterable[str]:
         for name in given:
@@ -113,9 +117,9 @@ class Catalogue:
         return found
 
     def answers(self, view: View, cells: Sequence[Cell], pairing: Pairing) -> list[str]:
-        """What features say to a view's question, of the cells of one device."""
+        """What answers a view's question, of the cells of one device: the view's own sentences, then features'."""
         named = {column for table in view.tables for column in table.columns}
-        found: list[str] = []
+        found = answer_lines(view.answers, cells, pairing, self.column)
         for feature in self.features:
             if feature.answer is not None and any(column.name in named for column in feature.columns):
                 found += feature.answer(cells, pairing)

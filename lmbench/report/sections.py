@@ -212,7 +212,13 @@ def _tally(cells: Sequence[Cell]) -> str:
     outcomes = Counter(sample.outcome for sample in samples)
     known = [outcome for outcome in (*OUTCOMES, *sorted(set(outcomes) - set(OUTCOMES))) if outcomes[outcome]]
     counts = ", ".join(f"{outcomes[outcome]} {outcome_word(outcome)}" for outcome in known)
-    return f"{_count(len(cells), 'cell')}, {_count(len(samples), 'run')} ({counts})"
+    return f"{_count(len(cells), 'cell')}, {_count(len(samples), 'run')} ({counts}){_dates(samples)}"
+
+
+def _dates(samples: Iterable[Sample]) -> str:
+    """When the runs began: the day, or the first and the last."""
+    days = sorted({started[:10] for sample in samples if (started := sample.record.started_at)})
+    return f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
 
 
 def _count(number: int, word: str) -> str:

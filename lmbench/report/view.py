@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -53,6 +53,23 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     power: Annotated[float, Meta(gt=0)] | None = None
 
 
+class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence that answers the question, from the largest cells that can.
+
+    `against`: `y` of every way beside the baseline's; `along`: how `y` grows from the least to the largest of `x`, and
+    what ran out of memory; `best`: which `x`, or which way of those that the facts `among` tell apart, has the most `y`
+    (of times the least); `parts`: `y`, and which of the
+    columns `of` it mostly is. `also` are columns told with it, where the kind is `against` or `parts`.
+    """
+
+    kind: Literal["against", "along", "best", "parts"]
+    y: str = "step_s"
+    x: str = ""
+    among: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+
 class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
     """What a row is compared with: the row whose facts are the same but for these. `name` is what headings call it."""
 
@@ -64,19 +81,20 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class View(Struct, frozen=True, forbid_unknown_fields=True):
-    """A study's view. `question` is what it answers, in a sentence; `is_profiled` says that it shows profiled runs;
-    `name` is its study's."""
+    """A study's view. `question` is what it answers, in a sentence, and `answers` are how; `is_profiled` says that it
+    shows profiled runs; `name` is its study's."""
 
     title: str
     tables: Annotated[tuple[TableSpec, ...], Meta(min_length=1)]
     charts: tuple[ChartSpec, ...] = ()
     question: str = ""
+    answers: tuple[AnswerSpec, ...] = ()
     baseline: Baseline | None = None
     is_profiled: bool = False
     name: str = ""
 
 
-_FIELDS = {field for kind in (View, TableSpec, ChartSpec, Baseline) for field in kind.__struct_fields__}
+_FIELDS = {field for kind in (View, TableSpec, ChartSpec, AnswerSpec, Baseline) for field in kind.__struct_fields__}
 
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
 GENERIC = View(
@@ -134,6 +152,9 @@ def read_view(given: Any, axes: Iterable[str] = ()) -> View:
                 among=_facts(table.among, known),
             )
             for table in view.tables
+        ),
+        answers=tuple(
+            replace(each, x=each.x and _fact(each.x, known), among=_facts(each.among, known)) for each in view.answers
         ),
         charts=tuple(
             replace(chart, x=_fact(chart.x, known), series=_facts(chart.series, known)) for chart in view.charts
