@@ -237,6 +237,7 @@ def _outcome(drawing: Drawing, x: float, point: Point) -> None:
 def _draw_lines(chart: Chart) -> Drawing:
     drawing = Drawing(chart)
     axes = drawing.axes
+    places = sorted({float(point.x) for series in chart.series for point in series.points})
     missing: dict[float, int] = {}
     for series, colour in zip(chart.series, SERIES, strict=False):
         _line(drawing, series.points, colour, series.label)
@@ -244,8 +245,7 @@ def _draw_lines(chart: Chart) -> Drawing:
             if point.y is None and point.outcome:
                 level = 0.96 - 0.085 * missing.get(float(point.x), 0)
                 missing[float(point.x)] = missing.get(float(point.x), 0) + 1
-                _cross(drawing, point, level, colour)
-    places = sorted({float(point.x) for series in chart.series for point in series.points})
+                _cross(drawing, point, level, colour, float(point.x) == places[0])
     if chart.guide is not None:
         axes.plot(*zip(*chart.guide.ends, strict=True), "--", color=MUTED, label=chart.guide.name, lw=1.2, zorder=1)
     if len(places) > _MAX_PLACES:
@@ -278,15 +278,16 @@ def _line(drawing: Drawing, points: Sequence[Point], colour: str, label: str) ->
             _whiskers(drawing.axes, float(point.x), point, colour)
 
 
-def _cross(drawing: Drawing, point: Point, level: float, colour: str) -> None:
-    """A cross near the top with a word, for a run that gave no value; `level` is a share of the axes' height."""
+def _cross(drawing: Drawing, point: Point, level: float, colour: str, is_first: bool) -> None:
+    """A cross near the top with a word, for a run that gave no value; `level` is a share of the axes' height. The word
+    is on the left, but for the first place, where the axis has its numbers."""
     axes, place = drawing.axes, float(point.x)
     transform = axes.get_xaxis_transform()
     (cross,) = axes.plot([place], [level], "x", color=colour, markersize=6, mew=1.8, transform=transform, clip_on=False)
     cross.set_gid(drawing.tip(point.tip))
     axes.annotate(
-        point.outcome.partition(" ")[0], (place, level), xycoords=transform, xytext=(-6, 0),
-        textcoords="offset points", ha="right", va="center", fontsize=9.5, color=MUTED,
+        point.outcome.partition(" ")[0], (place, level), xycoords=transform, xytext=(6 if is_first else -6, 0),
+        textcoords="offset points", ha="left" if is_first else "right", va="center", fontsize=9.5, color=MUTED,
     )  # fmt: skip
 
 
@@ -320,7 +321,7 @@ def _draw_curves(chart: Chart) -> Drawing:
         line.set_gid(drawing.tip(series.points[-1].tip))
         for point in series.points:
             if point.y is None:
-                _cross(drawing, point, 0.96 - 0.085 * crosses, colour)
+                _cross(drawing, point, 0.96 - 0.085 * crosses, colour, is_first=False)
                 crosses += 1
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(chart.x_label)
