@@ -199,7 +199,9 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None, swept: Collect
     cell = own.cell or (match["cell"] if match else None)
     repeat = int(match["repeat"]) if match and own.repeat is None else own.repeat
     axes = own.axes if own.axes is not None else (planned and planned.axes) or {}
-    config = run.config or {}
+    # A script of somebody's has no configuration; a module of another size is another one all the same.
+    size = run.model.parameter_count
+    config = run.config or ({"model.parameter_count": size} if size is not None else {})
     told = Planned(axes, (planned and planned.options) or {}, config)
     is_profiled = bool(told.get("trainer.profiler")) if run.is_profiled is None else run.is_profiled
     facts = read_facts(run, told)
