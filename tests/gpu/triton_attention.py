@@ -115,11 +115,11 @@ def attention_backward_kv_kernel(
 
 
 def _grid(q: torch.Tensor) -> tuple[int, int]:
-    return triton.cdiv(q.shape[-2], ROWS), q.shape[0] * q.shape[1]
+    return -(-q.shape[-2] // ROWS), q.shape[0] * q.shape[1]
 
 
 def _settings(q: torch.Tensor, is_causal: bool, masked: bool) -> dict[str, Any]:
-    width = max(16, triton.next_power_of_2(q.shape[-1]))
+    width = max(16, 1 << (q.shape[-1] - 1).bit_length())
     return {"CAUSAL": is_causal, "MASKED": masked, "ROWS": ROWS, "COLUMNS": COLUMNS, "WIDTH": width}
 
 
