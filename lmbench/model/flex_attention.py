@@ -100,6 +100,6 @@ def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Within a module that is compiled itself it becomes a part of that. As one graph it is refused after too many shapes
-    # in one process, where PyTorch would otherwise go on with the formula.
+    # Within a module that is compiled itself it becomes a part of that. As one graph it is refused after too many
+    # shapes in one process, where PyTorch would otherwise go on with the formula.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
