@@ -151,11 +151,11 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
     token = ["--model", "secretive.Net", "--model.hf_token", "planted-token"]
     ended = [_fit(tmp_path, *token, word) for word in ("--model.fails=false", "--model.fails=true")]
     ended.append(_fit(tmp_path, *token, "--model.api_key=planted-key"))
-    assert [code for code, _ in ended] == [0, 1, 2]
+    assert [code for code, _ in ended] == [0, 5, 2]
     assert "model.api_key is ***; allowed: a whole number" in ended[2][1]
     assert not any("planted" in text for _, text in ended)
     stored = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-    assert len(stored) == 5
+    assert len(stored) == 6
     assert [path for path in stored if b"planted" in path.read_bytes()] == []
 
     config = str(next(path for path in stored if path.name == "config.yaml"))
