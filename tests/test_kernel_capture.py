@@ -109,7 +109,7 @@ def test_a_compiled_graph_tells_which_modules_its_kernels_come_from(tmp_path):
 def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path):
     loaded, folder = profiled(
         tmp_path, "--trainer.callbacks+=planted_faults.Planted", "--trainer.callbacks.at=4",
-        "--trainer.callbacks.hook=on_train_batch_start", "--trainer.callbacks.deed=raise", code=1,
+        "--trainer.callbacks.hook=on_train_batch_start", "--trainer.callbacks.deed=raise", code=5,
     )  # fmt: skip
     assert loaded.outcome == "error"
     assert loaded.record.profile.steps == 1

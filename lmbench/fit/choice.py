@@ -88,7 +88,8 @@ def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Names
     elif own_data is not None and _class_path(given, "data") in (None, OWN_PATHS["data"]):
         # The parser took what was said of the data for that of the default model.
         given["data.class_path"] = _path(own_data)
-    if given.get("measure.mode") is None:
+    # A group that is null is refused later.
+    if given.get("measure.mode") is None and ("measure" not in given or given.measure is not None):
         given["measure.mode"] = usual_mode(model)
     # The parser would hand what a default's and a named class's arguments have in common from one to the other.
     parser.set_defaults({key: None for key, path in OWN_PATHS.items() if _class_path(given, key) not in (None, path)})
