@@ -15,12 +15,12 @@ from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
 from lmbench.kernels.ceiling import CeilingRecord, Rate, ceiling_table
-from lmbench.kernels.in_report import KIND_COLOURS, PART_COLOURS, part_colour
 from lmbench.kernels.trace.findings import examine_run
 from lmbench.kernels.trace.kinds import KINDS, PARTS
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Environment, Gpu
-from lmbench.report.charts import PHASE_COLOURS
+from lmbench.report import palette
+from lmbench.report.palette import part_colour
 from lmbench.report.units import percent
 
 DATA = Path(__file__).parent / "trace_data"
@@ -168,12 +168,12 @@ def test_names_that_cannot_be_shown_reach_no_table_raw(tmp_path: Path, capsys: p
 
 
 def test_parts_kinds_and_phases_have_colours_that_tell_them_apart() -> None:
-    for colours in (PART_COLOURS, KIND_COLOURS, PHASE_COLOURS):
+    for colours in (palette.PARTS, palette.KINDS, palette.PHASES):
         assert len(set(colours.values())) == len(colours)
-    assert set(PART_COLOURS) >= set(PARTS)
-    assert set(KIND_COLOURS) == set(KINDS)
+    assert set(palette.PARTS) >= set(PARTS)
+    assert set(palette.KINDS) == set(KINDS)
     both = set(PARTS) & set(KINDS)
-    assert {name: PART_COLOURS[name] for name in both} == {name: KIND_COLOURS[name] for name in both}
+    assert {name: palette.PARTS[name] for name in both} == {name: palette.KINDS[name] for name in both}
 
 
 REMARKS = ("short", "a remark that is so long that it needs another line", "a remark " + "that goes on and on " * 5)
@@ -206,7 +206,7 @@ def test_a_part_has_one_colour_on_the_whole_page(tmp_path: Path) -> None:
     explained = {(name, colour) for colour, name in re.findall(r'background:var\(--([\w-]+)\)"></i>(\w+)<', text)}
     for name in ("ffn", "softmax", "optimizer"):
         assert {colour for known, colour in explained if known == name} == charted[name]
-    assert part_colour("mask+softmax") == PART_COLOURS["several"]
+    assert part_colour("mask+softmax") == palette.PARTS["several"]
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, look
+from browser import CHROMIUM, look, operate
 from report_golden import CASES
 from report_results import make_record, write_run, write_sweep
 
 from lmbench.cli import main
+from lmbench.report.figures import log_ticks
+from lmbench.report.palette import SeriesColours
 
 
 def make_page(tmp_path: Path, *cases: str) -> Path:
@@ -29,7 +31,7 @@ def test_nothing_in_the_page_points_outside(tmp_path: Path) -> None:
     text = make_page(tmp_path, "step_times", "context").read_text()
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
     assert "://" not in without_names
-    assert re.search(r"<script|<link|@import|\ssrc=|javascript:", without_names) is None
+    assert re.search(r"<script [^>]|<link|@import|\ssrc=|javascript:", without_names) is None
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", without_names))
     assert "default-src 'none'" in text
 
@@ -50,7 +52,7 @@ def test_outcomes_stand_in_tables_and_charts(tmp_path: Path) -> None:
 
 def test_charts_name_their_units(tmp_path: Path) -> None:
     charts = re.findall(r"<svg.*?</svg>", make_page(tmp_path, "context").read_text(), flags=re.DOTALL)
-    for chart, unit in zip(charts, ("step (ms)", "tokens/s", "peak memory (GiB)"), strict=True):
+    for chart, unit in zip(charts, ("step (ms), log", "tokens/s, log", "peak memory (GiB), log"), strict=True):
         assert f">{unit}</text>" in chart
 
 
@@ -64,7 +66,7 @@ def test_text_from_a_result_is_no_markup(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "runs"), "--html", str(page)]) == 0
     text = page.read_text()
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;$x_1$" in text
 
 
@@ -87,6 +89,27 @@ def test_in_a_browser_the_page_asks_for_nothing_and_does_not_overflow(width: int
 
 
 @needs_browser
+def test_in_a_browser_a_heading_sorts_its_table_and_puts_it_back(tmp_path: Path) -> None:
+    sort, before, up, down, after = operate(
+        make_page(tmp_path, "context"),
+        1280,
+        """
+        const table = page.querySelector("figure.table table"), head = table.tHead.rows[0].cells[2];
+        const column = () => [...table.tBodies[0].rows].map(row => row.cells[2].textContent);
+        const found = [column()];
+        for (let n = 0; n < 3; n++) { head.querySelector("button").click(); found.push(column()); }
+        return [head.getAttribute("aria-sort"), ...found];
+        """,
+    )
+    figures = [float(text.split(" ")[0].replace(",", "")) for text in up if text[0].isdigit()]
+    assert len(figures) > 1
+    assert figures == sorted(figures)
+    assert [text for text in down if text[0].isdigit()] == [text for text in up if text[0].isdigit()][::-1]
+    assert before == after != down
+    assert sort is None
+
+
+@needs_browser
 def test_the_browser_would_tell_of_a_request_and_of_an_overflow(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text('<body><img src="elsewhere.png"><div style="width: 900px">x</div>')
@@ -101,3 +124,24 @@ def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path: Path) -> 
     page = tmp_path / "page.html"
     assert main(["report", str(home), "--html", str(page)]) == 0
     assert "more charts are left out" in page.read_text()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 700.0), (18.3, 31.0), (40, 44), (1e-3, 1e6), (21, 130)])
+def test_a_log_axis_has_at_least_three_round_numbers_and_at_most_seven(low: float, high: float) -> None:
+    ticks = log_ticks(low, high)
+    assert 3 <= len(ticks) <= 7
+    assert all(low <= tick <= high and float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
+
+
+def test_a_series_has_its_colour_in_every_chart_and_compiled_is_the_same_one_dashed() -> None:
+    names = ["precision", "matmul", "compile"]
+    facts = [
+        {"precision": precision, "matmul": matmul, "compile": compiled}
+        for precision, matmul in (("32-true", "highest (fp32)"), ("32-true", "high (TF32)"), ("bf16-mixed", "highest"))
+        for compiled in ("eager", "default")
+    ]
+    forward, backward = SeriesColours(names, facts), SeriesColours(names, facts[2:][::-1])
+    looks = [forward.of(each) for each in facts]
+    assert [backward.of(each) for each in facts[2:]] == looks[2:]
+    assert [is_dashed for _, is_dashed in looks] == [False, True] * 3
+    assert len({colour for colour, _ in looks}) == 3

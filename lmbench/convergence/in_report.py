@@ -13,9 +13,9 @@ from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short
 from lmbench.report.charts import Chart, ChartKind, ColumnOf, Point, Series
 from lmbench.report.columns import BASELINE, Column, Measure, Reader, mean_of, numbers
-from lmbench.report.facts import EAGER
 from lmbench.report.feature import Feature
 from lmbench.report.gather import Sample
+from lmbench.report.palette import SeriesColours
 from lmbench.report.units import SECONDS, TIMES, Unit
 from lmbench.report.view import ChartSpec
 
@@ -229,9 +229,9 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
     y_label, what = (text.format(baseline=name) for text in _QUANTITIES[spec.y])
     series: list[Series] = []
     band: list[tuple[float, float, float]] = []
-    colours: dict[str, int] = {}
     width, seeds_count, left_out = 1, 0, 0
     names = differing(cells)
+    colours = SeriesColours(names, [cell.facts for cell in cells])
     for cell in in_order(cells, names):
         baseline = pairing.of(cell)
         own, other = by_seed(cell.ok), by_seed(baseline.ok) if baseline else {}
@@ -243,7 +243,7 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
             seeds_count, band = len(own), _band([_values(curve, spec.y, width) for curve in own.values()], spec.y)
         values = _values(own[seeds], spec.y, width)
         label = in_short(cell, names)
-        colour = colours.setdefault(in_short(cell, [fact for fact in names if fact != "compile"]), len(colours) + 1)
+        colour, is_compiled = colours.of(cell.facts)
         if spec.y == "loss_difference":
             if cell is baseline or seeds not in other:
                 continue
@@ -253,7 +253,6 @@ def _curves(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, _column_of
             continue
         points = _points(values, label, own[seeds].broke_at)
         if points:
-            is_compiled = cell.facts.get("compile") not in (None, EAGER)
             series.append(Series(label, points, colour, is_dashed=is_compiled))
     if not series:
         return None

@@ -12,17 +12,17 @@ from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing
-from lmbench.report.charts import MAX_BARS, MUTED, Chart, ChartKind, ColumnOf, Point, Series, rows_of
+from lmbench.report.charts import MAX_BARS, Chart, ChartKind, ColumnOf, Point, Series, rows_of
 from lmbench.report.columns import Column, Measure, Number, Reader, numbers, over_runs
 from lmbench.report.feature import Feature, PagePart
+from lmbench.report.palette import FUSED, MUTED, part_colour
+from lmbench.report.palette import KINDS as KIND_COLOURS
 from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import ChartSpec
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
-#: Kernels of a compiled model that do the work of several parts at once.
-FUSED = "several"
 #: The parts of attention written out, in their order.
 _INSIDE: Mapping[str, Callable[[AttentionTimes], float | None]] = {
     "scores": lambda times: times.scores_s,
@@ -30,24 +30,6 @@ _INSIDE: Mapping[str, Callable[[AttentionTimes], float | None]] = {
     "softmax": lambda times: times.softmax_s,
     "values": lambda times: times.values_s,
 }
-
-#: One colour for each kind of kernel and part of the model, everywhere on a page (see charts.COLOURS). What is a kind
-#: and a part (softmax, norm, ...) has one colour as both.
-KIND_COLOURS: Mapping[str, int] = {
-    "gemm": 1, "elementwise": 2, "optimizer": 3, "softmax": 4, "norm": 5, "attention": 6, "reduction": 7, "index": 8,
-    "memcpy": 9, "pooling": 10, "comm": 18, "unclassified": 17,
-}  # fmt: skip
-PART_COLOURS: Mapping[str, int] = {
-    "ffn": 1, "qkv": 2, "optimizer": 3, "softmax": 4, "norm": 5, "attention": 6, "scores": 7, "rope": 8, "head": 16,
-    "values": 10, "loss": 11, "mask": 13, "output": 12, "residual": 14, "embedding": 15, FUSED: 9, "unclassified": 17,
-    "comm": 18, "data": 19,
-}  # fmt: skip
-
-
-def part_colour(part: str) -> int:
-    """A part's colour; what a fused kernel joins has that of `several`."""
-    return PART_COLOURS[FUSED] if "+" in part else PART_COLOURS.get(part, MUTED)
-
 
 # columns
 

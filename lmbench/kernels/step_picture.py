@@ -12,10 +12,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lmbench.kernels.in_report import FUSED, KIND_COLOURS, part_colour
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
-from lmbench.report.charts import MUTED, PHASE_COLOURS
+from lmbench.report.palette import FUSED, MUTED, part_colour
+from lmbench.report.palette import KINDS as KIND_COLOURS
+from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.text import shown
 
 #: Of a whole page.

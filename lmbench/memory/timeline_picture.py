@@ -11,20 +11,16 @@ from importlib.resources import files
 
 from lmbench.memory.timeline import TIMELINE_FILE, MemoryTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
-from lmbench.report.charts import MUTED, PHASE_COLOURS
 from lmbench.report.page import palette, whole_page
+from lmbench.report.palette import CATEGORIES as CATEGORY_COLOURS
+from lmbench.report.palette import MUTED
+from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.report.units import gib
 from lmbench.text import shown
 
 #: Of a whole page.
 MAX_TIMELINES = 8
 MAX_BYTES = 3_000_000
-#: One colour for each category, everywhere on a page (see charts.COLOURS).
-CATEGORY_COLOURS: dict[str, int] = {
-    "parameters": 1, "optimizer_state": 3, "gradients": 2, "inputs": 19, "workspaces": 18, "unknown": 17,
-    "activations": 6, "logits": 4, "temporaries": 10,
-}  # fmt: skip
-
 BAND_TOP, BAND_HEIGHT, AREA_TOP, AREA_HEIGHT, AXIS_HEIGHT = 4, 20, 30, 280, 22
 HEIGHT = AREA_TOP + AREA_HEIGHT + AXIS_HEIGHT
 #: A band of less of the width has its name in it on wide screens only.

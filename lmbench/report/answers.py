@@ -18,6 +18,8 @@ from lmbench.report.view import AnswerSpec
 ColumnOf = Callable[[str], Column]
 #: Shares that are named, and groups that have a clause of their own.
 _NAMED, _CLAUSES = 3, 6
+#: A factor from here on has no decimals.
+_LARGE = 100
 
 
 def answer_lines(
@@ -114,7 +116,8 @@ def _grown(
     begin, end = first[1].value, last[1].value
     verb = "grows" if end > begin else "falls"
     places = [cell.facts.get(x) for cell, _ in (first, last)]
-    times = f"{TIMES.text(end / begin)}" if begin > 0 else ""
+    factor = end / begin if begin > 0 else 0.0
+    times = f"{factor:,.0f}x" if factor >= _LARGE else TIMES.text(factor) if factor else ""
     if times and all(isinstance(place, int | float) for place in places):
         times += f" for {float(str(places[1])) / float(str(places[0])):g}x the {heading(x)}"
     with_ = _told(last[0], others)

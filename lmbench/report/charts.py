@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from lmbench.records.statistics import mean_interval
+from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, Span
+from lmbench.report import palette
 from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short, told
 from lmbench.report.columns import Column, mean_of, numbers
 from lmbench.report.facts import captioned, heading, sort_key
@@ -22,18 +23,8 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 FIRST_STEPS = 16
 #: Phases below this share of every step are drawn with the rest.
 _SMALL_FRACTION = 0.01
-#: Processes from which on an interval of their mean says something.
-_ENOUGH = 3
-_BETWEEN = "95 % interval of the mean between processes"
-_WITHIN = "the middle 90 % of the steps of a run (all of them under 20 steps)"
-
-#: A colour is a place among the page's `--series-N`, so many of them; 0 is the muted one, of what is no class of its
-#: own. A phase has one colour everywhere on a page.
-COLOURS = 19
-MUTED = 0
-PHASE_COLOURS: Mapping[str, int] = {
-    "forward": 1, "backward": 2, "optimizer": 3, "clip": 4, "zero_grad": 5, "data": 19, "transfer": 8, "outside": 7,
-}  # fmt: skip
+#: What whiskers are, in every chart of every page.
+WHISKERS = "mean ± standard deviation between processes; none where there is one process"
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,8 @@ class Chart:
     """A chart, ready to be drawn.
 
     `kind` is `bars`, `rows`, `lines`, `phases` or `steps` (see ChartSpec). `categories` are the places of bars, in
-    order. `limit` is a level to mark, with its name. `whiskers` says what the intervals are. `guide` is a line to
-    compare with. `band` are places with two values to shade between, with its name; `span` is what the axis of values
-    spans, where that is given.
+    order. `limit` is a level to mark, with its name. `guide` is a line to compare with. `band` are places with two
+    values to shade between, with its name; `span` is what the axis of values spans, where that is given.
     """
 
     kind: str
@@ -88,7 +78,6 @@ class Chart:
     series: list[Series]
     title: str = ""
     caption: str = ""
-    whiskers: str = ""
     is_log: bool = False
     limit: tuple[float, str] | None = None
     guide: Guide | None = None
@@ -104,6 +93,10 @@ class Chart:
     @property
     def lowest(self) -> float:
         return min((p.y for series in self.series for p in series.points if p.y), default=0.0)
+
+    @property
+    def has_whiskers(self) -> bool:
+        return any(point.low is not None for series in self.series for point in series.points)
 
     @property
     def most_missing(self) -> int:
@@ -196,10 +189,13 @@ def _with_guide(chart: Chart, power: float | None) -> Chart:
 
 def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column: Column) -> Chart | None:
     groups: dict[str, list[Point]] = {}
+    colours, looks = palette.SeriesColours(spec.series, [cell.facts for cell in cells]), dict[str, tuple[int, bool]]()
     for cell in in_order(cells, [*spec.series, spec.x]):
         x = cell.facts.get(spec.x)
         point = _point(cell, x if isinstance(x, int | float) else str(x), column, pairing)
-        groups.setdefault(in_short(cell, spec.series), []).append(point)
+        label = in_short(cell, spec.series)
+        groups.setdefault(label, []).append(point)
+        looks.setdefault(label, colours.of(cell.facts))
     # A series without a value or an outcome (the cold compilation of an eager run) is none.
     groups = {label: points for label, points in groups.items() if any(p.y is not None or p.outcome for p in points)}
     if not any(point.y is not None for points in groups.values() for point in points) or len(groups) > MAX_SERIES:
@@ -208,8 +204,7 @@ def _by_series(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column:
         kind="bars",
         x_label=heading(spec.x),
         y_label=column.heading,
-        series=[Series(label, points) for label, points in groups.items()],
-        whiskers=_whiskers(cells, column),
+        series=[Series(label, points, *looks[label]) for label, points in groups.items()],
         is_log=spec.is_log,
         limit=_device_memory(cells) if column.name == "peak_bytes" else None,
     )
@@ -222,7 +217,7 @@ def _rows(spec: ChartSpec, cells: Sequence[Cell], pairing: Pairing, column_of: C
     points = [_point(cell, label, column, pairing) for label, cell in rows_of(cells)]
     if not any(point.y is not None for point in points):
         return None
-    return Chart("rows", "", column.heading, [Series("", points)], whiskers=_whiskers(cells, column))
+    return Chart("rows", "", column.heading, [Series("", points)])
 
 
 def _point(cell: Cell, x: str | float, column: Column, pairing: Pairing) -> Point:
@@ -238,33 +233,11 @@ def _point(cell: Cell, x: str | float, column: Column, pairing: Pairing) -> Poin
 
 
 def interval(cell: Cell, column: Column) -> tuple[float | None, float | None]:
-    """Interval of a quantity that has one, in SI.
-
-    From three processes on the 95 % interval of the mean between them (Student's t); with fewer, for the step's time,
-    the 5th to the 95th percentile of the steps, or their range where these are too few to have percentiles.
-    """
+    """Mean minus and plus the standard deviation between processes, in SI; None of one process."""
     values = numbers(cell, column.of_run) if column.of_run is not None else []
-    if len(values) >= _ENOUGH:
-        return mean_interval(values)
-    if column.name != "step_s":
-        return None, None
-    steps = [step for sample in cell.ok if (step := sample.record.phases.step) is not None]
-    middles = [(step.p5_s, step.p95_s) for step in steps if step.p5_s is not None and step.p95_s is not None]
-    ranges = [(step.min_s, step.max_s) for step in steps if step.min_s is not None and step.max_s is not None]
-    found = middles or ranges
-    return min((low for low, _ in found), default=None), max((high for _, high in found), default=None)
-
-
-def _whiskers(cells: Sequence[Cell], column: Column) -> str:
-    """What the whiskers of this quantity are; empty where it has none."""
-    counts = {len(cell.ok) for cell in cells if cell.ok}
-    if column.of_run is None or not counts:
-        return ""
-    if min(counts) >= _ENOUGH:
-        return _BETWEEN
-    if column.name != "step_s":
-        return f"{_BETWEEN} where there are three or more" if max(counts) >= _ENOUGH else ""
-    return f"{_BETWEEN}; {_WITHIN} where there are fewer than three" if max(counts) >= _ENOUGH else _WITHIN
+    mean = statistics.fmean(values) if values else 0.0
+    std = sample_std(values, mean)
+    return (None, None) if std is None else (mean - std, mean + std)
 
 
 def _device_memory(cells: Sequence[Cell]) -> tuple[float, str] | None:
@@ -289,7 +262,7 @@ def _phases(_spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing, _column_
             rest_ms = _mean_ms(cell, "step") - sum(_mean_ms(cell, each) for each in shown)
             ms = max(0.0, rest_ms) if phase is None else _mean_ms(cell, phase)
             points.append(Point(label, ms, tip=f"{label}: {name} {ms:.3g} ms"))
-        series.append(Series(name, points, PHASE_COLOURS.get(name, MUTED)))
+        series.append(Series(name, points, palette.PHASES.get(name, palette.MUTED)))
     mode = rows[0][1].facts.get("mode")
     caption = f"Mean of each phase, {mode}; phases under 1 % of the step are in the rest."
     return Chart("phases", "", "step (ms)", series, caption=caption, categories=[label for label, _ in rows])

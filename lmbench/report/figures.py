@@ -20,10 +20,11 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from lmbench.report.charts import COLOURS, Chart, Point, Series
+from lmbench.report.charts import Chart, Point, Series
 from lmbench.report.page import palette
+from lmbench.report.palette import COLOURS
 
 #: Inches at 72 points each: narrow, so that the text keeps its size on a phone.
 WIDTH, HEIGHT = 4.5, 3.1
@@ -54,8 +55,13 @@ _STYLE: Any = {
 _BAR_HEIGHT, _LINE_HEIGHT, _GAP, _APART = 0.19, 0.185, 0.03, 0.07
 #: Characters in one line of a label.
 _LABEL_WIDTH = 48
-#: Beyond these an axis is told by powers of ten: places on it, highest to lowest.
-_MAX_PLACES, _WIDE_RANGE = 12, 1e3
+#: Places beyond which an axis is told by round numbers; ticks that a log axis has at least and at most, and what they
+#: are multiples of, coarsest first.
+_MAX_PLACES = 12
+_TICKS = 3, 7
+_MULTIPLES = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
+#: How strong the bar of what is compiled is beside the eager one.
+_PALE = 0.55
 
 
 def draw(chart: Chart) -> str:
@@ -141,9 +147,9 @@ class Drawing:
             low = chart.lowest / 1.15
             axes.set_yscale("log")
             axes.set_ylim(low, highest * (highest / low) ** room * 1.1)
-            digits = (1.0, 2.0, 5.0) if highest / low < _WIDE_RANGE else (1.0,)
-            axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=12))
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_major_locator(FixedLocator(log_ticks(low, highest * 1.1)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylabel(f"{chart.y_label}, log")
         else:
             axes.set_ylim(0, highest * (1 + room) or 1)
         axes.yaxis.set_major_formatter(_thousands())
@@ -160,6 +166,17 @@ class Drawing:
         buffer = io.StringIO()
         self.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         return _clean(buffer.getvalue(), self._tips, self.chart.title)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, at least three and at most seven, for an axis of logarithms."""
+    least, most = _TICKS
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for multiples in _MULTIPLES:
+        found = [tick for power in decades for each in multiples if low <= (tick := each * 10.0**power) <= high]
+        if len(found) >= least:
+            return found[:: math.ceil(len(found) / most)]
+    return [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
 
 
 def _thousands() -> FuncFormatter:
@@ -193,7 +210,7 @@ def _draw_bars(chart: Chart) -> Drawing:
             if point.y is None:
                 _outcome(drawing, x, point)
                 continue
-            _bar(drawing, x, point.y, point, SERIES[index], width * 0.92, label)
+            _bar(drawing, x, point.y, point, series, _colour(series, index), width * 0.92, label)
             label = None
     axes.set_xticks(range(len(chart.categories)), chart.categories)
     axes.set_xlim(-0.5, len(chart.categories) - 0.5)
@@ -204,13 +221,17 @@ def _draw_bars(chart: Chart) -> Drawing:
     return drawing
 
 
-def _bar(drawing: Drawing, x: float, y: float, point: Point, colour: str, width: float, label: str | None) -> None:
+def _bar(
+    drawing: Drawing, x: float, y: float, point: Point, series: Series, colour: str, width: float, label: str | None
+) -> None:
     if drawing.chart.is_log:
-        (dot,) = drawing.axes.plot([x], [y], "o", color=colour, markersize=6, label=label)
+        fill = "none" if series.is_dashed else colour
+        (dot,) = drawing.axes.plot([x], [y], "o", color=colour, mfc=fill, mew=1.6, markersize=6, label=label)
         dot.set_gid(drawing.tip(point.tip))
         _whiskers(drawing.axes, x, point, colour)
     else:
-        (bar,) = drawing.axes.bar([x], [y], width, color=colour, label=label)
+        pale = _PALE if series.is_dashed else 1.0
+        (bar,) = drawing.axes.bar([x], [y], width, color=colour, label=label, alpha=pale)
         bar.set_gid(drawing.tip(point.tip))
         _whiskers(drawing.axes, x, point, TEXT)
 
@@ -239,8 +260,9 @@ def _draw_lines(chart: Chart) -> Drawing:
     axes = drawing.axes
     places = sorted({float(point.x) for series in chart.series for point in series.points})
     missing: dict[float, int] = {}
-    for series, colour in zip(chart.series, SERIES, strict=False):
-        _line(drawing, series.points, colour, series.label)
+    for index, series in enumerate(chart.series):
+        colour = _colour(series, index)
+        _line(drawing, series, colour)
         for point in series.points:
             if point.y is None and point.outcome:
                 level = 0.96 - 0.085 * missing.get(float(point.x), 0)
@@ -250,13 +272,14 @@ def _draw_lines(chart: Chart) -> Drawing:
         axes.plot(*zip(*chart.guide.ends, strict=True), "--", color=MUTED, label=chart.guide.name, lw=1.2, zorder=1)
     if len(places) > _MAX_PLACES:
         axes.set_xscale("log", base=10)
+        axes.xaxis.set_major_locator(FixedLocator(log_ticks(places[0], places[-1])))
         axes.xaxis.set_major_formatter(_thousands())
     else:
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [_in_short(place) for place in places])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(chart.x_label)
+    axes.set_xlabel(f"{chart.x_label}, log")
     drawing.finish_y()
     drawing.legend()
     return drawing
@@ -267,11 +290,12 @@ def _in_short(place: float) -> str:
     return f"{place / 1024:g}k" if place >= 1024 and place % 1024 == 0 else f"{place:g}"
 
 
-def _line(drawing: Drawing, points: Sequence[Point], colour: str, label: str) -> None:
+def _line(drawing: Drawing, series: Series, colour: str) -> None:
     """A line through the known points, each with its dot and whiskers."""
-    known = [(float(point.x), point.y) for point in points if point.y is not None]
-    drawing.axes.plot([x for x, _ in known], [y for _, y in known], "-", color=colour, label=label, lw=1.6)
-    for point in points:
+    known = [(float(point.x), point.y) for point in series.points if point.y is not None]
+    style = "--" if series.is_dashed else "-"
+    drawing.axes.plot([x for x, _ in known], [y for _, y in known], style, color=colour, label=series.label, lw=1.6)
+    for point in series.points:
         if point.y is not None:
             (dot,) = drawing.axes.plot([float(point.x)], [point.y], "o", color=colour, markersize=5)
             dot.set_gid(drawing.tip(point.tip))
@@ -293,8 +317,8 @@ def _cross(drawing: Drawing, point: Point, level: float, colour: str, is_first: 
 
 def _draw_steps(chart: Chart) -> Drawing:
     drawing = Drawing(chart)
-    for series, colour in zip(chart.series, SERIES, strict=False):
-        _line(drawing, series.points, colour, series.label)
+    for index, series in enumerate(chart.series):
+        _line(drawing, series, _colour(series, index))
     drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     drawing.axes.set_xlabel(chart.x_label)
     drawing.finish_y()

@@ -1,5 +1,5 @@
-"""The report as one HTML page that needs nothing else: styles and pictures are in it. There is no script but those of
-features' parts, and these can be read without."""
+"""The report as one HTML page that needs nothing else: styles and pictures are in it. Scripts sort tables and move
+features' timelines; everything can be read without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.report.cells import Cell, outcome_label
-from lmbench.report.charts import Chart, build_charts
+from lmbench.report.charts import WHISKERS, Chart, build_charts
 from lmbench.report.gather import Sample
 from lmbench.report.sections import Report, Section, first_of
 from lmbench.report.table import Table
@@ -48,25 +48,27 @@ def to_html(report: Report) -> str:
 
     features = report.sections[0].catalogue.features if report.sections else ()
     parts = [feature.page_part() for feature in features if feature.page_part is not None]
-    sections = []
+    sections, has_whiskers = [], False
     for index, section in enumerate(report.sections):
         pictures, left_out = draw_charts(section)
+        has_whiskers = has_whiskers or any(picture.chart.has_whiskers for picture in pictures)
         sections.append(
             {
                 "section": section,
                 "anchor": f"section-{index}",
                 "pictures": [(picture.chart, Markup(picture.svg)) for picture in pictures],
-                "chart_notes": chart_notes(pictures, left_out),
+                "left_out": left_out,
                 "parts": [Markup(part.markup(section.cells)) for part in parts],
                 "tables": [Markup(table_html(table)) for table in section.tables],
                 "runs": [_run_row(cell, sample) for cell in section.cells for sample in (*cell.samples, *cell.passes)],
             }
         )
+    whiskers = WHISKERS if has_whiskers else ""
     return shown_lines(
         whole_page(
             "report",
             ", ".join(section.title for section in report.sections),
-            _rendered("page.html", sections=sections, unread=report.unread, first_of=first_of),
+            _rendered("page.html", sections=sections, unread=report.unread, first_of=first_of, whiskers=whiskers),
             "".join(part.style for part in parts),
             [part.script for part in parts if part.script],
         )
@@ -81,6 +83,7 @@ def whole_page(command: str, title: str, body: str, style: str = "", scripts: Se
     """
     from markupsafe import Markup
 
+    scripts = [*scripts, (files("lmbench.report") / "table.js").read_text(encoding="utf-8")]
     return _rendered(
         "frame.html",
         command=command,
@@ -88,7 +91,7 @@ def whole_page(command: str, title: str, body: str, style: str = "", scripts: Se
         body=Markup(body),
         style=Markup(report_style() + style),
         scripts=[Markup(script) for script in scripts],
-        script_source=f"; script-src {' '.join(map(_script_hash, scripts))}" if scripts else "",
+        script_source=f"; script-src {' '.join(map(_script_hash, scripts))}",
     )
 
 
@@ -133,18 +136,6 @@ def draw_charts(section: Section) -> tuple[list[Picture], int]:
             left_out += more
             pictures += [Picture(chart, draw(chart)) for chart in charts]
     return pictures, left_out
-
-
-def chart_notes(pictures: Sequence[Picture], left_out: int) -> list[str]:
-    """What is said once below all charts of a section: what the whiskers are, and what is not drawn."""
-    whiskers = dict.fromkeys((p.chart.y_label, p.chart.whiskers) for p in pictures if p.chart.whiskers)
-    is_one = len({text for _, text in whiskers}) == 1
-    notes = [f"Whiskers of {quantity}: {text}." for quantity, text in whiskers]
-    if is_one:
-        notes = [f"Whiskers: {next(iter(whiskers))[1]}."]
-    if left_out:
-        notes.append(f"{left_out} more charts are left out; the tables have all figures.")
-    return notes
 
 
 def _run_row(cell: Cell, sample: Sample) -> dict[str, str]:
