@@ -180,7 +180,12 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, c
     out = capsys.readouterr().out
     (folder,) = find_runs([tmp_path])
     run = load_run(folder).record
-    assert run.kernels == KernelSummary(reason="a trace of a CPU has operators and no kernels", steps=3)
+    operators = run.kernels.operators
+    assert run.kernels == KernelSummary(
+        reason="a trace of a CPU has operators and no kernels", steps=3, operators=operators
+    )
+    assert {"forward", "backward", "optimizer"} <= {row.phase for row in operators}
+    assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in operators)
     assert f"next         lmbench kernels {folder}" in out
     assert not (folder / TIMELINE_FILE).exists()
 

@@ -260,3 +260,23 @@ def test_shares_are_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert main(words) == 0
         assert re.search(r"\d%", capsys.readouterr().out) is None
+
+
+def test_runs_without_kernels_show_their_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operators = [
+        {"phase": phase, "name": name, "self_s": 1e-3, "call_count": 4.0, "share_fraction": share}
+        for phase, name, share in (
+            ("forward", "aten::addmm", 0.45),
+            ("forward", "aten::mul", 0.2),
+            ("backward", "aten::mm", 0.5),
+        )
+    ]
+    on_a_cpu = {"reason": "a trace of a CPU has operators and no kernels", "steps": 3, "operators": operators}
+    for context in (128, 256):
+        facts = {**NAIVE, "data.context_length": context}
+        profiled(tmp_path / str(context), facts, lambda run: run.update(kernels=on_a_cpu))
+    text = " ".join(shown(capsys, tmp_path).split())
+    assert "aten::addmm 45.0 %, aten::mul 20.0 % | aten::mm 50.0 % |" in text
+    assert "] a trace of a CPU has operators and no kernels" in text
+    assert "**Kernel time**" not in text
+    assert "none" not in text.partition("**Operators")[2]

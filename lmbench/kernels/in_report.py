@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from lmbench.kernels.trace.kinds import KINDS, PARTS
-from lmbench.records.kernels import AttentionTimes, KernelSummary, PhaseKernels
+from lmbench.records.kernels import AttentionTimes, KernelSummary, PhaseKernels, TopOperator
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
@@ -32,6 +32,9 @@ _INSIDE: Mapping[str, Callable[[AttentionTimes], float | None]] = {
 }
 
 # columns
+
+#: Operators that are named of each phase.
+_NAMED = 3
 
 
 def of_kernels(read: Callable[[KernelSummary], float | None]) -> Number:
@@ -84,9 +87,27 @@ def no_kernels(cell: Cell) -> list[str]:
 
 
 def _kernel_count(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """Kernels per step; 0 of a run that has none."""
+    """Kernels per step; 0 of a run that has none, and no operators either."""
     found = over_runs(of_phase("step", lambda step: step.kernel_count))(cell, None)
-    return Measure(0.0) if found is None and no_kernels(cell) else found
+    return Measure(0.0) if found is None and no_kernels(cell) and not _operators(cell) else found
+
+
+def _operators(cell: Cell) -> list[TopOperator]:
+    """The operators of the cell's first run that has any instead of kernels."""
+    known = (sample.record.kernels.operators for sample in cell.ok if sample.record.kernels is not None)
+    return next(filter(None, known), [])
+
+
+def _top_operators(span: Span) -> Column:
+    """A phase's longest operators on the host, of runs without kernels; the number is the first one's share."""
+
+    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
+        rows = [row for row in _operators(cell) if row.phase == span][:_NAMED]
+        told = ", ".join(f"{shortened(row.name, KERNEL_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
+        return Measure(rows[0].share_fraction, name=told) if rows else None
+
+    plain = Unit("", 100.0, units.percent_number)
+    return _profiled(f"{span}_top_operator_fraction", span, read, plain, text=lambda measure: measure.name)
 
 
 def _matmul(span: Span, is_shown: Callable[[str], bool] = lambda mode: True) -> Reader:
@@ -186,6 +207,7 @@ _GENERAL: tuple[Column, ...] = (
         "unclassified_part_fraction", "no part", over_runs(of_kernels(lambda found: found.unclassified_part_fraction))
     ),
     *(_profiled(f"{span}_kernel_s", span, _kernel_time(span), MS) for span in ("forward", "backward", "optimizer")),
+    *(_top_operators(span) for span in ("forward", "backward", "optimizer")),
 )  # fmt: skip
 
 _SHARES: tuple[Column, ...] = tuple(

@@ -67,6 +67,16 @@ class AnnotationKernels(Struct):
     kernel_count: float
 
 
+class TopOperator(Struct):
+    """An operator among the longest of its phase on the host, without those inside it; means per step."""
+
+    phase: str
+    name: str
+    self_s: float
+    call_count: float
+    share_fraction: float
+
+
 class KernelSummary(Struct):
     """Kernels: of the whole trace."""
 
@@ -87,3 +97,4 @@ class KernelSummary(Struct):
     phases: PerPhase[PhaseKernels] = field(default_factory=PerPhase)
     annotations: Annotated[list[AnnotationKernels], About("tree", "annotations", "Kernels by the user's own ranges (`record_function`), the longest first: `name`, `calls`, `kernel_s`, `own_s` (without ranges inside), `kernel_count`.")] = field(default_factory=list)
     attention: PerPhase[AttentionTimes] = field(default_factory=PerPhase)
+    operators: Annotated[list[TopOperator], About("tree", "operators", "Of a trace without kernels, each phase's longest operators on the host: `phase`, `name`, `self_s`, `call_count`, `share_fraction`.")] = field(default_factory=list)

@@ -31,7 +31,7 @@ from lmbench.kernels.trace.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.trace.verdicts import PhaseVerdict, judge_phases
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
-from lmbench.records.kernels import AnnotationKernels, KernelSummary, PhaseKernels, TopKernel
+from lmbench.records.kernels import AnnotationKernels, KernelSummary, PhaseKernels, TopKernel, TopOperator
 from lmbench.records.kernels import AttentionTimes as InsideAttention
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
@@ -178,7 +178,15 @@ def summarize(found: Findings) -> KernelSummary:
     Of a trace without kernels only the number of steps and the `reason`.
     """
     if not found.has_kernels:
-        return KernelSummary(reason=found.why_no_kernels, steps=found.steps)
+        return KernelSummary(
+            reason=found.why_no_kernels,
+            steps=found.steps,
+            operators=[
+                TopOperator(phase, row.name, row.self_s / found.steps, row.calls / found.steps, row.share_fraction)
+                for phase, rows in found.operators.items()
+                for row in rows[:TOP]
+            ],
+        )
     total, steps = found.captured_s, found.steps
     no_kind, no_part = unclassified_s(found.phases)
     count = found.completeness
