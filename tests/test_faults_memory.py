@@ -10,8 +10,8 @@ from planted_faults import leave_address_space, return_freed_memory
 
 from lmbench.fit.cli import BenchCLI
 
-# So large that every phase asks for more than is left.
-SIZE = ("--model.d_model", "64", "--data.context_length", "64", "--data.batch_size", "4")
+# So large that every phase asks for more than is left: logits of 40 MB, which malloc never keeps for a next time.
+SIZE = ("--model.d_model", "64", "--data.context_length", "256", "--data.batch_size", "4")
 WORDS = (*SIZE, "--measure.steps", "20", "--measure.probe_steps", "3")
 SEEN = 3 + 20
 
