@@ -279,7 +279,7 @@ def test_charts_have_a_line_of_the_square_readable_lengths_and_one_meaning_of_wh
         assert f">{length}</text>" in text
     assert text.count(">naive compiled</text>") == 3
     assert text.count("Whiskers") == 1
-    assert "Whiskers: 95 % interval of the mean between processes." in text
+    assert "Whiskers: mean ± standard deviation between processes; none where there is one process." in text
 
 
 def test_the_square_goes_through_the_last_point_and_is_cut_at_the_lowest(tmp_path: Path) -> None:
