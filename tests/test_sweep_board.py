@@ -63,11 +63,13 @@ def test_a_sweeps_runs_are_one_group_with_their_cells_and_are_uploaded_once(tmp_
     assert set(server.filed) == set(ids)
     for run_id, run in ids.items():
         assert server.filed[run_id]["groupName"] == "study"
-        assert server.filed[run_id]["displayName"] == run.run_id
-        assert server.config[run_id]["sweep.axes.model.d_ff"] == run.record.sweep.axes["model.d_ff"]
+        place = run.record.sweep
+        assert server.filed[run_id]["displayName"].endswith(f"d_ff={place.axes['model.d_ff']} r{place.repeat}")
+        assert server.config[run_id]["run"] == run.run_id
+        assert server.config[run_id]["cell"] == place.cell
         assert server.summary[run_id]["outcome"] == run.outcome
         if run.outcome != "skipped":
-            assert server.summary[run_id]["sweep.cost.total_s"] == run.record.sweep.cost.total_s
+            assert server.summary[run_id]["cost/total_s"] == place.cost.total_s
 
 
 def test_a_wandb_that_cannot_be_imported_costs_a_sweep_one_line_and_one_that_is_off_nothing(
