@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sysconfig
 from pathlib import Path
 
 import lightning.pytorch
+import pynvml
 import pytest
 import torch
 
@@ -14,7 +14,8 @@ import lmbench
 from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback
 
 MINE = "/home/me/project/my_module.py"
-PACKAGE = str(Path(sysconfig.get_paths()["purelib"]) / "my_package" / "net.py")
+#: Beside libraries of a single file, such as pynvml.
+PACKAGE = str(Path(pynvml.__file__).parent / "my_package" / "net.py")
 LIGHTNING = str(Path(lightning.pytorch.__file__).parent / "loops" / "fit_loop.py")
 TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
 LMBENCH = str(Path(lmbench.__file__).parent / "fit" / "modes.py")

@@ -106,11 +106,15 @@ def _is_installed(file: str) -> bool:
 
 
 def _folders(names: tuple[str, ...]) -> list[str]:
-    """Where packages lie, of those that are imported: only they can have a frame."""
+    """Where packages lie (of a single file, that file), of those that are imported: only they can have a frame."""
     found = [sys.modules.get(name) for name in names]
     # A package is where its own file is: lmbench's path names a checkout's root too.
-    return [str(Path(module.__file__).parent) for module in found if module is not None and module.__file__]
+    return [
+        str(Path(module.__file__).parent) if hasattr(module, "__path__") else module.__file__
+        for module in found
+        if module is not None and module.__file__
+    ]
 
 
 def _is_in(file: str, folders: list[str]) -> bool:
-    return any(file.startswith(folder + os.sep) for folder in folders)
+    return any(file == folder or file.startswith(folder + os.sep) for folder in folders)
