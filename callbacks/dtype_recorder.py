@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lmbench.callbacks.observer import Observer
@@ -14,6 +13,7 @@ from lmbench.callbacks.run_recorder import RunRecorder
 from lmbench.dtypes.recorded import DTYPES_FILE, write_notes
 from lmbench.dtypes.recording.step import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.training import loss_scaler
 from lmbench.records.dtypes import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
@@ -82,8 +82,7 @@ class DtypeRecorder(Observer):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._step is not None:
-            plugin = trainer.precision_plugin
-            scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+            scaler = loss_scaler(trainer)
             self._record.loss_scale = scaler.get_scale() if scaler is not None else None
             self._step.note_gradients()
 

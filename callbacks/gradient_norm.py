@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.training import total_norm, unscales_itself
+from lmbench.instruments.training import loss_scaler, total_norm, unscales_itself
 
 
 class GradientNorm(Observer):
@@ -26,8 +25,7 @@ class GradientNorm(Observer):
         session = self.session
         session.track.enter("clip")
         norm = total_norm(gradients)
-        plugin = trainer.precision_plugin
-        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        scaler = loss_scaler(trainer)
         if scaler is not None and scaler._scale is not None and unscales_itself(optimizer):
             norm = norm / scaler._scale
         session.track.leave()

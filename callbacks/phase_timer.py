@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
@@ -19,6 +18,7 @@ from lmbench.instruments.clock import ScalarRing, make_clock, synchronize
 from lmbench.instruments.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.timeline import StepFacts, StepSpans, Timeline, step_record
+from lmbench.instruments.training import loss_scaler
 from lmbench.interruption import held
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
@@ -72,8 +72,7 @@ class PhaseTimer(Observer):
         clock = make_clock(self.clock, device)
         self.session.run.clock = clock.name
         self._ring = ScalarRing(device)
-        plugin = self._trainer.precision_plugin
-        self._scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        self._scaler = loss_scaler(self._trainer)
         # What the first step is compared with.
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
         # Lightning hands out the loss as it is accumulated: divided by the number of micro-batches of a full step.

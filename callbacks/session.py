@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch.optim import Optimizer
 
 from lmbench.callbacks.logger_sink import LoggerSink
@@ -17,6 +16,7 @@ from lmbench.instruments.bypass import BypassWatch
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
+from lmbench.instruments.training import loss_scaler
 from lmbench.records.measured import Probe, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -176,8 +176,7 @@ class MeasurementSession(LeanCallback):
         MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        plugin = trainer.precision_plugin
-        self.track.has_scaler = isinstance(plugin, MixedPrecision) and plugin.scaler is not None
+        self.track.has_scaler = loss_scaler(trainer) is not None
         own_clipping = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
         if not pl_module.automatic_optimization:

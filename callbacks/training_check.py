@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.schedule import ProbeKind
-from lmbench.instruments.training import MovementSample, gradient_facts, gradient_norms, unscales_itself
+from lmbench.instruments.training import (
+    MovementSample,
+    gradient_facts,
+    gradient_norms,
+    loss_scaler,
+    unscales_itself,
+)
 from lmbench.records.vocabulary import Stage
 
 
@@ -65,8 +70,8 @@ class TrainingCheck(Observer):
         self._sample.add(own)
 
     def _loss_scale(self) -> float:
-        plugin = self._trainer.precision_plugin
-        return plugin.scaler.get_scale() if isinstance(plugin, MixedPrecision) and plugin.scaler else 1.0
+        scaler = loss_scaler(self._trainer)
+        return scaler.get_scale() if scaler else 1.0
 
     def _ends_warmup(self) -> bool:
         session = self.session

@@ -32,6 +32,14 @@ def host_facts(device: torch.device) -> Host:
     )
 
 
+def load_per_core() -> float | None:
+    """The machine's load of the last minute divided by its cores, None where the system does not tell."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return None
+
+
 def cpu_model() -> str | None:
     """The processor's name, None where the system gives none."""
     if sys.platform == "linux":

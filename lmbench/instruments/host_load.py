@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmbench.instruments.host import affinity
+from lmbench.instruments.host import affinity, load_per_core
 from lmbench.records.measured import HostState
 
 #: /proc/stat counts in ticks of 10 ms: over less than this its shares say little.
@@ -52,7 +52,7 @@ def read_host() -> HostReading:
 def host_state(opened: HostReading, closed: HostReading) -> HostState:
     """What two readings say of the time between them, in shares of the time of all cores, or of the time."""
     elapsed_s = closed.read_at_s - opened.read_at_s
-    load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
+    load = load_per_core()
     if elapsed_s < _LEAST_S:
         return HostState(load_per_core=load)
     all_s = elapsed_s * closed.cores

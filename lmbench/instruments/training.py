@@ -7,12 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from lmbench.records.measured import Loss, TrainingFacts
 from lmbench.records.step import StepRecord
 
 Parameters = Mapping[str, nn.Parameter]
+
+
+def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
+    """What scales the trainer's loss, None in a precision without a loss scale."""
+    plugin = trainer.precision_plugin
+    return plugin.scaler if isinstance(plugin, MixedPrecision) else None
 
 
 def gradient_norms(parameters: Parameters) -> dict[str, float]:

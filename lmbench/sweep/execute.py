@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmbench.errors import ExitCode, UsageError
+from lmbench.instruments.host import load_per_core
 from lmbench.interruption import held
 from lmbench.records.codec import encode_run
 from lmbench.records.load import Run, is_run_folder, load_run
@@ -289,7 +289,7 @@ class Execution:
         place = self._put_in_place(record, job)
         if end is not None:
             place.cost = cost_of(record, end)
-            place.load_per_core = _load_per_core()
+            place.load_per_core = load_per_core()
             self._keep_log(job)
         write_whole(path / RUN_FILE, encode_run(record).decode())
         return record
@@ -358,13 +358,6 @@ def _covering(cells: Iterable[GridCell]) -> Iterator[GridCell]:
         if not parts <= seen:
             seen |= parts
             yield cell
-
-
-def _load_per_core() -> float | None:
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return None
 
 
 def _now() -> str:
