@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from contextlib import suppress
 from html.parser import HTMLParser
 
@@ -225,8 +226,11 @@ def test_a_measurement_within_another_is_refused():
 
 
 def test_a_lack_of_memory_is_a_run(tmp_path):
+    batches = []
+
     class Hungry(OwnLoaders):
         def training_step(self, batch, batch_idx):
+            batches.append(weakref.ref(batch[0]))
             if batch_idx == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return super().training_step(batch, batch_idx)
@@ -234,6 +238,7 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
     run = measure(Hungry(), results_dir=tmp_path)
     assert (run.outcome, run.record.error.requested_bytes, len(run.steps)) == ("oom", 2 * 2**30, 2)
     assert "oom in forward, 2.00 GiB asked for" in str(run)
+    assert [batch() for batch in batches] == [None] * 3
 
 
 MISTAKES = {

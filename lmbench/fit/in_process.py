@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy as copying
+import gc
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -133,22 +134,33 @@ def measure(
     )
     _check_words(settings)
     flags = _flags(trainer, precision, compile)
-    with _alone_in_process(), ExitStack() as stack:
-        if results_dir is None:
+    with _alone_in_process():
+        try:
+            return _measured(deepcopy(module) if copy else module, data, settings, flags, seed, bool(results_dir))
+        finally:
+            # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that
+            # is.
+            gc.collect()
+
+
+def _measured(
+    module: LightningModule, data: Any, settings: MeasureSettings, flags: dict[str, Any], seed: int, is_kept: bool
+) -> Run:
+    with ExitStack() as stack:
+        if not is_kept:
             settings.results_dir = stack.enter_context(
                 TemporaryDirectory(prefix="lmbench-", ignore_cleanup_errors=True)
             )
         stack.enter_context(undisturbed())
         quiet()
         seed_everything(seed, workers=True, verbose=False)
-        subject = copying.deepcopy(module) if copy else module
-        command = "validate" if mode == "inference" else "fit"
-        given = _data_for(subject, data, LOADERS[command])
-        stack.enter_context(untouched(subject, given))
-        recorder = _recorder(settings, subject)
-        failure = _run(subject, given, settings, flags, recorder, command)
+        command = "validate" if settings.mode == "inference" else "fit"
+        given = _data_for(module, data, LOADERS[command])
+        stack.enter_context(untouched(module, given))
+        recorder = _recorder(settings, module)
+        failure = _run(module, given, settings, flags, recorder, command)
         if failure is not None:
-            if results_dir is not None and recorder.folder is not None:
+            if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
             raise failure
         add_kernels(recorder)

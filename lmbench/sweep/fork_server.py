@@ -45,10 +45,33 @@ def import_everything() -> str:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         # Builds the parsers too: what is looked up for them in signatures and docstrings stays in caches.
         cli.main(["fit", "--print_config"])
+    if _has_gpu_after_fork():
+        # Each run that compiles or has its kernels recorded would take 2 to 4 s for it on the host of an H200. Without
+        # a GPU it is one, of the half minute of a C++ compiler.
+        importlib.import_module("torch._inductor.compile_fx")
     # A fork's collector would otherwise walk over all of it, and so copy it.
     gc.collect()
     gc.freeze()
     return str(Path(str(cli.__file__)).parent)
+
+
+def _has_gpu_after_fork() -> bool:
+    """Whether there is a GPU, and a process that has asked for it leaves its forks able to use it.
+
+    Importing Inductor asks. The answer is NVML's as a rule; where PyTorch has to ask CUDA, that is no more of use in a
+    fork.
+    """
+    import torch
+
+    asking = os.fork()
+    if asking:
+        return not os.waitstatus_to_exitcode(os.waitpid(asking, 0)[1])
+    if not torch.cuda.is_available():
+        os._exit(1)
+    fork = os.fork()
+    if not fork:
+        os._exit(bool(torch.cuda._is_in_bad_fork()))
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
 
 
 def serve(sweep: socket.socket) -> list[str]:

@@ -6,6 +6,7 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_attention.py
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from lmbench.errors import UsageError
 from lmbench.fit.run import Measurement, run
+from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention
 from lmbench.records.load import load_run
@@ -81,7 +83,7 @@ def as_function(kind: AttentionKind) -> AttentionKind:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "flex"])
 def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: torch.dtype) -> None:
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
@@ -98,6 +100,19 @@ def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: tor
     print(name, dtype, found)
     assert found.cases is not None
     assert found.cases > 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flex_agrees_with_the_formula(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each shape is compiled, for 6 s.
+    sizes = [Size(2, 2, 256, 64), Size(1, 2, 200, 32)]
+    monkeypatch.setattr(attention_check, "cases", lambda use: [replace(use, size=size) for size in sizes])
+    for is_causal in (True, False):
+        with CUDA:
+            found = check_attention(as_function(ATTENTION["flex"]), Use(sizes[0], is_causal, dtype, CUDA))
+        assert found is not None
+        print(dtype, is_causal, found)
+        assert (found.cases, found.refused) == (2, [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
