@@ -226,7 +226,7 @@ def test_one_line_says_what_a_back_end_cannot_do_and_what_can(tmp_path: Path, ca
     told = capsys.readouterr().err
     print(told)
     assert (
-        "'sdpa_flash' has no kernel for float32, batch 4, heads 1, seq 512, head_dim 64, not causal on cuda: " in told
+        "'sdpa_flash' has no kernel for float32, batch 4, heads 1, seq 512, head_dim 64, not causal on cuda; " in told
     )
     assert "naive can do it: " in told
     assert told.count("\n") == 1
