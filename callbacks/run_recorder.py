@@ -164,9 +164,11 @@ class RunRecorder(Observer):
             self._finish(ending)
 
     def _is_own_subject(self) -> bool:
-        """Whether module and data are lmbench's own, as far as they are known."""
+        """Whether module and data are lmbench's own, as far as they are known, and the attention in it."""
         if self._session is None:
             return True
+        if self.run.model.attention_check is not None:
+            return False
         subjects = (self._module, self._trainer.datamodule)  # type: ignore[attr-defined]
         return all(type(each).__module__.startswith("lmbench.") for each in subjects if each is not None)
 

@@ -303,6 +303,28 @@ def test_a_librarys_operator_is_checked_and_measured(
         assert found.memory.expected_saved_bytes is None
 
 
+#: As Inductor fails of a Triton kernel: none of the frames is the user's, and the last line but one says why.
+REFUSES = """
+def refuses(graph, inputs):
+    raise RuntimeError("An exception occurred in a subprocess:\\nTraceback (most recent call last):\\n  File ...\\n"
+        "AssertionError: largest is fp32 and then fp64\\n\\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace")
+"""
+
+
+def test_a_function_that_cannot_be_compiled_is_the_users_code_and_the_compilers_reason_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, Any] = {}
+    exec(compile(REFUSES, torch.__file__, "exec"), found)
+    torch._dynamo.register_backend(found["refuses"], name="refuses")
+    words = [*LAYER, "--model.attention", "test_attention_check:operator", "--trainer.compile.backend", "refuses"]
+    assert run(["fit", *words, *SHORT, "--measure.results_dir", str(tmp_path)]) == 5
+    told = capsys.readouterr().err
+    assert told.startswith("lmbench: error in your code, in forward, at no line of yours: ")
+    assert "raised: AssertionError: largest is fp32 and then fp64 (all frames: " in told
+    assert told.count("\n") == 1
+
+
 def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

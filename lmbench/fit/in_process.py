@@ -136,16 +136,20 @@ def measure(
     flags = _flags(trainer, precision, compile)
     with _alone_in_process():
         try:
-            return _measured(deepcopy(module) if copy else module, data, settings, flags, seed, bool(results_dir))
+            found = _measured(deepcopy(module) if copy else module, data, settings, flags, seed, bool(results_dir))
         finally:
             # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that
             # is.
             gc.collect()
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _measured(
     module: LightningModule, data: Any, settings: MeasureSettings, flags: dict[str, Any], seed: int, is_kept: bool
-) -> Run:
+) -> Run | BaseException:
+    """The run, or what is to be raised instead."""
     with ExitStack() as stack:
         if not is_kept:
             settings.results_dir = stack.enter_context(
@@ -162,7 +166,7 @@ def _measured(
         if failure is not None:
             if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
-            raise failure
+            return failure
         add_kernels(recorder)
         add_memory(recorder)
         assert recorder.folder is not None

@@ -39,8 +39,6 @@ def undisturbed() -> Iterator[None]:
     nor Dynamo's caches.
     """
     with ExitStack() as stack:
-        # Last, as a Trainer goes round in circles: what it held on a device is free then.
-        stack.callback(_collect)
         for restore in _restorers():
             stack.callback(restore)
         stack.enter_context(warnings.catch_warnings())
@@ -76,11 +74,6 @@ def _restorers() -> list[Callable[[], object]]:
         handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
         found.append(partial(_restore_handlers, handlers))
     return found
-
-
-def _collect() -> None:
-    if torch.cuda.is_initialized():
-        gc.collect()
 
 
 def _cuda_random_state() -> Callable[[], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from dataclasses import dataclass
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -15,6 +16,9 @@ from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
+
+# The last line of whatever fails while it is compiled.
+_DYNAMOS_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,10 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     facts.location = str(lines[-1]) if lines else None
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
-    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's.
-    is_users = bool(lines) or not (is_own_subject or is_lmbenchs_own(exception))
+    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what it
+    # cannot compile, of which the compiler alone has frames.
+    is_lmbenchs = is_own_subject or (is_lmbenchs_own(exception) and not _is_compilers(exception))
+    is_users = bool(lines) or not is_lmbenchs
     return Ending("error", ExitCode.USER_CODE if is_users else ExitCode.INTERNAL, facts)
 
 
@@ -80,12 +86,18 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
 
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:
     """The record's `error`."""
-    lines = [line for line in message.splitlines() if line.strip()]
+    lines = [line for line in message.splitlines() if line.strip() and not line.startswith(_DYNAMOS_ADVICE)]
     if "Traceback (most recent call last):" in message:
         # Of another process: its first line says which, its last one what happened.
         lines = [lines[0], lines[-1]]
     line = " ".join(" ".join(lines).split())[:2000]
     return RunError(kind, line, phase)
+
+
+def _is_compilers(exception: BaseException) -> bool:
+    """Whether `torch.compile` failed."""
+    module = sys.modules.get("torch._dynamo.exc")
+    return module is not None and isinstance(exception, module.TorchDynamoException)
 
 
 def _signal_behind(exception: BaseException) -> int | None:

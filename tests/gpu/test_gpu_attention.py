@@ -6,6 +6,7 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_attention.py
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lmbench.errors import UsageError
 from lmbench.fit.run import Measurement, run
+from lmbench.fit.surroundings import undisturbed
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention
@@ -46,11 +48,14 @@ def triton_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its tensors nor what it compiled: after 8 shapes PyTorch compiles no more of them."""
+def nothing_is_left_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither its tensors, nor the folder that it compiled into, nor what it compiled: after 8 shapes PyTorch
+    compiles no more of them."""
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 100)
     torch._dynamo.reset()
     forget()
+    with undisturbed():
+        yield
 
 
 def forget() -> None:

@@ -29,6 +29,8 @@ def attention_forward_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The output of some rows, and the logarithm of each row's sum of exponentials."""
+    # Inductor passes a Python number as float64.
+    scale = tl.cast(scale, tl.float32)
     head = tl.program_id(1).to(tl.int64)
     row, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     place = head * length * width + row[:, None] * width + lane[None, :]
@@ -60,6 +62,7 @@ def attention_backward_q_kernel(
     q_start, k_start, v_start, grad_start, total_start, mean_start, dq_start, length, width, scale,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    scale = tl.cast(scale, tl.float32)
     head = tl.program_id(1).to(tl.int64)
     row, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     place = head * length * width + row[:, None] * width + lane[None, :]
@@ -88,6 +91,7 @@ def attention_backward_kv_kernel(
     q_start, k_start, v_start, grad_start, total_start, mean_start, dk_start, dv_start, length, width, scale,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    scale = tl.cast(scale, tl.float32)
     head = tl.program_id(1).to(tl.int64)
     column, lane = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     there = head * length * width + column[:, None] * width + lane[None, :]
