@@ -65,8 +65,8 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     facts.location = str(lines[-1]) if lines else None
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
-    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what it
-    # cannot compile, of which the compiler alone has frames.
+    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what
+    # cannot be compiled, of which the compiler alone has frames.
     is_lmbenchs = is_own_subject or (is_lmbenchs_own(exception) and not _is_compilers(exception))
     is_users = bool(lines) or not is_lmbenchs
     return Ending("error", ExitCode.USER_CODE if is_users else ExitCode.INTERNAL, facts)
