@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lmbench.instruments.schedule import Schedule
 from lmbench.memory.categories import CATEGORIES
 from lmbench.memory.history.findings import Findings, examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
-from lmbench.memory.recording import ledger
+from lmbench.memory.recording import held, ledger
 from lmbench.records.load import load_run
 
 from conftest import quiet_trainer
@@ -275,3 +276,27 @@ def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
     assert recorder.run.memory_history is not None
     assert "on a CPU" in str(recorder.run.memory_history.reason)
     assert not (tmp_path / "run" / NOTES_FILE).exists()
+
+
+def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    observers: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
+    monkeypatch.setattr(held, "_listener", [])
+    told: list[tuple[int, ...]] = []
+
+    class Watcher:
+        def refused(self, *facts: int) -> None:
+            told.append(facts)
+
+    first, second = Watcher(), Watcher()
+    held.watch_refusals(first.refused)
+    held.watch_refusals(second.refused)
+    (observed,) = observers
+    observed(0, 10, 100, 5)
+    assert told == [(0, 10, 5)]
+    gone = weakref.ref(second)
+    del second
+    assert gone() is None
+    observed(0, 10, 100, 5)
+    assert len(told) == 1

@@ -49,11 +49,9 @@ def triton_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither its tensors, nor the folder that it compiled into, nor what it compiled: after 8 shapes PyTorch
-    compiles no more of them."""
+    """Neither the folder that it compiled into, nor what it compiled: after 8 shapes PyTorch compiles no more."""
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 100)
     torch._dynamo.reset()
-    forget()
     with undisturbed():
         yield
 
@@ -65,6 +63,7 @@ def forget() -> None:
 
 
 def ended(folder: Path, *words: str) -> tuple[int, RunRecord]:
+    forget()
     code = run(["fit", *words, *SHORT, "--measure.results_dir", str(folder)])
     return code, load_run(next(folder.iterdir())).record
 

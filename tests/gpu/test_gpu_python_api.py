@@ -19,6 +19,7 @@ QUICK = {"steps": 10, "warmup_steps": 3, "min_window_s": 0.0}
 
 def test_module_and_random_state_are_back_and_nothing_stays_on_the_device():
     module = OwnLoaders()
+    allocated_before = torch.cuda.memory_allocated()
     torch.cuda.manual_seed_all(7)
     before = torch.cuda.get_rng_state()
     run = lmbench.measure(module, **QUICK)
@@ -28,6 +29,8 @@ def test_module_and_random_state_are_back_and_nothing_stays_on_the_device():
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert module.device.type == "cpu"
     assert module.net(torch.zeros(1, 16)).device.type == "cpu"
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() <= allocated_before
 
 
 def test_a_run_out_of_memory_leaves_room_for_the_next():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -52,22 +53,25 @@ def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str
 #: Told device, bytes asked for, and bytes that are free on the device.
 Refused = Callable[[int, int, int], None]
 
-_listener: list[Refused] = []
+_listener: list[WeakMethod[Refused]] = []
 
 
 def watch_refusals(tell: Refused) -> None:
     """From now on let `tell`, and nobody who asked before, know when the allocator is refused memory by CUDA.
 
     It is called before the exception is raised, while all is still held. Whatever it raises itself is nobody's error.
+    A method, whose object this does not keep alive: with it a Trainer would stay, and what that has on the device.
     """
     if not torch.cuda.is_available():
         return
     if not _listener:
         # PyTorch has no way to detach one.
         torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
-    _listener[:] = [tell]
+    _listener[:] = [WeakMethod(tell)]
 
 
 def _observed(device: int, requested_bytes: int, device_total_bytes: int, device_free_bytes: int) -> None:
-    with suppress(Exception):
-        _listener[0](device, requested_bytes, device_free_bytes)
+    tell = _listener[0]()
+    if tell is not None:
+        with suppress(Exception):
+            tell(device, requested_bytes, device_free_bytes)
