@@ -61,8 +61,9 @@ def _has_gpu_after_fork() -> bool:
     Importing Inductor asks. The answer is NVML's as a rule; where PyTorch has to ask CUDA, that is no more of use in a
     fork.
     """
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
     asking = os.fork()
     if asking:
         return not os.waitstatus_to_exitcode(os.waitpid(asking, 0)[1])
