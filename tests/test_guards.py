@@ -265,6 +265,18 @@ def test_the_windows_identity_has_a_limit_for_each_device(device, error, status)
     assert _judge(run, steps, "window_identity").status == status
 
 
+@pytest.mark.parametrize(("device", "status"), [("cuda", "pass"), ("cpu", "fail")])
+def test_a_short_windows_identity_leaves_out_the_synchronizing_at_its_ends(device, status):
+    run, steps = _healthy()
+    for step in steps:
+        step["step_s"] = 1e-4
+    total_s = run["window"]["steps"] * 1e-4
+    run = _plant(_plant(run, "device_type", device), "window.wall_s", total_s + 1.4e-4)
+    assert _judge(run, steps, "window_identity").status == status
+    run = _plant(run, "window.wall_s", total_s + 1.6e-4)
+    assert _judge(run, steps, "window_identity").status == "fail"
+
+
 def test_the_windows_identity_rests_on_the_records_not_on_a_stored_sum():
     run, steps = _healthy()
     steps[10]["step_s"] += 0.05

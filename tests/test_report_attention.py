@@ -265,6 +265,30 @@ def test_a_mistake_in_what_is_the_fastest_is_one_line(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("kind: fastest, y: forward_s", "an answer of kind 'fastest' has no 'among'; give it"),
+        ("kind: fastest, y: peak_bytes, among: [attention]", "'peak_bytes' is no number of one process"),
+        ("kind: best, y: tokens_per_s", "an answer of kind 'best' has no 'x'; give it"),
+    ],
+)
+def test_a_mistake_in_an_answer_is_one_line(
+    answer: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = write_attention(tmp_path, [256], [64], repeats=1)
+    tables = "[{title: A, columns: [forward_s]}]"
+    (tmp_path / "own.yaml").write_text(f"matrix: {{}}\nview: {{title: T, answers: [{{{answer}}}], tables: {tables}}}\n")
+    assert main(["report", str(home), "--view", str(tmp_path / "own.yaml")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_answer_names_no_winner_where_the_table_has_none(tmp_path: Path) -> None:
+    home = write_attention(tmp_path, [256, 16384], [64], repeats=2)
+    (line,) = section(home, "attention_backends").answers
+    assert line.startswith("Fastest by forward + backward: undecided in 2 of 2, up to context 16384 (sdpa, ")
+
+
 # charts
 
 

@@ -12,6 +12,7 @@ from lmbench.records.welch import ratio_of
 from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short, told
 from lmbench.report.columns import Column, Measure, numbers
 from lmbench.report.facts import EAGER, heading, sort_key
+from lmbench.report.fastest import SAME, UNDECIDED, Verdict, verdict_among
 from lmbench.report.units import TIMES, percent
 from lmbench.report.view import AnswerSpec
 
@@ -128,25 +129,44 @@ def _grown(
 
 
 def _best(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> str:
-    """In each group, which of `x` or `among` has the most (of times: the least), and the largest that ended well."""
-    column, names = column_of(spec.y), spec.among or (spec.x,)
-    others = [name for name in differing(cells) if name not in names]
+    """In each group, which `x` has the most, and the largest that ended well."""
+    column = column_of(spec.y)
+    others = [name for name in differing(cells) if name != spec.x]
     clauses = []
     for _, group in _grouped(cells, others):
-        row = in_order(group, names)
+        row = in_order(group, [spec.x])
         known = [(cell, measure) for cell in row if cell.ok and (measure := column.of(cell, pairing)) is not None]
         if not known:
             continue
-        sign = -1 if column.name.endswith("_s") and not column.name.endswith("_per_s") else 1
-        cell, measure = max(known, key=lambda each: sign * each[1].value)
-        label, place = _told(cell, others), in_short(cell, names) if spec.among else told(cell, names)
-        at = f"{'most' if sign > 0 else 'least'} {column.title}" if len(known) > 1 else column.title
+        cell, measure = max(known, key=lambda each: each[1].value)
+        label, at = _told(cell, others), f"most {column.title}" if len(known) > 1 else column.title
         text = f"{label}: {at}" if label else at[:1].upper() + at[1:]
-        text += f" {'with' if spec.among else 'at'} {place} ({_shown(column, measure)})"
-        if any(each.outcome == "oom" for each in row) and not spec.among:
-            text += f", the largest that fits is {told(known[-1][0], names)}"
+        text += f" at {told(cell, [spec.x])} ({_shown(column, measure)})"
+        if any(each.outcome == "oom" for each in row):
+            text += f", the largest that fits is {told(known[-1][0], [spec.x])}"
         clauses.append(text)
     return _sentence(clauses[-_CLAUSES:])
+
+
+def _fastest(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> str:
+    """For how many shapes each way is the fastest, with the largest of those; and for how many none is told to be."""
+    column, others = column_of(spec.y), [name for name in differing(cells) if name not in spec.among]
+    found: dict[str, list[tuple[str, Verdict]]] = {}
+    for _, group in _grouped(cells, others):
+        verdict = verdict_among(group, spec.among, column)
+        if verdict is not None and verdict.second is not None:
+            found.setdefault(verdict.word or verdict.fastest, []).append((_told(group[0], others), verdict))
+    count = sum(map(len, found.values()))
+    if not count:
+        return ""
+    clauses = []
+    for name, wins in sorted(found.items(), key=lambda each: (each[0] in (UNDECIDED, SAME), -len(each[1]))):
+        place, verdict = wins[-1]
+        names = f"{', '.join([verdict.fastest, *verdict.untold])}, " if verdict.word else ""
+        figures = f"{names}{column.unit.text(verdict.mean)} {column.unit.word}, {verdict.second} {verdict.second_takes}"
+        at = f" in {len(wins)} of {count}, up to {place}" if place else ""
+        clauses.append(f"{name}{at} ({figures})")
+    return _sentence([f"Fastest by {column.title}: {clauses[0]}", *clauses[1:]])
 
 
 def _parts(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_of: ColumnOf) -> str:
@@ -217,5 +237,5 @@ def _sentence(clauses: Sequence[str]) -> str:
 
 
 _KINDS: Mapping[str, Callable[[AnswerSpec, Sequence[Cell], Pairing, ColumnOf], str]] = {
-    "against": _against, "along": _along, "best": _best, "parts": _parts,
+    "against": _against, "along": _along, "best": _best, "fastest": _fastest, "parts": _parts,
 }  # fmt: skip

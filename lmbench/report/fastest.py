@@ -1,4 +1,4 @@
-"""Which of several ways is the fastest, one row for each set of the other facts: a table, and what it rests on.
+"""Which of several ways is the fastest, for each set of the other facts: the verdict, and a table of verdicts.
 
 One process is one sample: the fastest is told from each other one by Welch's t on the logarithms of process means
 (design section 8). It is the smallest of several means, and rows are many: the 95 % interval is that of one pair.
@@ -50,6 +50,57 @@ class _Way:
         return SAME if ratio.lies_within(_TOLERANCE_FRACTION) else "" if ratio.excludes_one else UNDECIDED
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """The fastest of several ways, and how sure that is.
+
+    `word` is empty where it is told from all others, else `undecided` or `same`; `untold` are those that it is not told
+    from. Of the second the mean in SI is there; `low` and `high` are the ends of the 95 % interval of its ratio.
+    """
+
+    fastest: str
+    mean: float
+    is_host_bound: bool
+    word: str = ""
+    untold: tuple[str, ...] = ()
+    second: str | None = None
+    second_mean: float = 0.0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def second_takes(self) -> str:
+        """How much more the second takes, by the means: `+12.28 %`."""
+        return change_percent(self.second_mean / self.mean - 1)
+
+
+def verdict_among(cells: Sequence[Cell], among: Sequence[str], column: Column) -> Verdict | None:
+    """Judge cells that differ in the facts `among` alone, by a time that each process has one value of; None where none
+    has it."""
+    assert column.of_run is not None
+    found = [_Way(in_short(cell, among), numbers(cell, column.of_run), _is_host_bound(cell)) for cell in cells]
+    ways = sorted((way for way in found if way.values and min(way.values) > 0), key=lambda way: way.mean)
+    if not ways:
+        return None
+    first, *others = ways
+    if not others:
+        return Verdict(first.name, first.mean, first.is_host_bound)
+    untold = {way.name: word for way in others if (word := first.verdict(way))}
+    word = UNDECIDED if UNDECIDED in untold.values() else SAME if untold else ""
+    second, ratio = others[0], ratio_of(first.values, others[0].values)
+    return Verdict(
+        first.name,
+        first.mean,
+        first.is_host_bound,
+        word,
+        tuple(untold),
+        second.name,
+        second.mean,
+        ratio.low,
+        ratio.high,
+    )
+
+
 def fastest_table(
     title: str, caption: str, cells: Sequence[Cell], rows: Sequence[str], among: Sequence[str], column: Column,
     fact_headings: Sequence[Heading],
@@ -68,7 +119,7 @@ def fastest_table(
     for _, group in groupby(in_order(cells, [*rows, *among]), key=lambda cell: [cell.facts.get(name) for name in rows]):
         same = list(group)
         shape = [_fact(same[0], name) for name in rows]
-        table.rows.append([*shape, *_judged(same, among, column, table), _missing(same, among)])
+        table.rows.append([*shape, *_entries(verdict_among(same, among, column), column, table), _missing(same, among)])
     if all(row[-1].kind == "missing" for row in table.rows):
         table.headings.pop()
         for row in table.rows:
@@ -78,27 +129,22 @@ def fastest_table(
     return table
 
 
-def _judged(cells: Sequence[Cell], among: Sequence[str], column: Column, table: Table) -> list[Entry]:
+def _entries(verdict: Verdict | None, column: Column, table: Table) -> list[Entry]:
     """The fastest, its time, the second, how much more that takes by the means, and the interval of that."""
-    assert column.of_run is not None
-    found = [_Way(in_short(cell, among), numbers(cell, column.of_run), _is_host_bound(cell)) for cell in cells]
-    ways = sorted((way for way in found if way.values and min(way.values) > 0), key=lambda way: way.mean)
     missing = Entry(MISSING, "missing")
-    if not ways:
+    if verdict is None:
         return [missing] * 5
-    first, *others = ways
-    verdicts = {way.name: verdict for way in others if (verdict := first.verdict(way))}
-    words = set(verdicts.values())
-    word = UNDECIDED if UNDECIDED in words else SAME if words else ""
-    told = [*([_NOTES[word]] if word else []), *([_HOST_BOUND] if first.is_host_bound else [])]
-    name = f"{word}: {', '.join([first.name, *verdicts])}" if word else first.name
-    shown = [Entry(name, "fact", tuple(map(table.note, told))), Entry(column.unit.text(first.mean))]
-    if not others:
+    told = [_NOTES[verdict.word]] if verdict.word else []
+    told += [_HOST_BOUND] if verdict.is_host_bound else []
+    names = ", ".join([verdict.fastest, *verdict.untold])
+    name = f"{verdict.word}: {names}" if verdict.word else verdict.fastest
+    shown = [Entry(name, "fact", tuple(map(table.note, told))), Entry(column.unit.text(verdict.mean))]
+    if verdict.second is None:
         return [*shown, missing, missing, missing]
-    ratio, interval = ratio_of(first.values, others[0].values), missing
-    if ratio.low is not None and ratio.high is not None:
-        interval = Entry(change_range(ratio.low - 1, ratio.high - 1))
-    return [*shown, fact(others[0].name), Entry(change_percent(others[0].mean / first.mean - 1)), interval]
+    interval = missing
+    if verdict.low is not None and verdict.high is not None:
+        interval = Entry(change_range(verdict.low - 1, verdict.high - 1))
+    return [*shown, fact(verdict.second), Entry(verdict.second_takes), interval]
 
 
 def _is_host_bound(cell: Cell) -> bool:

@@ -73,11 +73,17 @@ class Catalogue:
         view = read_view(given, axes)
         try:
             tables = tuple(replace(table, columns=tuple(self._names(table.columns))) for table in view.tables)
-            for table in tables:
-                if table.among and self.column(table.columns[0]).of_run is None:
+            compared = [table.columns[0] for table in tables if table.among]
+            compared += [each.y for each in view.answers if each.kind == "fastest"]
+            for name in compared:
+                if self.column(name).of_run is None:
                     raise UsageError(
-                        f"column {table.columns[0]!r} is no number of one process, which `among` compares; give another"
+                        f"column {name!r} is no number of one process, which `among` compares; give another"
                     )
+            for each in view.answers:
+                needed = {"best": "x", "along": "x", "fastest": "among"}.get(each.kind)
+                if needed is not None and not getattr(each, needed):
+                    raise UsageError(f"an answer of kind {each.kind!r} has no {needed!r}; give it")
             answers = tuple(replace(each, of=tuple(self._names(each.of))) for each in view.answers)
             for name in (name for each in view.answers for name in (each.y, *each.also)):
                 self.column(name)

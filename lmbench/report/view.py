@@ -57,12 +57,12 @@ class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence that answers the question, from the largest cells that can.
 
     `against`: `y` of every way beside the baseline's; `along`: how `y` grows from the least to the largest of `x`, and
-    what ran out of memory; `best`: which `x`, or which way of those that the facts `among` tell apart, has the most `y`
-    (of times the least); `parts`: `y`, and which of the
-    columns `of` it mostly is. `also` are columns told with it, where the kind is `against` or `parts`.
+    what ran out of memory; `best`: which `x` has the most `y`; `fastest`: which of the ways that the facts `among` tell
+    apart has the least `y`, a time, and for how many of the others; `parts`: `y`, and which of the columns `of` it is
+    mostly. `also` are columns told with it, where the kind is `against` or `parts`.
     """
 
-    kind: Literal["against", "along", "best", "parts"]
+    kind: Literal["against", "along", "best", "fastest", "parts"]
     y: str = "step_s"
     x: str = ""
     among: tuple[str, ...] = ()
