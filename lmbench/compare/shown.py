@@ -15,10 +15,9 @@ from lmbench.compare.metrics import SAMPLE, TIME_WORDS
 from lmbench.compare.sides import LeftOut, Side
 from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.welch import CONFIDENCE
-from lmbench.report.chosen import Chosen, more
+from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.markdown import escaped, table_lines
-from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Heading, Table, fact
+from lmbench.report.table import Entry, Heading, Line, Part, Table, fact
 from lmbench.report.units import MISSING, change_percent, gib, milliseconds, percent_short
 
 #: More cells than this in one line are counted instead of named.
@@ -27,7 +26,6 @@ _NAMED = 4
 _CARRIERS, _CHANGES = 3, 5
 _LEFT_OUT_SHOWN = 8
 COMPARISON_SCHEMA_VERSION = 1
-Line = tuple[str, str]
 _HOW = ("more", "--all says which test was used, and what a sample is")
 
 #: Which test was used, and why.
@@ -49,15 +47,9 @@ def print_comparison(found: Comparison, chosen: Chosen, console: Console) -> Non
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found)
-    shown = chosen.of(made)
-    is_answer = not chosen.names
-    for line in answer(found) if is_answer else ():
-        print_line(*line, console)
-    for table in shown or made[:1]:
-        print_table(table, console)
-    ending = [_HOW] if len(made) < 2 else [more(made)]
-    for line in [*remarks(found), *(method(found) if chosen.is_all else ending)] if is_answer else ():
-        print_line(*line, console)
+    everything: list[Part] = [*answer(found), *made, *remarks(found), *method(found)]
+    short: list[Part] = [*answer(found), *made[:1], *remarks(found), _HOW if len(made) < 2 else more(made)]
+    print_chosen(chosen, made, everything, short, console)
 
 
 def markdown(found: Comparison) -> str:

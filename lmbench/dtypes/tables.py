@@ -12,35 +12,28 @@ from lmbench.dtypes.findings import Findings, ModuleRow, TensorRow, module_rows,
 from lmbench.dtypes.reasons import TAKES, plain_name, words
 from lmbench.dtypes.recorded import NotedCall, NotedOperator
 from lmbench.report.delimited import csv_field
-from lmbench.report.markdown import escaped, table_lines
-from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, generated, numbers, paths
+from lmbench.report.markdown import parts_to_markdown
+from lmbench.report.screen import print_parts
+from lmbench.report.table import BLANK, Entry, Line, Part, Table, fact, generated, numbers, paths
 from lmbench.report.table import words as word_headings
 from lmbench.report.units import whole
 
 _RULES = ("lower", "float32", "widest", "refused", "unknown")
 _STEP = "(the step)"
-Line = tuple[str, str]
 
 
 def print_findings(found: Sequence[Findings], console: Console) -> None:
     """Print one run's tables, or several runs side by side."""
-    for line in head(found):
-        print_line(*line, console)
-    for table in tables(found):
-        print_table(table, console)
-    console.out("")
-    for line in closing(found):
-        print_line(*line, console, is_whole=line[0] in ("notes", "reasons"))
+    print_parts(_everything(found), console, whole=("notes", "reasons"))
 
 
 def to_markdown(found: Sequence[Findings]) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {escaped(text)}" for label, text in head(found)]
-    for table in tables(found):
-        lines += ["", *table_lines(table)]
-    lines += ["", *(f"- **{label}**: {escaped(text)}" for label, text in closing(found))]
-    return "\n".join(lines) + "\n"
+    return parts_to_markdown(_everything(found))
+
+
+def _everything(found: Sequence[Findings]) -> list[Part]:
+    return [*head(found), *tables(found), BLANK, *closing(found)]
 
 
 def tables(found: Sequence[Findings]) -> list[Table]:

@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console
 
 from lmbench.errors import UsageError
-from lmbench.kernels.tables import Line, all_as_markdown, not_passed, print_all, run_line
+from lmbench.kernels.tables import not_passed, run_line
 from lmbench.kernels.trace.clocks import PhaseClock
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
 from lmbench.records.settings import differences
-from lmbench.report.chosen import Chosen, more
-from lmbench.report.screen import print_table
-from lmbench.report.table import Entry, Table, fact, generated, numbers
+from lmbench.report.chosen import Chosen, more, print_chosen
+from lmbench.report.markdown import parts_to_markdown
+from lmbench.report.table import BLANK, Entry, Line, Part, Table, fact, generated, numbers
 from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import MISSING, instances, milliseconds, percent, signed_percent, whole
 
@@ -269,15 +269,9 @@ def print_difference(found: Difference, top: int, phase: str | None, chosen: Cho
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found, top, phase)
-    shown = chosen.of(made)
-    if chosen.is_all:
-        print_all(head(found), shown, remarks(found), console)
-    elif chosen.names:
-        for table in shown:
-            print_table(table, console)
-    else:
-        one = next(one for one in (*found.phases, found.step) if one.phase == (phase or "step"))
-        print_all([*head(found), *_most(one)], [], [*remarks(found), more(made)], console)
+    one = next(one for one in (*found.phases, found.step) if one.phase == (phase or "step"))
+    answer = [*head(found), *_most(one), BLANK, *remarks(found), more(made)]
+    print_chosen(chosen, made, _everything(found, made), answer, console, whole=("A", "B"))
 
 
 def _most(one: PhaseDifference) -> list[Line]:
@@ -292,7 +286,11 @@ def _most(one: PhaseDifference) -> list[Line]:
 
 def difference_markdown(found: Difference, top: int, phase: str | None) -> str:
     """The same as Markdown."""
-    return all_as_markdown(head(found), tables(found, top, phase), remarks(found))
+    return parts_to_markdown(_everything(found, tables(found, top, phase)))
+
+
+def _everything(found: Difference, made: Sequence[Table]) -> list[Part]:
+    return [*head(found), *made, BLANK, *remarks(found)]
 
 
 def head(found: Difference) -> list[Line]:

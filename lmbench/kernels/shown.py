@@ -4,29 +4,20 @@ answer, and the rest for the asking."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from lmbench.kernels.roofline import Roofline, roofline_lines
-from lmbench.kernels.tables import (
-    Line,
-    all_as_markdown,
-    counted,
-    not_passed,
-    print_all,
-    run_line,
-    shows_parts,
-    tables,
-    whole_name,
-)
+from lmbench.kernels.tables import counted, not_passed, run_line, shows_parts, tables, whole_name
 from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.kinds import UNCLASSIFIED
 from lmbench.kernels.trace.phases import OUTSIDE
 from lmbench.kernels.trace.verdicts import PhaseVerdict
-from lmbench.report.chosen import Chosen, more
-from lmbench.report.screen import print_line, print_table
+from lmbench.report.chosen import Chosen, more, print_chosen
+from lmbench.report.markdown import parts_to_markdown
+from lmbench.report.table import BLANK, Line, Part, Table
 from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
@@ -44,20 +35,19 @@ def print_findings(found: Findings, top: int, roof: Roofline | None, chosen: Cho
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found, top, roof)
-    shown = chosen.of(made)
-    if chosen.is_all:
-        print_all(answer(found), shown, facts(found, roof), console)
-    elif chosen.names:
-        for table in shown:
-            print_table(table, console)
-    else:
-        for line in (*answer(found), more(made)):
-            print_line(*line, console)
+    # Elsewhere a trace's path begins a line of its own where the screen is narrow.
+    whole = ("trace",) if chosen.is_all and found.run is None else ()
+    short = [*answer(found), more(made)]
+    print_chosen(chosen, made, _everything(found, made, roof), short, console, whole=whole)
 
 
 def to_markdown(found: Findings, top: int, roof: Roofline | None) -> str:
     """All of it as Markdown."""
-    return all_as_markdown(answer(found), tables(found, top, roof), facts(found, roof))
+    return parts_to_markdown(_everything(found, tables(found, top, roof), roof))
+
+
+def _everything(found: Findings, made: Sequence[Table], roof: Roofline | None) -> list[Part]:
+    return [*answer(found), *made, BLANK, *facts(found, roof)]
 
 
 def answer(found: Findings) -> list[Line]:

@@ -1,4 +1,4 @@
-"""A trace's findings as people read them: tables and labelled lines, on the screen and as Markdown; kernels as CSV.
+"""A trace's findings as people read them: tables; kernels as CSV.
 
 Times are means per step in ms, shares are of the phase's kernel time.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from rich.console import Console
 
 from lmbench.kernels.roofline import Roofline, roofline_table
 from lmbench.kernels.trace.clocks import DeviceTime
@@ -22,8 +20,6 @@ from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
 from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
 from lmbench.report.delimited import csv_field
-from lmbench.report.markdown import escaped, table_lines
-from lmbench.report.screen import print_line, print_table
 from lmbench.report.table import Entry, Table, fact, generated, numbers
 from lmbench.report.units import MISSING, instances, microseconds, milliseconds, percent, whole
 
@@ -33,49 +29,6 @@ _MAX_COLUMNS = 3
 # Parts that are known of less than this share of kernel time, communication apart, are not shown: a reader would take
 # them for all there is.
 _KNOWN_PARTS_FRACTION = 0.5
-# Idle shares of the clock and between a device's first kernel and its last that differ by more are both said.
-_SAME_IDLE_FRACTION = 0.01
-_OPERATORS = "below are operators on the host, with the time of each without those inside it"
-
-
-#: Label and text; without a label the text goes on with what the line before is about.
-Line = tuple[str, str]
-
-
-#: Labels of paths, which stay whole, to be copied.
-_PATHS = ("trace", "A", "B")
-
-
-def print_all(head: Sequence[Line], tables: Sequence[Table], closing: Sequence[Line], console: Console) -> None:
-    """Print lines, tables and lines, readable at 80 columns."""
-    for label, text in head:
-        print_line(label, text, console, is_whole=label in _PATHS)
-    for table in tables:
-        print_table(table, console)
-    console.out("")
-    for line in closing:
-        print_line(*line, console)
-
-
-def all_as_markdown(head: Sequence[Line], tables: Sequence[Table], closing: Sequence[Line]) -> str:
-    """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = _items(head)
-    for table in tables:
-        lines += ["", *table_lines(table)]
-    return "\n".join([*lines, "", *_items(closing)]).rstrip() + "\n"
-
-
-def _items(lines: Iterable[Line]) -> list[str]:
-    """A list with an item for each label."""
-    found: list[str] = []
-    for label, text in lines:
-        if label:
-            found.append(f"- **{label}**: {escaped(text)}")
-        else:
-            # Two blanks break a line within an item.
-            found[-1] += "  "
-            found.append(f"  {escaped(text)}")
-    return found
 
 
 def to_csv(found: Findings) -> str:

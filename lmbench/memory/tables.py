@@ -12,12 +12,11 @@ from rich.console import Console
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.findings import Allocation, Findings
-from lmbench.report.chosen import Chosen, more
+from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
 from lmbench.report.page import table_html
-from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, paths, words
+from lmbench.report.table import BLANK, Entry, Line, Part, Table, fact, numbers, paths, words
 from lmbench.report.units import MISSING, gib, percent, whole
 from lmbench.text import shown
 
@@ -27,7 +26,6 @@ _PART_FRACTION = 0.005
 _COLUMN_FRACTION = 0.03
 #: A column with less in every row is left out.
 _COLUMN_BYTES = 2**20
-Line = tuple[str, str]
 
 
 def print_findings(found: Findings, top: int, chosen: Chosen, console: Console) -> None:
@@ -37,17 +35,9 @@ def print_findings(found: Findings, top: int, chosen: Chosen, console: Console) 
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found, top)
-    shown_ones = chosen.of(made)
-    is_answer = not chosen.names
-    for label, text in head(found) if is_answer else ():
-        print_line(label, text, console)
-    for table in shown_ones or made[:1]:
-        print_table(table, console)
-    if not is_answer:
-        return
-    console.out("")
-    for label, text in closing(found) if chosen.is_all else (more(made),):
-        print_line(label, text, console, is_whole=label == "snapshot")
+    everything: list[Part] = [*head(found), *made, BLANK, *closing(found)]
+    answer: list[Part] = [*head(found), made[0], BLANK, more(made)]
+    print_chosen(chosen, made, everything, answer, console, whole=("snapshot",))
 
 
 def to_markdown(found: Findings, top: int) -> str:

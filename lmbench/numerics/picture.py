@@ -5,19 +5,11 @@ from __future__ import annotations
 from html import escape
 
 from lmbench.numerics.record import Curve, CurvePoint, Numerics, Sum
-from lmbench.numerics.tables import (
-    Line,
-    answers,
-    closing,
-    detail_table,
-    error_text,
-    published_table,
-    sum_table,
-    total_text,
-)
+from lmbench.numerics.tables import answers, closing, detail_table, error_text, published_table, sum_table, total_text
 from lmbench.report.charts import Chart, Point, Series
 from lmbench.report.figures import draw, draw_alone
 from lmbench.report.page import table_html, whole_page
+from lmbench.report.table import Line
 from lmbench.text import shown_lines
 
 _TITLE = "Sums and norms in 16 bit"

@@ -8,12 +8,10 @@ from rich.console import Console
 
 from lmbench.numerics.formats import FORMATS
 from lmbench.numerics.record import Numerics, PublishedSum, Summation, Threshold
-from lmbench.report.screen import print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, words
+from lmbench.report.screen import print_parts
+from lmbench.report.table import BLANK, Entry, Line, Table, fact, numbers, words
 from lmbench.report.units import MISSING
 
-#: Label and text.
-Line = tuple[str, str]
 _HALVES = ("float16", "bfloat16")
 _INFINITE = "inf"
 _FROM = {"above": "from", "below": "up to"}
@@ -21,13 +19,8 @@ _FROM = {"above": "from", "below": "up to"}
 
 def print_numerics(found: Numerics, console: Console) -> None:
     """Print the answers, the tables and the advice."""
-    for line in answers(found):
-        print_line(*line, console)
-    for table in (sum_table(found), published_table(found), threshold_table(found)):
-        print_table(table, console)
-    console.out("")
-    for line in closing(found):
-        print_line(*line, console)
+    made = (sum_table(found), published_table(found), threshold_table(found))
+    print_parts([*answers(found), *made, BLANK, *closing(found)], console)
 
 
 def answers(found: Numerics) -> list[Line]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lmbench.errors import UsageError, suggest
-from lmbench.report.table import Table
+from lmbench.report.table import Line, Part, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -17,18 +21,34 @@ class Chosen:
     names: tuple[str, ...] = ()
     is_all: bool = False
 
-    def of(self, tables: Sequence[Table]) -> list[Table]:
-        """The tables that were asked for, in their own order.
 
-        Raises:
-            UsageError: there is none of a name.
-        """
-        known = list(dict.fromkeys(table.name for table in tables))
-        for name in self.names:
-            if name not in known:
-                near = suggest(name, known)
-                raise UsageError(f"--table {name!r} is none that there is; choose among {', '.join(known)}{near}")
-        return [table for table in tables if self.is_all or table.name in self.names]
+def print_chosen(
+    chosen: Chosen,
+    tables: Sequence[Table],
+    everything: Sequence[Part],
+    answer: Sequence[Part],
+    console: Console,
+    *,
+    whole: Collection[str] = (),
+) -> None:
+    """Print the answer, or the tables that were chosen instead, in their own order, or everything.
+
+    Args:
+        whole: labels of lines that are not folded, to be copied.
+
+    Raises:
+        UsageError: a table was chosen that there is none of.
+    """
+    # Here: the options' help does not wait for it.
+    from lmbench.report.screen import print_parts
+
+    known = list(dict.fromkeys(table.name for table in tables))
+    for name in chosen.names:
+        if name not in known:
+            near = suggest(name, known)
+            raise UsageError(f"--table {name!r} is none that there is; choose among {', '.join(known)}{near}")
+    named = [table for table in tables if table.name in chosen.names]
+    print_parts(named or (everything if chosen.is_all else answer), console, whole=whole)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +73,7 @@ def chosen_of(options: argparse.Namespace, *others: object) -> Chosen:
     return Chosen(names, options.all)
 
 
-def more(tables: Sequence[Table]) -> tuple[str, str]:
+def more(tables: Sequence[Table]) -> Line:
     """The last line below an answer: how the tables are asked for."""
     names = dict.fromkeys(table.name for table in tables)
     return "tables", f"{', '.join(names)}; --table NAME or --all"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lmbench.report.sections import Failure, Report, Section, first_of
-from lmbench.report.table import Table
+from lmbench.report.table import BLANK, Part, Table
 from lmbench.text import one_line
 
 _ENTITY = re.compile(r"&(?=#?\w+;)")
@@ -41,6 +41,23 @@ def _failure(failure: Failure) -> str:
     reason = f": {failure.reason}" if failure.reason else ""
     runs = "run" if len(failure.run_ids) == 1 else "runs"
     return f"{escaped(subject + failure.outcome + reason)} ({runs} {escaped(first_of(failure.run_ids, ', '))})"
+
+
+def parts_to_markdown(parts: Iterable[Part]) -> str:
+    """Tables, and lines as a list with an item for each label, ready to paste; ends in a line feed."""
+    lines: list[str] = []
+    for part in parts:
+        if isinstance(part, Table):
+            lines += ["", *table_lines(part)]
+        elif part == BLANK:
+            lines.append("")
+        elif part[0]:
+            lines.append(f"- **{part[0]}**: {escaped(part[1])}")
+        else:
+            # Two blanks break a line within an item.
+            lines[-1] += "  "
+            lines.append(f"  {escaped(part[1])}")
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def table_lines(table: Table) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from typing import IO, Any
@@ -15,7 +15,7 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from lmbench.masking import masked_message
-from lmbench.report.table import Heading, Table
+from lmbench.report.table import Heading, Part, Table
 from lmbench.report.text import folded, shortened
 from lmbench.text import shown, shown_lines
 
@@ -65,6 +65,15 @@ def make_console(stream: IO[str] | None = None) -> Console:
     console = _Console(file=file, width=min(_WIDEST_TEXT, width), highlight=False, soft_wrap=False)
     console.table_width = width
     return console
+
+
+def print_parts(parts: Iterable[Part], console: Console, *, whole: Collection[str] = ()) -> None:
+    """Print lines and tables; a line whose label is in `whole` is not folded, to be copied."""
+    for part in parts:
+        if isinstance(part, Table):
+            print_table(part, console)
+        else:
+            print_line(*part, console, is_whole=part[0] in whole)
 
 
 def print_table(table: Table, console: Console, *, is_airy: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""A table before it is Markdown or HTML: headings, rows of entries, and the notes that rows refer to."""
+"""A table before it is Markdown or HTML: headings, rows of entries, and the notes that rows refer to; and the lines
+around tables."""
 
 from __future__ import annotations
 
@@ -69,6 +70,13 @@ class Table:
         if text not in self.notes:
             self.notes.append(text)
         return self.notes.index(text) + 1
+
+
+#: Label and text; without a label the text goes on with what the line before is about.
+Line = tuple[str, str]
+#: What is read one after the other.
+Part = Line | Table
+BLANK: Line = ("", "")
 
 
 def words(*names: str) -> list[Heading]:
