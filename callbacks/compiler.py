@@ -18,6 +18,7 @@ from lmbench.instruments.compiling import (
     empty_cache,
     end_compile_workers,
     graph_counts,
+    is_attention_fused,
     use_cache,
 )
 from lmbench.instruments.schedule import ProbeKind
@@ -31,7 +32,8 @@ class Compiler(Observer):
         options: how to compile; None leaves the module alone and says so in the record.
 
     Leaves `compile.*`: the options, `is_enabled`, `targets`, `first_step_s` (the first step up to its end on the
-    device, compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`.
+    device, compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`,
+    `is_attention_fused`.
     """
 
     def __init__(self, options: CompileOptions | None = None) -> None:
@@ -86,3 +88,4 @@ class Compiler(Observer):
         counts, facts = graph_counts(), self.session.run.compile
         facts.graph_count, facts.graph_break_count = counts.graphs, counts.breaks
         facts.window_recompile_count = counts.graphs - self._at_open.graphs
+        facts.is_attention_fused = is_attention_fused()

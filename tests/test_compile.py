@@ -39,6 +39,19 @@ def test_the_own_model_compiles_as_one_graph(tmp_path):
     assert compiled.first_step_s > 0
 
 
+def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
+    words = ["--model", "lmbench.AttentionLayer", "--model.attention", "naive", "--data.context_length", "128"]
+    words += ["--measure.mode", "forward"]
+    # A graph of one kernel of PyTorch's: there is no C++ to compile.
+    fused = bench(tmp_path, *words, "--trainer.compile", "true").record
+    told = capsys.readouterr().out
+    assert fused.compile.is_attention_fused is True
+    assert "compiled     Inductor put PyTorch's fused attention in the place of naive" in told
+    assert fused.memory.saved_bytes < fused.memory.expected_saved_bytes
+    as_written = bench(tmp_path, *words, *EAGER_BACKEND).record
+    assert as_written.compile.is_attention_fused is False
+
+
 def test_compiling_changes_no_loss_and_no_parameter_name(tmp_path):
     eager, compiled = bench(tmp_path), bench(tmp_path, *EAGER_BACKEND)
     pairs = zip(eager.steps, compiled.steps, strict=True)

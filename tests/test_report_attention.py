@@ -233,6 +233,20 @@ def test_two_processes_decide_nothing(tmp_path: Path) -> None:
     assert told(section(home, "attention_backends").tables[1])[0][0].startswith("undecided: ")
 
 
+def test_a_row_says_that_inductor_measured_something_else(tmp_path: Path) -> None:
+    home = write_attention(tmp_path, [256], [64])
+
+    def fuse(run: dict[str, Any]) -> None:
+        # The first process compiled; the others found its graphs, which do not say.
+        if run["compile"]["is_enabled"] and run["sweep"]["repeat"] == 0:
+            run["compile"]["is_attention_fused"] = True
+
+    table = section(home, "attention", fuse).tables[0]
+    told = "Inductor put PyTorch's fused attention in the place of naive"
+    noted = [row for row in table.rows if any(table.notes[note - 1] == told for entry in row for note in entry.notes)]
+    assert [[entry.text for entry in row[:2]] for row in noted] == [["naive", "default"]]
+
+
 def test_where_nothing_ran_the_row_says_how_each_ended(tmp_path: Path) -> None:
     home = write_attention(tmp_path, [256, 65536], [64])
 

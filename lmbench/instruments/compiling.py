@@ -138,3 +138,16 @@ def graph_counts() -> GraphCounts:
     from torch._dynamo.utils import counters
 
     return GraphCounts(int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values())))
+
+
+def is_attention_fused() -> bool | None:
+    """Whether Inductor put `scaled_dot_product_attention` in the place of attention that is written out (its pass
+    `fuse_attention`) since the counters were cleared. None where a graph came from a cache, which does not say.
+    """
+    from torch._dynamo.utils import counters
+
+    if counters["inductor"]["fuse_attention"]:
+        return True
+    return (
+        None if counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"] else False
+    )

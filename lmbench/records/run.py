@@ -59,6 +59,7 @@ class Compile(Struct):
     graph_count: Annotated[int | None, About("count", "graphs", "Graphs compiled by the window's end.")] = None
     graph_break_count: Annotated[int | None, About("count", "graph breaks", "Graph breaks met by the window's end.", "down")] = None
     window_recompile_count: Annotated[int | None, About("count", "recompiles", "Graphs compiled inside the window.", "down")] = None
+    is_attention_fused: Annotated[bool | None, About("flag", "attention fused", "Inductor recognised attention that is written out, and put PyTorch's fused kernel in its place; null where a cache held the graphs.")] = None
 
 
 class AttentionCheck(Struct):

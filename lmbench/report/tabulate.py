@@ -234,6 +234,8 @@ def _row_notes(cell: Cell, columns: Sequence[Column], setting: Setting, usual: M
     skipped = sum(sample.record.window.skipped_count or 0 for sample in cell.ok)
     if skipped and not any(column.name == "skipped_count" for column in columns):
         found.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
+    if any(sample.record.compile.is_attention_fused for sample in cell.ok):
+        found.append(f"Inductor put PyTorch's fused attention in the place of {cell.facts.get('attention')}")
     if cell.ok and any(column.is_relative for column in columns):
         baseline = setting.pairing.of(cell)
         if baseline is not None and not baseline.ok:

@@ -251,8 +251,11 @@ def _peak_lines(run: RunRecord) -> list[Line]:
 
 
 def _attention_lines(run: RunRecord) -> list[Line]:
-    """What attention by itself saves for its backward, and how right a function of the user's own was found to be."""
+    """What was measured instead of attention that is written out, what attention by itself saves for its backward, and
+    how right a function of the user's own was found to be."""
     saved, check, lines = run.memory.saved_bytes, run.model.attention_check, []
+    if run.compile.is_attention_fused:
+        lines.append(("compiled", f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"))
     if saved is not None:
         expected = run.memory.expected_saved_bytes
         by_shape = f", by its shape {gib(expected)}" if expected else ""
