@@ -162,10 +162,12 @@ def _fastest(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_o
     clauses = []
     for name, wins in sorted(found.items(), key=lambda each: (each[0] in (UNDECIDED, SAME), -len(each[1]))):
         place, verdict = wins[-1]
-        names = f"{', '.join([verdict.fastest, *verdict.untold])}, " if verdict.word else ""
-        figures = f"{names}{column.unit.text(verdict.mean)} {column.unit.word}, {verdict.second} {verdict.second_takes}"
+        time = f"{column.unit.text(verdict.mean)} {column.unit.word}"
+        beside = f"{time}; next {verdict.second}, {verdict.second_takes}"
+        if verdict.word:
+            beside = f"{', '.join([verdict.fastest, *verdict.untold])}: {time}"
         at = f" in {len(wins)} of {count}, up to {place}" if place else ""
-        clauses.append(f"{name}{at} ({figures})")
+        clauses.append(f"{name}{at} ({beside})")
     return _sentence([f"Fastest by {column.title}: {clauses[0]}", *clauses[1:]])
 
 
