@@ -16,7 +16,7 @@ from simulated_convergence import rates
 from lmbench.cli import main
 from lmbench.convergence.curve import Curve, crossing, smoothed
 from lmbench.convergence.in_report import steps_to_loss
-from lmbench.convergence.judgement import judged
+from lmbench.convergence.judgement import Difference, Judgement, judged
 
 STEPS, MOST = 120, 300
 NAN = math.nan
@@ -247,3 +247,8 @@ def test_a_file_of_steps_that_is_torn_or_gone_leaves_the_others(home, capsys):
     paths[1].write_text(paths[1].read_text()[:-30])
     assert main(["report", str(home)]) == 0
     assert "the baseline has 2 of the 3 seeds" in capsys.readouterr().out
+
+
+def test_a_loss_just_beyond_its_limit_is_told_with_digits_that_show_it():
+    why = Judgement(loss=Difference(0.01832, 0.01, 0.01807)).why
+    assert why == "loss 0.0183 nat above, limit 0.0181"

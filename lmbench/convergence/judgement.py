@@ -45,6 +45,7 @@ MIN_SEEDS = 3
 #: Steps below which a tail says nothing.
 MIN_STEPS = 20
 CONFIDENCE = 0.95
+_MOST_DIGITS = 6
 
 #: A seed of weights and one of data, with the data's kind.
 Seeds = tuple[Any, ...]
@@ -126,7 +127,10 @@ def _loss_words(found: Difference) -> str:
     if not math.isfinite(found.value):
         return "none of the last steps was an update"
     where = "above" if found.value > 0 else "below"
-    return f"loss {abs(found.value):.2g} nat {where}, {_bounds(found, lambda value: f'{value:.2g}')}"
+    off, limit = abs(found.value), found.limit or 0.0
+    # As many digits as tell it from its limit.
+    digits = next((n for n in range(2, _MOST_DIGITS) if f"{off:.{n}g}" != f"{limit:.{n}g}"), _MOST_DIGITS)
+    return f"loss {off:.{digits}g} nat {where}, {_bounds(found, lambda value: f'{value:.{digits}g}')}"
 
 
 def _norm_words(found: Difference) -> str:
