@@ -13,6 +13,7 @@ from lmbench.commands.parser import CommandParser, command
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked, masked_text
+from lmbench.records.codec import indented_json
 from lmbench.text import shown
 from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, WandbSettings, save_boards
 
@@ -53,7 +54,7 @@ def run(args: list[str]) -> int:
     )
     request = msgspec.convert(masked(msgspec.to_builtins(request)), Request)
     if options.dry_run:
-        print(msgspec.json.format(msgspec.json.encode(request), indent=2).decode())
+        print(indented_json(request, indent=2), end="")
         return ExitCode.OK
     try:
         for saved in save_boards(request, options.timeout_s):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import msgspec
-
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, suggest
+from lmbench.records.codec import indented_json
 from lmbench.records.schema import RECORDS, SchemaField, fields
 from lmbench.report.markdown import table_lines
 from lmbench.report.screen import make_console, print_line
@@ -38,7 +37,7 @@ def run(args: list[str]) -> int:
     found = _named(options.names)
     if options.json:
         told = [{"name": each.pattern, "group": each.group, **asdict(each.about)} for each in found]
-        write_result(msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n")
+        write_result(indented_json(told))
     elif options.format:
         for table in _tables(found):
             print("\n".join([*table_lines(table), ""]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from lmbench.commands.parser import CommandParser
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.standard_output import write_result
@@ -32,6 +30,7 @@ def run(words: list[str]) -> int:
     # Help does not wait for these.
     from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_for
     from lmbench.memory.forecast_table import print_forecast
+    from lmbench.records.codec import indented_json
     from lmbench.report.screen import make_console
 
     try:
@@ -40,7 +39,7 @@ def run(words: list[str]) -> int:
         tell(f"memory: the prediction broke: {error}")
         return ExitCode.INTERNAL
     if options.json:
-        write_result(msgspec.json.format(msgspec.json.encode(made), indent=1).decode() + "\n")
+        write_result(indented_json(made))
     else:
         print_forecast(made, make_console())
     return ExitCode.OK

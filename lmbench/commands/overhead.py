@@ -7,14 +7,13 @@ import shlex
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import expand_configs, named_first
 from lmbench.masking import masked_words
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.overhead.table import print_overhead
+from lmbench.records.codec import indented_json
 from lmbench.report.screen import make_console
 from lmbench.standard_output import write_result
 
@@ -38,7 +37,7 @@ def run(args: list[str]) -> int:
         tell(f"overhead: {error}")
         return error.exit_code
     if options.json:
-        write_result(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        write_result(indented_json(found))
     else:
         print_overhead(found, make_console())
     return ExitCode.OK

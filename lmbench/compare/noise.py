@@ -18,7 +18,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 from rich.console import Console
 
@@ -28,7 +27,7 @@ from lmbench.compare.sides import LeftOut, join_cells, read_side, split_usable
 from lmbench.compare.verdict import MIN_REPEATS
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
-from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.environment import Environment
 from lmbench.records.load import Run, is_run_folder
 from lmbench.records.run import RunRecord
@@ -261,8 +260,7 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
 
 def noise_json(entries: list[NoiseEntry]) -> str:
     """Entries as noise.json has them; ends in a line feed."""
-    content = NoiseFile(NOISE_SCHEMA_VERSION, entries)
-    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"
+    return indented_json(NoiseFile(NOISE_SCHEMA_VERSION, entries))
 
 
 def _read(path: Path) -> list[NoiseEntry]:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct, field
 
 from lmbench.errors import UsageError
+from lmbench.records.codec import indented_json
 
 DTYPES_FILE = "dtypes.json"
 
@@ -71,7 +72,7 @@ class DtypeNotes(Struct):
 
 def write_notes(notes: DtypeNotes, folder: Path) -> None:
     """Into the result folder. Raises OSError."""
-    (folder / DTYPES_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(notes), indent=1) + b"\n")
+    (folder / DTYPES_FILE).write_bytes(indented_json(notes).encode())
 
 
 def read_notes(folder: Path) -> DtypeNotes:

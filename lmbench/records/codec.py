@@ -137,7 +137,7 @@ def encode_run(record: RunRecord) -> bytes:
     """The content of run.json, one field a line; ends in a line feed. Objects in `config` that JSON has not become
     text; no secret is in it, by the names of settings and variables and by the looks of any text."""
     plain = _plain_record(_without_secrets(record))
-    return msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
+    return indented_json(plain).encode()
 
 
 def _without_secrets(record: RunRecord) -> RunRecord:
@@ -152,6 +152,11 @@ def _without_secrets(record: RunRecord) -> RunRecord:
         found.error = copy(record.error)
         found.error.message = masked_message(record.error.message)
     return found
+
+
+def indented_json(value: object, indent: int = 1) -> str:
+    """What msgspec takes as JSON that people can read, an item a line; ends in a line feed."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode() + "\n"
 
 
 def encode_step(step: StepRecord) -> bytes:

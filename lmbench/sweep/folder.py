@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, is_folder, read_file
 from lmbench.masking import masked_whole
-from lmbench.records.codec import DamagedRecord, checked, decode
+from lmbench.records.codec import DamagedRecord, checked, decode, indented_json
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
@@ -175,7 +175,7 @@ class SweepFolder:
             },
             file=masked_whole(file),
         )
-        write_whole(self.path / SWEEP_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1).decode() + "\n")
+        write_whole(self.path / SWEEP_FILE, indented_json(stored))
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
