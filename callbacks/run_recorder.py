@@ -113,6 +113,11 @@ class RunRecorder(Observer):
         if (signum := received()) is not None:
             interrupt(signum)
 
+    def run_closing(self, exception: BaseException | None) -> None:
+        check_again = getattr(self._module, "check_again", None)
+        if exception is None and callable(check_again):
+            check_again()
+
     def run_ended(self) -> None:
         session = self.session
         if session.window_steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,32 @@ def forgets_the_last_block(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = Fa
 def takes_v_for_contiguous(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     flat = torch.as_strided(v, v.shape, q.contiguous().stride(), v.storage_offset())
     return scaled_dot_product_attention(q, k, flat, is_causal=is_causal)
+
+
+def wrong_between_the_ends(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """As a kernel is that takes a step between heads for one between batches."""
+    factor = torch.ones(q.shape[1], 1, 1, dtype=q.dtype)
+    factor[1:-1] = 0.9
+    return fused(q, k, v, is_causal=is_causal) * factor
+
+
+def writes_to_q(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    q.data.mul_(2)
+    return fused(q, k, v, is_causal=is_causal)
+
+
+def writes_to_k_afterwards(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    output = fused(q, k, v, is_causal=is_causal)
+    k.data.zero_()
+    return output
+
+
+CALLS: list[int] = []
+
+
+def right_at_first(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    CALLS.append(q.shape[-2])
+    return fused(q, k, v, is_causal=is_causal) * (1.0 if len(CALLS) <= 16 else 0.9)
 
 
 class Doubled(torch.autograd.Function):
@@ -195,6 +222,14 @@ def test_right_functions_are_within_the_tolerance_with_room(function: str, dtype
     assert (found.cases, found.refused) == (13, [])
 
 
+def test_a_right_function_is_right_in_each_row_of_many_heads() -> None:
+    """Where the gradient of a score is by chance the small difference of large numbers, too."""
+    size = Size(2, 8, 100, 128)
+    found = checked("fused", size=size)
+    assert found.deviation_fraction is not None
+    assert found.deviation_fraction < TOLERANCES[torch.float32] / 4
+
+
 def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own() -> None:
     found = checked("only_tens")
     assert found.cases == 3
@@ -226,6 +261,7 @@ def test_the_check_leaves_the_runs_random_numbers_alone() -> None:
         ("forgets_the_last_block", "at .*seq (100|129|77|193|40)"),
         ("wrong_gradient", "in the gradient of k at"),
         ("nan", "is off by nan or infinity in the"),
+        ("wrong_between_the_ends", "heads 3"),
     ],
 )
 def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(
@@ -243,6 +279,15 @@ def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_a
     checked("takes_v_for_contiguous")
     with pytest.raises(UsageError, match="incorrect: "):
         checked("takes_v_for_contiguous", is_strided=True)
+
+
+@pytest.mark.parametrize(("function", "letter"), [("writes_to_q", "q"), ("writes_to_k_afterwards", "k")])
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_a_function_that_writes_to_what_it_is_given_is_incorrect(
+    function: str, letter: str, has_backward: bool
+) -> None:
+    with pytest.raises(UsageError, match=f"^incorrect: test_attention_check:{function} changes its {letter}, "):
+        checked(function, has_backward=has_backward)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +380,19 @@ def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
     assert told.err.count("\n") == 1
     assert "ms" not in told.out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("subject", [LAYER, MODEL], ids=["layer", "model"])
+def test_a_function_that_was_right_only_before_the_run_has_no_speed(
+    subject: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["test_attention_check"], "CALLS", [])
+    words = [*subject, "--model.attention", "test_attention_check:right_at_first", *SHORT]
+    assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
+    record = load_run(next(tmp_path.iterdir())).record
+    assert record.outcome == "error"
+    assert record.error is not None
+    assert (record.error.message or "").startswith("incorrect: after the run, though it was right before: ")
 
 
 def test_a_table_says_incorrect_instead_of_the_phase() -> None:

@@ -1,6 +1,7 @@
 """Before attention is measured: has this machine a kernel for it, and is a user's own function right?
 
-A function's output and gradients are held against the formula, at shapes where functions go wrong.
+A function's output and gradients are held against the formula, at shapes where functions go wrong, and at the run's own
+shape once more when it was measured.
 
 A deviation is that of a row (one position's head_dim numbers), as a share of the size that the row has where the
 products that make it up are independent: the root of the sum of their squares. The row's own size would not do, since
@@ -33,7 +34,7 @@ from lmbench.records.vocabulary import INCORRECT
 
 #: By the dtype of the products, the largest deviation of a right function. In bfloat16 and float16 it is 16 roundings
 #: of one number (half the distance from 1 to the next one): the formula computed step by step in the dtype was off by
-#: up to 5 of them, PyTorch's fused kernels by up to 6, whatever the length (1 to 8192). In float32 and float64 the
+#: up to 7 of them, PyTorch's fused kernels by up to 6, whatever the length (1 to 8192). In float32 and float64 the
 #: order of sums counts: 1024 roundings, where those were off by up to 132. A function that leaves out one key of 100 is
 #: off by the size of a row; one whose scale is 5 % too large, in bfloat16, by 30 roundings at least.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -91,7 +92,7 @@ def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
             )
         return None
     if kind.function is not None:
-        return _check_function(kind.name, kind.function, use)
+        return _check_function(kind.name, kind.function, use, cases(use))
     if kind.core is FlexCore:
         refuse_flex(use.device, use.has_backward)
     if kind.backend is not None or kind.core is FlexCore:
@@ -161,10 +162,27 @@ class _Finding:
     part: str = ""
 
 
-def _check_function(name: str, function: Function, use: Use) -> AttentionCheck:
+def check_again(kind: AttentionKind, use: Use) -> None:
+    """Once it was measured: is a user's own function still right, at the run's own shape? Not where no memory is left.
+
+    Raises:
+        UsageError: it is not: what it gives depends on how often it was called, say.
+    """
+    if kind.function is None:
+        return
+    try:
+        _check_function(kind.name, kind.function, use, [use])
+    except torch.OutOfMemoryError:
+        return
+    except UsageError as error:
+        told = str(error).removeprefix(f"{INCORRECT}: ")
+        raise UsageError(f"{INCORRECT}: after the run, though it was right before: {told}") from error
+
+
+def _check_function(name: str, function: Function, use: Use, among: list[Use]) -> AttentionCheck:
     tolerance = tolerance_of(use)
     worst, refused, count = _Finding(), [], 0
-    for case in cases(use):
+    for case in among:
         try:
             deviations = _deviations(name, function, case)
         except _RaisedError as error:
@@ -214,21 +232,35 @@ def cases(use: Use) -> list[Use]:
 
 
 def _deviations(name: str, function: Function, case: Use) -> list[float]:
-    """By part, for one case: the largest deviation of a row, in at most two of its heads (the first and the last)."""
+    """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last."""
     q, k, v, gradient = _draw(case)
+    # Copies: a function may write to what it is given.
+    drawn = {
+        place: [x[place].detach().to(_wide(case.dtype), copy=True) for x in (q, k, v, gradient)]
+        for place in _places(case.size)
+    }
     results = _call(name, function, case, q, k, v, gradient)
     found: list[float] = [0.0] * len(results)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        for place in {(0, 0), (case.size.batch - 1, case.size.heads - 1)}:
-            one_head = [x[place].detach().to(_wide(case.dtype)) for x in (q, k, v, gradient)]
-            wanted = formula(one_head[0], one_head[1], one_head[2], one_head[3], case.is_causal)
+        for place, given in drawn.items():
+            for letter, now, before in zip("qkv", (q, k, v), given, strict=False):
+                if not torch.equal(now[place].detach().to(before.dtype), before):
+                    raise UsageError(f"{INCORRECT}: {name} changes its {letter}, which others read too; q was {case}")
+            wanted = formula(given[0], given[1], given[2], given[3], case.is_causal)
             for index, (result, rows) in enumerate(zip(results, wanted, strict=False)):
                 found[index] = max(found[index], deviation(result[place], rows))
     finally:
         torch.set_float32_matmul_precision(precision)
     return found
+
+
+def _places(size: Size) -> list[Any]:
+    """Which heads are held against the formula, as indices."""
+    if size.batch * size.heads * size.seq**2 <= _BLOCK_ELEMENTS:
+        return [...]
+    return list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
 
 
 def _call(name: str, function: Function, case: Use, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
@@ -370,8 +402,11 @@ def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) 
         mean = (gradient[..., rows, :] * output).sum(-1, keepdim=True)
         of_scores = weights * (of_weights - mean) * scale
         outputs.append(Rows(output, (weights.square() @ v_squares).sqrt()))
-        # The two terms of a score's gradient are independent; what is left of them may be nothing.
-        squares = weights.square() * (of_weights.square() + mean.square()) * scale**2
+        # The two terms of a score's gradient are independent, and so are the products that each is a sum of; what is
+        # left of them may be nothing, and is that by chance in some row of many.
+        of_weights_squares = gradient[..., rows, :].square() @ v.square().transpose(-2, -1)
+        mean_squares = (gradient[..., rows, :].square() * output.square()).sum(-1, keepdim=True)
+        squares = weights.square() * (of_weights_squares + mean_squares) * scale**2
         dqs.append(Rows(of_scores @ k, (squares @ k_squares).sqrt()))
         dk += of_scores.transpose(-2, -1) @ q[..., rows, :]
         dk_squares += squares.transpose(-2, -1) @ q_squares[..., rows, :]

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from lmbench.errors import UsageError
 from lmbench.flops import FORMULA_SOURCE, FlopCount
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, taken_by_pytorch
-from lmbench.model.attention_check import Use, check_attention
+from lmbench.model.attention_check import Use, check_again, check_attention
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 
@@ -75,7 +75,7 @@ class AttentionLayer(LightningModule):
         self._dtype_of_inputs = precision.compute_dtype()
         device = self.trainer.strategy.root_device
         self._has_float_softmax = precision.is_mixed and device.type == "cuda"
-        use = Use(
+        self._use = Use(
             self.size,
             self.causal,
             self._dtype_of_inputs,
@@ -83,7 +83,11 @@ class AttentionLayer(LightningModule):
             has_backward=stage == "fit",
             context=self.trainer.precision_plugin.train_step_context,
         )
-        self._check = check_attention(self._kind, use)
+        self._check = check_attention(self._kind, self._use)
+
+    def check_again(self) -> None:
+        """After the run: is an attention of your own still right?"""
+        check_again(self._kind, self._use)
 
     def configure_model(self) -> None:
         """Draw the inputs once, on the current device."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import Size, attention_kind
-from lmbench.model.attention_check import Use, check_attention
+from lmbench.model.attention_check import Use, check_again, check_attention
 from lmbench.model.checkpointing import check_checkpoint, recomputed_flops
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
@@ -100,7 +100,7 @@ class LanguageModel(LightningModule):
         precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
         device = self.trainer.strategy.root_device
         batch_size = getattr(self.trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
-        use = Use(
+        self._use = Use(
             Size(batch_size, self.shape.num_heads, self.context_length, self.shape.head_dim),
             is_causal=True,
             dtype=precision.compute_dtype(),
@@ -109,7 +109,11 @@ class LanguageModel(LightningModule):
             is_strided=True,
             context=self.trainer.precision_plugin.train_step_context,
         )
-        self._attention_check = check_attention(attention_kind(self.attention), use)
+        self._attention_check = check_attention(attention_kind(self.attention), self._use)
+
+    def check_again(self) -> None:
+        """After the run: is an attention of your own still right?"""
+        check_again(attention_kind(self.attention), self._use)
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
