@@ -202,6 +202,23 @@ def test_a_subclass_of_lmbenchs_own_model_takes_its_data_and_order(tmp_path):
     assert result.record.zero_grad == "after_step"
 
 
+def test_a_command_line_is_understood_alike_whatever_the_process_understood_before(capsys):
+    def settings(*words):
+        assert main(["fit", *words, "--print_config"]) == 0
+        return capsys.readouterr().out
+
+    others = (
+        ["--model", "lmbench.AttentionLayer", "--model.heads", "2", "--data.context_length", "8"],
+        ["--model", "strangers.OwnLoaders", "--trainer.callbacks+", "lightning.pytorch.callbacks.DeviceStatsMonitor"],
+        ["--config", "smoke", "--data", "strangers.Data", "--data.width", "4"],
+    )
+    own = settings("--model.num_layers", "1", "--data.num_batches", "2")
+    for words in others:
+        first = settings(*words)
+        assert settings("--model.num_layers", "1", "--data.num_batches", "2") == own
+        assert settings(*words) == first
+
+
 def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys):
     words = ["--model", "strangers.TokenModel", "--model.vocab_size", "20", "--data.context_length", "8"]
     assert main(["fit", *words, *QUICK, "--print_config"]) == 0

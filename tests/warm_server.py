@@ -153,7 +153,7 @@ def _import_everything() -> None:
     from lmbench.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        # Builds the parsers too: what is looked up for them in signatures and docstrings stays in caches.
+        # Builds the parser too, which the forks then have.
         main(["fit", "--print_config"])
     # A fork's collector would otherwise walk over all of it, and so copy it.
     gc.collect()

@@ -8,6 +8,7 @@ defaults, a command line tells what was set; the rest is decided here.
 from __future__ import annotations
 
 from argparse import SUPPRESS
+from functools import cache
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -53,10 +54,9 @@ class ChoiceParser(LightningArgumentParser):
     """A command's parser. Its help tells the options of lmbench's own model and data as if they were its own."""
 
     def add_choices(self) -> None:
-        """Add `--model` and `--data`, which are lmbench's own by default."""
+        """Add `--model` and `--data`."""
         for key, base in BASES.items():
             self.add_lightning_class_args(base, key, subclass_mode=True, required=False)
-            self.set_defaults({key: {"class_path": OWN_PATHS[key]}})
 
     def format_help(self, *args: Any) -> str:
         text: str = super().format_help(*args)
@@ -66,6 +66,11 @@ class ChoiceParser(LightningArgumentParser):
                 parser.add_class_arguments(own, key, skip={name for _, target, name in FOLLOWING if target == key})
             text += "\n" + parser.format_help()
         return text
+
+
+def choose_own(parser: ArgumentParser) -> None:
+    """Have lmbench's own model and data by default, which `settle` changes for one command line."""
+    parser.set_defaults({key: {"class_path": path} for key, path in OWN_PATHS.items()})
 
 
 def settle(parser: ArgumentParser, given: Namespace, loader: str) -> tuple[Namespace, list[tuple[str, str]]]:
@@ -135,10 +140,11 @@ def without_own_classes(settings: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def class_options(key: str, used: type) -> list[str]:
+@cache
+def class_options(key: str, used: type) -> tuple[str, ...]:
     """The options of a class as they are typed, `model.width`, found as the parser finds them."""
     added = ArgumentParser(exit_on_error=False).add_class_arguments(used, key, fail_untyped=False)
-    return sorted(added)
+    return tuple(sorted(added))
 
 
 def import_class(key: str, path: str) -> type:

@@ -33,7 +33,7 @@ def leave_out(words: list[str]) -> tuple[list[str], str | None]:
     _refuse_untaken(words, named)
     model, data = named["model"], named["data"]
     is_foreign = model is not None and not issubclass(model, LanguageModel)
-    shipped = [parse_yaml(path.read_text(), path.name) for path in shipped_configs().values()]
+    shipped = [parse_yaml(path.read_text(), path.name) for path in shipped_configs().values()] if configs else []
     keeps_data = data is not None or not is_foreign or not _brings_data(words, model)
     if any("data" in _mapping(content) for _, content in configs if content not in shipped):
         keeps_data = True

@@ -43,8 +43,10 @@ def import_everything() -> str:
     """Do once what every `lmbench fit` does first; returns which lmbench it is."""
     cli = importlib.import_module("lmbench.cli")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        # Builds the parsers too: what is looked up for them in signatures and docstrings stays in caches.
-        cli.main(["fit", "--print_config"])
+        # Builds the parsers too, which the forks then have; also those of attention by itself, of which a study has
+        # hundreds of runs.
+        for words in ("fit", "validate", "fit --model lmbench.AttentionLayer --model.heads 1"):
+            cli.main([*words.split(), "--print_config"])
     if _has_gpu_after_fork():
         # Each run that compiles or has its kernels recorded would take 2 to 4 s for it on the host of an H200. Without
         # a GPU it is one, of the half minute of a C++ compiler.
