@@ -22,6 +22,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from strangers import Sleeping
 from torch import nn
+from wandb_loopback import PLANTED_KEY, closed_port_url
 
 from lmbench.records.step import StepRecord
 
@@ -114,6 +115,22 @@ def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:
 def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+@pytest.fixture
+def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B without an account or settings of the user's own; its servers are out of reach."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
+    for name in ("WANDB_API_KEY", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def planted_key(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with a key."""
+    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from wandb_loopback import PLANTED_KEY, Server, closed_port_url
+from wandb_loopback import Server
 from wandb_results import write_result
 
 from lmbench.cli import main
@@ -28,14 +28,7 @@ view:
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path, monkeypatch):
-    """No key but the planted one, none of the user's settings, and no server."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+pytestmark = pytest.mark.usefixtures("planted_key")
 
 
 def test_a_dry_run_prints_a_board_for_each_study_and_one_for_all_runs(capsys, monkeypatch):

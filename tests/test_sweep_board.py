@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wandb_loopback import PLANTED_KEY, Server, closed_port_url
+from wandb_loopback import PLANTED_KEY, Server
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
@@ -19,14 +19,10 @@ timeout_s: 120
 
 
 @pytest.fixture(autouse=True)
-def _wandb(tmp_path, monkeypatch):
-    """W&B is on, without an account; its servers are out of reach."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def _wandb(no_account, monkeypatch):
+    """W&B is on."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
 def sweep(tmp_path, *words, content=FILE):

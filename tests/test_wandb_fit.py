@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from wandb_loopback import PLANTED_KEY, Server, closed_port_url
+from wandb_loopback import PLANTED_KEY, Server
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
@@ -41,13 +41,9 @@ FOREIGN = [
 
 
 @pytest.fixture(autouse=True)
-def _wandb(tmp_path, monkeypatch):
-    """W&B as a newcomer has it: on, no account, nothing of the user's own; its servers are out of reach."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
+def _wandb(no_account, monkeypatch):
+    """W&B as a newcomer has it: on."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
 def fit(tmp_path, *words):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from wandb_loopback import PLANTED_KEY, Server, SilentServer, closed_port_url
+from wandb_loopback import PLANTED_KEY, Server, SilentServer
 from wandb_results import step, write_result
 
 from lmbench.cli import main
@@ -20,14 +20,7 @@ from lmbench.wandb.child import stable_id
 from lmbench.wandb.content import config_of, name_of, summary_of
 from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
 
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path, monkeypatch):
-    """No key but the planted one, and none of the user's own settings."""
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", closed_port_url())
+pytestmark = pytest.mark.usefixtures("planted_key")
 
 
 @pytest.fixture
