@@ -116,7 +116,10 @@ class RunRecorder(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         check_again = getattr(self._module, "check_again", None)
         if exception is None and callable(check_again):
+            refused = self.run.memory.refused
             check_again()
+            # Where the run has left no room for it, that is no lack of the run's.
+            self.run.memory.refused = refused
 
     def run_ended(self) -> None:
         session = self.session
