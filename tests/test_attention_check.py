@@ -305,6 +305,7 @@ def test_a_function_that_writes_to_what_it_is_given_is_incorrect(
             r"raised in its backward at test_attention_check.py:\d+ in backward, .*: no back",
         ),
         ("CPU", "is no function but of type device"),
+        ("Doubled", "is a class; name a function, or an instance that can be called"),
         ("fusd", "module test_attention_check has no fusd; did you mean test_attention_check:fused?"),
         ("", "name a function with its module"),
     ],

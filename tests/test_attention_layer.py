@@ -83,13 +83,34 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention: s
     assert found.model.attention_backend == ("sdpa_flash" if attention == "sdpa" else None)
 
 
+def test_a_logsumexp_of_float64_is_of_float64(tmp_path: Path) -> None:
+    found = measured(tmp_path, "--trainer.precision", "64-true", "--data.context_length", "64")
+    assert found.memory.saved_bytes == found.memory.expected_saved_bytes
+
+
+def test_help_beside_a_named_class_tells_that_ones_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "--model", "lmbench.AttentionLayer", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--model.head_dim HEAD_DIM" in told
+    assert "--model.d_model" not in told
+    assert "--data.source" not in told
+
+
+@pytest.mark.parametrize("mode", ["forward", "train_step"])
+def test_a_mode_of_training_is_refused_by_validate(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--model", "lmbench.AttentionLayer", "--measure.mode", mode]) == 2
+    told = capsys.readouterr().err
+    assert told == f"lmbench: measure.mode is {mode}, and validate measures inference; use `lmbench fit`\n"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--measure.mode", "train_step"], "nothing to optimize; allowed: forward, forward_backward"),
         (["--model.batch_size", "3"], "model.batch_size follows data.batch_size; set that: --data.batch_size 3"),
         (["--model.heads", "0"], "heads is 0; it must be at least 1"),
-        (["--data.source", "text"], "takes no source"),
+        (["--data.source", "text"], "takes no source; it takes --data.batch_size, --data.context_length"),
+        (["--model.seq", "8"], "no seq; it takes --model.attention, --model.causal, --model.head_dim, --model.heads\n"),
         (["--data", "null"], "--data is null, and attention by itself holds its inputs; leave it out"),
         (["--data", "lightning.pytorch.demos.boring_classes.BoringDataModule"], "BoringDataModule, and attention by"),
     ],

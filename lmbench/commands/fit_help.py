@@ -18,7 +18,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "what": (
         ("--model.size", "SIZE", ", ".join(SIZES)),
         ("--model.attention", "NAME", "naive, sdpa, sdpa_flash, sdpa_efficient, ..."),
-        ("--model", "CLASS", "your own: my_module.MyModule; or lmbench.HuggingFace"),
+        ("--model", "CLASS", "my_module.MyModule, lmbench.HuggingFace, .AttentionLayer"),
         ("--data", "CLASS", "its LightningDataModule"),
         ("--data.batch_size", "N", "sequences in a micro-batch"),
         ("--data.context_length", "N", "tokens in a sequence"),
@@ -65,7 +65,11 @@ def text(command: str) -> str:
     ]
     for heading, options in OPTIONS.items():
         lines += [f"\n{heading}:", *(_line(*option) for option in options)]
-    return "\n".join([*lines, f"\n`lmbench {command} --help` lists all options, Lightning's too; it takes seconds."])
+    lines += [
+        f"\n`lmbench {command} --help` lists all options, after `--model CLASS` that class's.",
+        "It takes seconds.",
+    ]
+    return "\n".join(lines)
 
 
 def _line(name: str, value: str, what: str) -> str:

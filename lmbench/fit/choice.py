@@ -8,6 +8,7 @@ defaults, a command line tells what was set; the rest is decided here.
 from __future__ import annotations
 
 from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -51,19 +52,27 @@ FOLLOWING = (
 
 
 class ChoiceParser(LightningArgumentParser):
-    """A command's parser. Its help tells the options of lmbench's own model and data as if they were its own."""
+    """A command's parser. Its help tells the options of model and data as if they were its own."""
+
+    _told: Mapping[str, type] = OWN
 
     def add_choices(self) -> None:
         """Add `--model` and `--data`."""
         for key, base in BASES.items():
             self.add_lightning_class_args(base, key, subclass_mode=True, required=False)
 
+    def tell_of(self, named: Mapping[str, type | None]) -> None:
+        """Let the help tell the options of other classes than lmbench's own, where they are named."""
+        model = named["model"] or OWN["model"]
+        self._told = {"model": model, "data": named["data"] or OWN_DATA.get(model, OWN["data"])}
+
     def format_help(self, *args: Any) -> str:
         text: str = super().format_help(*args)
         if "model" in self.get_defaults():
             parser = ArgumentParser(add_help=False, usage=SUPPRESS)
-            for key, own in OWN.items():
-                parser.add_class_arguments(own, key, skip={name for _, target, name in FOLLOWING if target == key})
+            for key, told in self._told.items():
+                skip = {name for _, target, name in FOLLOWING if target == key}
+                parser.add_class_arguments(told, key, skip=skip, fail_untyped=False)
             text += "\n" + parser.format_help()
         return text
 
@@ -145,6 +154,15 @@ def class_options(key: str, used: type) -> tuple[str, ...]:
     """The options of a class as they are typed, `model.width`, found as the parser finds them."""
     added = ArgumentParser(exit_on_error=False).add_class_arguments(used, key, fail_untyped=False)
     return tuple(sorted(added))
+
+
+def untaken(key: str, path: str, name: str, taken: Sequence[str]) -> str:
+    """What is said of an option that the class at a path does not take, of those that it takes."""
+    names = [option.removeprefix(f"{key}.") for option in taken]
+    following = {follower for _, target, follower in FOLLOWING if target == key}
+    told = [f"--{key}.{each}" for each in names if each not in following and "." not in each]
+    hint = suggest(name, names, f"--{key}.{{}}") or f"; it takes {', '.join(told) or 'no options'}"
+    return f"{path} takes no {name}{hint}"
 
 
 def import_class(key: str, path: str) -> type:

@@ -18,6 +18,7 @@ from lmbench.callbacks import DtypeRecorder, MemoryHistory, PhaseTimer, RunRecor
 from lmbench.errors import UsageError
 from lmbench.fit.choice import LOADERS, OWN_DATA, ChoiceParser, choose_own, model_class, settle, without_own_classes
 from lmbench.fit.harness import measuring_callbacks
+from lmbench.fit.left_out import named_classes
 from lmbench.fit.messages import about_checkpoint
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, refuse
@@ -77,7 +78,10 @@ class BenchCLI(LightningCLI):
             super().setup_parser(*args)
             _parsers[command] = self.parser, self._subcommand_parsers, self._subcommand_method_arguments
         self.parser, self._subcommand_parsers, self._subcommand_method_arguments = _parsers[command]
-        choose_own(self._subcommand_parsers[command])
+        parser = self._subcommand_parsers[command]
+        choose_own(parser)
+        if isinstance(parser, ChoiceParser) and {"-h", "--help"} & set(self.argv):
+            parser.tell_of(named_classes(self.argv))
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The one command that is run: each has a parser of its own, which takes a third of a second to build."""
@@ -107,6 +111,12 @@ class BenchCLI(LightningCLI):
         given, loader = self.config[command], LOADERS[command]
         self.config[command], self.followed = settle(self._subcommand_parsers[command], given, loader)
         refuse(self.config[command])
+        asked = [word for word in args if word.partition("=")[0] == "--measure.mode"]
+        if command != "fit" and asked and given.get("measure.mode") != "inference":
+            # In a file it is that of its training, which may be measured as well.
+            raise UsageError(
+                f"measure.mode is {given.measure.mode}, and {command} measures inference; use `lmbench fit`"
+            )
         if self.only_settings:
             self._dump_config()
             write_result(self.settings_yaml)

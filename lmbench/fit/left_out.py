@@ -10,8 +10,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from lmbench.configs import parse_yaml, read_yaml, shipped_configs
-from lmbench.errors import UsageError, suggest
-from lmbench.fit.choice import BASES, LOADERS, class_options, import_class
+from lmbench.errors import UsageError
+from lmbench.fit.choice import BASES, LOADERS, class_options, import_class, untaken
 from lmbench.model.language_model import LanguageModel
 
 _CONFIG = ("--config", "-c")
@@ -29,7 +29,7 @@ def leave_out(words: list[str]) -> tuple[list[str], str | None]:
         UsageError: the words set something that the named class does not take.
     """
     configs = [(word, _content(word.value)) for word in _options(words) if word.option in _CONFIG]
-    named = {key: _named(words, key) for key in BASES}
+    named = named_classes(words)
     _refuse_untaken(words, named)
     model, data = named["model"], named["data"]
     is_foreign = model is not None and not issubclass(model, LanguageModel)
@@ -95,9 +95,7 @@ def _refuse_untaken(words: list[str], named: Mapping[str, type | None]) -> None:
         taken = class_options(key, used)
         option = f"{key}.{name}"
         if taken and not any(f"{option}.".startswith(f"{each}.") or each.startswith(f"{option}.") for each in taken):
-            path = f"{used.__module__}.{used.__qualname__}"
-            hint = suggest(name, [each.partition(".")[2] for each in taken], f"--{key}.{{}}")
-            raise UsageError(f"{path} takes no {name}{hint}")
+            raise UsageError(untaken(key, f"{used.__module__}.{used.__qualname__}", name, taken))
 
 
 class _Word:
@@ -114,6 +112,11 @@ def _options(words: list[str]) -> Iterator[_Word]:
     for place, word in enumerate(words):
         if word.startswith("-"):
             yield _Word(words, place)
+
+
+def named_classes(words: list[str]) -> dict[str, type | None]:
+    """The classes that a command line names for model and data."""
+    return {key: _named(words, key) for key in BASES}
 
 
 def _named(words: list[str], key: str) -> type | None:

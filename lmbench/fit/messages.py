@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from lmbench.errors import UsageError, suggest
-from lmbench.fit.choice import BASES, OWN, OWN_PATHS, class_options, import_class
+from lmbench.fit.choice import BASES, OWN, OWN_PATHS, class_options, import_class, untaken
 from lmbench.masking import MASK, is_secret
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
@@ -81,9 +81,8 @@ def _about_class(key: str, class_path: str, detail: str, options: list[str]) -> 
             return f"{both}; keep one (a class has its init_args)"
         return _misspelt(f"{key}.{refused.group(1)}", options)
     if refused:
-        taken = class_options(key, import_class(key, class_path)) if key in BASES else []
-        hint = suggest(refused.group(1), [option.partition(".")[2] for option in taken], f"--{key}.{{}}")
-        return f"{class_path} takes no {refused.group(1)}{hint}"
+        taken = class_options(key, import_class(key, class_path)) if key in BASES else ()
+        return untaken(key, class_path, refused.group(1), taken)
     argument, given = _KEY.search(detail), _GIVEN.search(detail)
     if argument and given:
         option = f"{key}.{argument.group(1)}"

@@ -123,7 +123,7 @@ class AttentionKind:
 
     def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
         """What an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out, output
-        and a float32 logsumexp for each row if fused. None where nobody knows.
+        and a logsumexp for each row, in float32 at least, if fused. None where nobody knows.
 
         `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
         """
@@ -134,7 +134,7 @@ class AttentionKind:
             return None
         # The efficient back end's logsumexp is padded (kAlignLSE in PyTorch's kernel_forward.h).
         padded = -(-size.seq // 32) * 32 if self.backend is SDPBackend.EFFICIENT_ATTENTION else size.seq
-        return rows * size.head_dim * dtype.itemsize + size.batch * size.heads * padded * 4
+        return rows * size.head_dim * dtype.itemsize + size.batch * size.heads * padded * max(4, dtype.itemsize)
 
 
 def causal_mask(seq: int) -> Tensor:

@@ -43,7 +43,9 @@ def load_function(path: str) -> Function:
     except AttributeError:
         hint = suggest(name, vars(module), module_name + ":{}")
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}") from None
-    if not callable(function) or isinstance(function, type):
+    if isinstance(function, type):
+        raise UsageError(f"{what} is a class; name a function, or an instance that can be called")
+    if not callable(function):
         raise UsageError(f"{what} is no function but of type {type(function).__name__}")
     _check_signature(what, function)
     return function  # type: ignore[no-any-return]
