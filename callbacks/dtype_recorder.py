@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.callbacks.run_recorder import result_folder
 from lmbench.dtypes.recorded import DTYPES_FILE, write_notes
 from lmbench.dtypes.recording.step import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
@@ -115,7 +114,7 @@ class DtypeRecorder(Observer):
         record.unused_modules = found.unused_modules
         record.reason = None
         try:
-            write_notes(found.notes, self._folder())
+            write_notes(found.notes, result_folder(self._trainer, self.session.observers))
         except OSError as error:
             record.reason = f"{DTYPES_FILE} could not be written: {error.strerror or error}"
         else:
@@ -134,9 +133,3 @@ class DtypeRecorder(Observer):
             self.session.track.listeners.remove(step.border)
         step.stop()
         return step
-
-    def _folder(self) -> Path:
-        for observer in self.session.observers:
-            if isinstance(observer, RunRecorder) and observer.folder is not None:
-                return observer.folder.path
-        return Path(self._trainer.default_root_dir)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.callbacks.run_recorder import result_folder
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.kernels.recorded import TRACE_FILE
 from lmbench.kernels.recording.trace import Recording, Tool
@@ -86,15 +85,9 @@ class KernelCapture(Observer):
             self.session.track.listeners.remove(self._recording.border)
         self._profile.steps = self._recording.steps
         try:
-            size_bytes = self._recording.stop(self._folder() / TRACE_FILE)
+            size_bytes = self._recording.stop(result_folder(self._trainer, self.session.observers) / TRACE_FILE)
         except OSError as error:
             self._profile.trace_error = error.strerror or str(error)
             return
         if size_bytes is not None:
             self._profile.trace_bytes, self._profile.trace_file = size_bytes, TRACE_FILE
-
-    def _folder(self) -> Path:
-        for observer in self.session.observers:
-            if isinstance(observer, RunRecorder) and observer.folder is not None:
-                return observer.folder.path
-        return Path(self._trainer.default_root_dir)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.run_recorder import RunRecorder
+from lmbench.callbacks.run_recorder import result_folder
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.schedule import ProbeKind
@@ -175,7 +174,7 @@ class MemoryHistory(Observer):
             self._notes.peaks = history.peaks() if self._is_window else None
             self._ledger.drop_workspaces(history.drop_workspaces)
             self._notes.moments = self._ledger.moments
-            folder = self._folder()
+            folder = result_folder(self._trainer, self.session.observers)
             self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
             write_notes(self._notes, folder)
             self._record.snapshot_file = SNAPSHOT_FILE
@@ -183,9 +182,3 @@ class MemoryHistory(Observer):
             self._record.reason = f"the snapshot could not be written: {error.strerror or error}"
         finally:
             history.stop()
-
-    def _folder(self) -> Path:
-        for observer in self.session.observers:
-            if isinstance(observer, RunRecorder) and observer.folder is not None:
-                return observer.folder.path
-        return Path(self._trainer.default_root_dir)

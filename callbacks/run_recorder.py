@@ -6,9 +6,10 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -352,6 +353,14 @@ class RunRecorder(Observer):
 
     def _is_refused(self, guards: Sequence[Guard]) -> bool:
         return bool(self.run.strict) and any(guard.status == "fail" for guard in guards)
+
+
+def result_folder(trainer: Trainer, observers: Iterable[Observer]) -> Path:
+    """Where what belongs to a run is written: its result folder, without one the trainer's `default_root_dir`."""
+    for observer in observers:
+        if isinstance(observer, RunRecorder) and observer.folder is not None:
+            return observer.folder.path
+    return Path(trainer.default_root_dir)
 
 
 def _now() -> str:

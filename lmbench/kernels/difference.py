@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from lmbench.errors import UsageError
-from lmbench.kernels.tables import not_passed, run_line
+from lmbench.kernels.tables import per_what, run_line
 from lmbench.kernels.trace.clocks import PhaseClock
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import PHASE_ORDER
 from lmbench.kernels.trace.shares import KernelRow, PhaseShares
+from lmbench.records.guard import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.markdown import parts_to_markdown
@@ -305,7 +306,7 @@ def head(found: Difference) -> list[Line]:
     change = f", {signed_percent(total.difference_s / total.a_s)}" if total.a_s else ""
     counts = f"{whole(total.a_count)} -> {whole(total.b_count)} kernels"
     text = (
-        f"{milliseconds(total.a_s)} -> {milliseconds(total.b_s)} ms {_unit(found)}"
+        f"{milliseconds(total.a_s)} -> {milliseconds(total.b_s)} ms {per_what(found.a)}"
         f" ({signed_ms(total.difference_s)} ms{change}), {counts}"
     )
     return [*lines, ("kernels", text), ("matmul", _matmul(found))]
@@ -314,10 +315,6 @@ def head(found: Difference) -> list[Line]:
 def _matmul(found: Difference) -> str:
     mine, theirs = found.a.matmul_fractions, found.b.matmul_fractions
     return ", ".join(f"{percent(mine.get(n))} -> {percent(theirs.get(n))} of {n}" for n in mine if n in theirs)
-
-
-def _unit(found: Difference) -> str:
-    return "per step" if found.a.has_step_count else "in the whole trace"
 
 
 def tables(found: Difference, top: int, phase: str | None) -> list[Table]:
@@ -361,7 +358,7 @@ def _table(
 
 def _caption(found: Difference, columns: Sequence[str]) -> str:
     phases = f"; {', '.join(columns)}: B - A in each" if columns else ""
-    return f"kernel time in ms {_unit(found)}; share: of the difference{phases}"
+    return f"kernel time in ms {per_what(found.a)}; share: of the difference{phases}"
 
 
 def _row(change: Change, columns: Sequence[str]) -> list[Entry]:
@@ -386,7 +383,7 @@ def _kernel_table(one: PhaseDifference, found: Difference, top: int, where: str)
     if rest := one.kernels[top:]:
         changes = [*changes, _rest(rest, one.total)]
     headings = [*generated("kernel"), *numbers("A", "n", "B", "n", "B - A", "share")]
-    caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
+    caption = f"{_caption(found, [])}; n: kernels {per_what(found.a)}"
     rows = [_kernel_row(change) for change in (*changes, _all(one.total))]
     return Table(f"By kernel {where}", caption, headings, rows, name="kernels")
 
@@ -416,7 +413,7 @@ def _phase_table(found: Difference) -> Table:
         a, b, difference, _ = _figures(change)
         rows.append([fact(change.name), a, b, difference, Entry(percent(share)), *map(Entry, counts), _changed(change)])
     headings = [*generated("phase"), *numbers("A", "B", "B - A", "share", "n A", "n B"), *generated("")]
-    caption = f"{_caption(found, [])}; n: kernels {_unit(found)}"
+    caption = f"{_caption(found, [])}; n: kernels {per_what(found.a)}"
     return Table("Kernel time by phase", caption, headings, rows, name="phases")
 
 
@@ -428,8 +425,8 @@ def _clock_table(found: Difference) -> Table:
         rows.append([fact(one.phase), *map(Entry, windows), *(Entry(signed_ms(value)) for value in changes)])
     headings = [*generated("phase"), *numbers("A", "B", "B - A", "= kernels", "+ gaps", "+ waits", "+ other")]
     caption = (
-        f"the phase's window on the device in ms {_unit(found)}, and what its difference consists of: kernels, gaps "
-        "between queued ones, waiting for the host (slowed by the profiler), and other idle time"
+        f"the phase's window on the device in ms {per_what(found.a)}, and what its difference consists of: kernels, "
+        "gaps between queued ones, waiting for the host (slowed by the profiler), and other idle time"
     )
     return Table("Device time by phase", caption, headings, rows, name="clocks")
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from lmbench.kernels.roofline import Roofline, roofline_lines
-from lmbench.kernels.tables import counted, not_passed, run_line, shows_parts, tables, whole_name
+from lmbench.kernels.tables import counted, run_line, shows_parts, tables, whole_name
 from lmbench.kernels.trace.completeness import Completeness
 from lmbench.kernels.trace.findings import Findings
 from lmbench.kernels.trace.kinds import UNCLASSIFIED
 from lmbench.kernels.trace.phases import OUTSIDE
 from lmbench.kernels.trace.verdicts import PhaseVerdict
+from lmbench.records.guard import not_passed
 from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.markdown import parts_to_markdown
 from lmbench.report.table import BLANK, Line, Part, Table

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from lmbench.kernels.roofline import Roofline, roofline_table
@@ -17,7 +17,6 @@ from lmbench.kernels.trace.kinds import KINDS, UNCLASSIFIED
 from lmbench.kernels.trace.parts import part_order
 from lmbench.kernels.trace.phases import NO_PHASE
 from lmbench.kernels.trace.shares import ATTENTION_PARTS, KernelRow, PhaseShares
-from lmbench.records.guard import Guard
 from lmbench.records.run import RunRecord
 from lmbench.report.delimited import csv_field
 from lmbench.report.table import Entry, Table, fact, generated, numbers
@@ -90,15 +89,15 @@ def whole_name(found: Findings) -> str:
     return "step" if found.has_step_count else "all"
 
 
+def per_what(found: Findings) -> str:
+    """What times and numbers are sums or means of."""
+    return "per step" if found.has_step_count else "in the whole trace"
+
+
 def shows_parts(found: Findings) -> bool:
     """Whether the part of enough kernel time is known."""
     computing_s = found.step.kernel_s - found.step.parts_s.get("comm", 0.0)
     return found.step.parts_s.get(UNCLASSIFIED, 0.0) <= (1 - _KNOWN_PARTS_FRACTION) * computing_s
-
-
-def not_passed(guards: Iterable[Guard]) -> list[Guard]:
-    """Those that somebody should read."""
-    return [guard for guard in guards if guard.status in ("warn", "fail")]
 
 
 def phase_table(found: Findings) -> Table:
@@ -174,8 +173,7 @@ def kernel_tables(found: Findings, top: int) -> list[Table]:
             label = f"{len(rest)} more kernel{'s' if len(rest) > 1 else ''}"
             blank = [fact("")] * (2 if has_parts else 1)
             rows.append([fact(label), *blank, *map(Entry, (*figures, mean))])
-        caption = "ms and number n per step" if found.has_step_count else "ms and number n in the whole trace"
-        caption += ", us each"
+        caption = f"ms and number n {per_what(found)}, us each"
         caption += "; the part with most of its time (+ number of other parts)" if has_parts else ""
         made.append(Table(f"Top kernels of {share.phase}", caption, headings, rows, name="kernels"))
     return made
@@ -208,10 +206,9 @@ def annotation_table(found: Findings, top: int) -> Table:
             [fact("in no annotation"), *map(Entry, _annotation(found, None, None, found.annotations.none_s, None))]
         )
     headings = [*generated("annotation"), *numbers("calls", "ms", "own", "share", "kernels")]
-    unit = "per step" if found.has_step_count else "in the whole trace"
     caption = (
-        f"ranges of the program itself (record_function); ms and numbers {unit}; ms: kernels launched within, own: "
-        "without annotations inside, share: own of all kernels"
+        f"ranges of the program itself (record_function); ms and numbers {per_what(found)}; ms: kernels launched "
+        "within, own: without annotations inside, share: own of all kernels"
     )
     return Table("Kernel time by annotation", caption, headings, shown_rows, name="annotations")
 
@@ -276,11 +273,10 @@ def communication_table(found: Findings) -> Table:
         overlap = percent(one.comm_overlapped_s / one.comm_s)
         rows.append([fact(name), *(Entry(milliseconds(time)) for time in times), Entry(overlap), Entry(percent(share))])
     headings = [*generated("phase"), *numbers("ms", "beside compute", "exposed", "overlap", "of all")]
-    unit = "ms per step" if found.has_step_count else "ms in the whole trace"
     caption = (
-        f"{unit} in which collectives run, waiting for other ranks included, of the phase that launched them; beside "
-        "compute: beside kernels that are no communication and no copies; exposed: the rest; overlap: share beside "
-        "compute; of all: exposed share of the device's time"
+        f"ms {per_what(found)} in which collectives run, waiting for other ranks included, of the phase that "
+        "launched them; beside compute: beside kernels that are no communication and no copies; exposed: the rest; "
+        "overlap: share beside compute; of all: exposed share of the device's time"
     )
     return Table("Communication", caption, headings, rows, name="communication")
 
@@ -305,12 +301,11 @@ def launch_table(found: Findings) -> Table:
         *numbers("calls", "kernels", "median", "gap", "host", "waits"),
         *generated("trace", "lag"),
     ]
-    unit = "per step" if found.has_step_count else "in the whole trace"
     caption = (
-        f"{unit}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued "
-        "kernels, host: host time per launch, with waiting for a full queue and without waiting until the device is "
-        "done; waits: share of the window in which the device waits for the host; trace, lag: verdicts of the trace "
-        "and of the unprofiled steps' lag"
+        f"{per_what(found)}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between "
+        "queued kernels, host: host time per launch, with waiting for a full queue and without waiting until the "
+        "device is done; waits: share of the window in which the device waits for the host; trace, lag: verdicts of "
+        "the trace and of the unprofiled steps' lag"
     )
     return Table("Launches", caption, headings, rows, name="launches")
 
@@ -346,7 +341,6 @@ def operator_tables(found: Findings, top: int) -> list[Table]:
             ]
             for row in of_phase[:top]
         ]
-        unit = "per step" if found.has_step_count else "in the whole trace"
-        caption = f"time on the host without operators inside, {unit}"
+        caption = f"time on the host without operators inside, {per_what(found)}"
         made.append(Table(f"Top operators of {phase}", caption, headings, rows, name="operators"))
     return made

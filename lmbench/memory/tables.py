@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.history.findings import Allocation, Findings
+from lmbench.records.guard import not_passed
 from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.delimited import csv_field
 from lmbench.report.markdown import escaped, table_lines
@@ -90,9 +91,8 @@ def head(found: Findings) -> list[Line]:
         lines.append(("do", remedy))
     if _is_compiled(found):
         lines.append(("compiled", _COMPILED))
-    for guard in found.guards:
-        if guard.status in ("warn", "fail"):
-            lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
+    for guard in not_passed(found.guards):
+        lines += [(guard.status.upper(), guard.message), ("", guard.advice)]
     return lines
 
 

@@ -45,6 +45,11 @@ def at_most(
     return Guard(name, otherwise, value, limit, unit, message, advice)
 
 
+def not_passed(guards: Iterable[Guard]) -> list[Guard]:
+    """Those that somebody should read."""
+    return [guard for guard in guards if guard.status in ("warn", "fail")]
+
+
 def worst_status(guards: Iterable[Guard]) -> Status:
     """The gravest status: `fail`, `warn`, `pass`, or `n/a` if no guard could be judged."""
     return max((guard.status for guard in guards), key=_SEVERITY.__getitem__, default="n/a")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
-from lmbench.report.table import Heading, Table
-from lmbench.report.terminal import Line, banner, details, headline, phase_table, where
+from lmbench.report.table import Heading, Line, Table
+from lmbench.report.terminal import banner, details, headline, phase_table, where
 from lmbench.text import shown
 
 _COLOURS = {"FAIL": "#c5221f", "WARN": "#b06000"}

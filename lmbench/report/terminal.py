@@ -10,12 +10,13 @@ from textwrap import shorten
 
 from rich.console import Console
 
+from lmbench.records.guard import not_passed
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.screen import make_console, print_line, print_table
-from lmbench.report.table import Entry, Heading, Table, fact, numbers, words
+from lmbench.report.table import Entry, Heading, Line, Table, fact, numbers, words
 from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import count, gib, mean_and_std, milliseconds, percent
 
@@ -26,8 +27,6 @@ _NAMED = 2
 _STATUSES = ("pass", "warn", "fail", "n/a")
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
-#: Label and text; without a label the text goes on with what the line before is about.
-Line = tuple[str, str]
 
 
 def print_run(
@@ -315,9 +314,8 @@ def top_other_words(name: str, share_fraction: float) -> str:
 def warning_lines(run: RunRecord) -> list[Line]:
     """Guards that did not pass, with their advice, those that failed first."""
     lines = []
-    for guard in sorted(run.guards, key=lambda guard: guard.status != "fail"):
-        if guard.status in ("fail", "warn"):
-            lines += [(guard.status.upper(), guard.message), *([("", guard.advice)] if guard.advice else [])]
+    for guard in sorted(not_passed(run.guards), key=lambda guard: guard.status != "fail"):
+        lines += [(guard.status.upper(), guard.message), *([("", guard.advice)] if guard.advice else [])]
     return lines
 
 
