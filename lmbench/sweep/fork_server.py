@@ -47,6 +47,9 @@ def import_everything() -> str:
         # hundreds of runs.
         for words in ("fit", "validate", "fit --model lmbench.AttentionLayer --model.heads 1"):
             cli.main([*words.split(), "--print_config"])
+    with contextlib.suppress(ImportError):
+        # Needed at the end of a run, and a tenth of a second to import.
+        importlib.import_module("scipy.special")
     if _has_gpu_after_fork():
         # Each run that compiles or has its kernels recorded would take 2 to 4 s for it on the host of an H200. Without
         # a GPU it is one, of the half minute of a C++ compiler.
