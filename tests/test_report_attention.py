@@ -341,3 +341,20 @@ def test_a_made_up_run_is_one_that_a_real_one_could_be() -> None:
         "data.context_length": 256, "model.head_dim": 16, "model.attention": "naive", "trainer.compile": False,
     })).encode())  # fmt: skip
     assert run.memory.saved_bytes == 8 * 256 * 256 * 4
+
+
+def test_a_page_says_incorrect_at_the_cross_of_attention_that_is_wrong_and_rounds_what_contexts_grow_by(
+    tmp_path: Path,
+) -> None:
+    home = write_attention(tmp_path, [64, 777], [16], repeats=1)
+    for path in home.glob("runs/*flex*/run.json"):
+        run = json.loads(path.read_text())
+        error = {"kind": "UsageError", "message": "incorrect: my:flex is off by 2", "phase": "setup"}
+        path.write_text(json.dumps(run | {"outcome": "error", "error": error}))
+    page = tmp_path / "page.html"
+    assert main(["report", str(home), "--html", str(page)]) == 0
+    text = page.read_text()
+    charts = " ".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert re.search(r"<text[^>]*>incorrect</text>", charts)
+    assert ">error:<" not in charts
+    assert "for 12.14x the context" in text

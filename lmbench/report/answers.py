@@ -120,7 +120,7 @@ def _grown(
     factor = end / begin if begin > 0 else 0.0
     times = f"{factor:,.0f}x" if factor >= _LARGE else TIMES.text(factor) if factor else ""
     if times and all(isinstance(place, int | float) for place in places):
-        times += f" for {float(str(places[1])) / float(str(places[0])):g}x the {heading(x)}"
+        times += f" for {float(str(places[1])) / float(str(places[0])):.4g}x the {heading(x)}"
     with_ = _told(last[0], others)
     values = (
         f"from {_shown(column, first[1])} at {told(first[0], [x])} to {_shown(column, last[1])} at {told(last[0], [x])}"

@@ -309,8 +309,10 @@ def _cross(drawing: Drawing, point: Point, level: float, colour: str, is_first: 
     transform = axes.get_xaxis_transform()
     (cross,) = axes.plot([place], [level], "x", color=colour, markersize=6, mew=1.8, transform=transform, clip_on=False)
     cross.set_gid(drawing.tip(point.tip))
+    # `OOM (forward)` is OOM, `error: incorrect` is incorrect.
+    word = point.outcome.partition(" (")[0].rpartition(": ")[2]
     axes.annotate(
-        point.outcome.partition(" ")[0], (place, level), xycoords=transform, xytext=(6 if is_first else -6, 0),
+        word, (place, level), xycoords=transform, xytext=(6 if is_first else -6, 0),
         textcoords="offset points", ha="left" if is_first else "right", va="center", fontsize=9.5, color=MUTED,
     )  # fmt: skip
 

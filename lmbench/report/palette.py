@@ -36,7 +36,7 @@ CATEGORIES: Mapping[str, int] = {
 _SERIES: Mapping[str, Mapping[str, int]] = {
     "precision": {"fp32": 9, "TF32": 14, "bf16-mixed": 10, "bf16-true": 11, "16-mixed": 12, "16-true": 16},
     "attention": {
-        "naive": 15, "sdpa": 6, "sdpa_flash": 13, "sdpa_efficient": 14, "sdpa_math": 18, "sdpa_cudnn": 16, "flex": 12,
+        "naive": 15, "sdpa": 6, "sdpa_flash": 13, "sdpa_efficient": 14, "sdpa_math": 9, "sdpa_cudnn": 16, "flex": 12,
     },
     "mode": {"inference": 18, "forward": 1, "forward_backward": 2, "train_step": 3},
     "compile": {EAGER: 17, "default": 13, "reduce-overhead": 16, "max-autotune": 14},
