@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from browser import CHROMIUM, look
+from browser import look, needs_browser
 from planted_trainings import NAN_STEP
 from warm_servers import warm_servers
 
@@ -88,7 +88,7 @@ def test_the_table_and_the_answer_say_it_in_words(study, capsys):
     assert "8 runs (8 ok)" in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@needs_browser
 def test_the_page_has_the_curves_and_the_answer(study, capsys, tmp_path):
     page = tmp_path / "page.html"
     shown(capsys, study, "--html", page)

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from browser import CHROMIUM, look, operate
+from browser import look, needs_browser, operate
 from planted_memory import MIB, Allocator, notes_of, planted_run, write
 
 from lmbench.cli import main
@@ -149,9 +149,6 @@ def test_damaged_timelines_are_said_on_the_page(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     assert main(["report", str(run), "--html", str(target)]) == 0
     assert "cannot be used" in target.read_text()
-
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
 
 
 @needs_browser

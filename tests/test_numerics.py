@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, look
+from browser import look, needs_browser
 
 from lmbench.cli import main
 from lmbench.numerics.experiment.operators import CASES, SMALL_FORMATS, Case, Setting, failure, thresholds
@@ -300,7 +300,7 @@ def test_the_picture_stands_by_itself(written):
     assert len(re.findall(r"<title>loop float16, n = ", text)) == 16
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
+@needs_browser
 def test_the_page_asks_for_nothing_and_fits_a_phone(written):
     seen = look(written[0], 390)
     assert seen["requests"] == []

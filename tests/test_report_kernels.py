@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, operate
+from browser import needs_browser, operate
 from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
@@ -207,9 +207,6 @@ def test_a_part_has_one_colour_on_the_whole_page(tmp_path: Path) -> None:
     for name in ("ffn", "softmax", "optimizer"):
         assert {colour for known, colour in explained if known == name} == charted[name]
     assert part_colour("mask+softmax") == palette.PARTS["several"]
-
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
 
 
 @needs_browser

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, look, operate
+from browser import look, needs_browser, operate
 from report_golden import CASES
 from report_results import make_record, write_run, write_sweep
 
@@ -73,9 +73,6 @@ def test_text_from_a_result_is_no_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_view_has_a_page_with_charts(case: str, tmp_path: Path) -> None:
     assert make_page(tmp_path, case).read_text().count("<svg") >= 2
-
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
 
 
 @needs_browser

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, look, operate
+from browser import CHROMIUM, look, needs_browser, operate
 
 from lmbench.cli import main
 from lmbench.kernels.step_picture import MAX_KERNELS, MAX_TIMELINES, ROWS, step_picture
@@ -229,9 +229,6 @@ def test_a_kernels_name_is_no_markup(tmp_path: Path) -> None:
             page, 1280, "return page.querySelectorAll('img').length + page.querySelectorAll('script').length"
         )
         assert found == 2
-
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
 
 
 @needs_browser

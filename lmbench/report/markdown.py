@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from lmbench.report.sections import Failure, Report, Section, first_of
+from lmbench.report.sections import Report, Section
 from lmbench.report.table import BLANK, Part, Table
 from lmbench.text import one_line
 
@@ -30,17 +30,10 @@ def _section(section: Section) -> str:
     for table in section.tables:
         lines += ["", *table_lines(table)]
     if section.failures:
-        lines += ["", "**Not ok**", "", *(f"- {_failure(failure)}" for failure in section.failures)]
+        lines += ["", "**Not ok**", "", *(f"- {escaped(failure.text)}" for failure in section.failures)]
     if section.notes:
         lines += ["", "**Notes**", "", *(f"- {escaped(note)}" for note in section.notes)]
     return "\n".join(lines)
-
-
-def _failure(failure: Failure) -> str:
-    subject = f"{failure.cell}: " if failure.cell else ""
-    reason = f": {failure.reason}" if failure.reason else ""
-    runs = "run" if len(failure.run_ids) == 1 else "runs"
-    return f"{escaped(subject + failure.outcome + reason)} ({runs} {escaped(first_of(failure.run_ids, ', '))})"
 
 
 def parts_to_markdown(parts: Iterable[Part]) -> str:

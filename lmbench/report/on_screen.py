@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from lmbench.report.screen import print_line, print_table
-from lmbench.report.sections import Failure, Report, Section, first_of
+from lmbench.report.sections import Report, Section
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -32,13 +32,6 @@ def _print_section(section: Section, console: Console) -> None:
     if section.failures or section.notes:
         console.out("")
     for failure in section.failures:
-        print_line("not ok", _told(failure), console)
+        print_line("not ok", failure.text, console)
     for note in section.notes:
         print_line("note", note, console)
-
-
-def _told(failure: Failure) -> str:
-    subject = f"{failure.cell}: " if failure.cell else ""
-    reason = f": {failure.reason}" if failure.reason else ""
-    runs = "run" if len(failure.run_ids) == 1 else "runs"
-    return f"{subject}{failure.outcome}{reason} ({runs} {first_of(failure.run_ids, ', ')})"

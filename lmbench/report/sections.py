@@ -68,6 +68,13 @@ class Failure:
     reason: str
     run_ids: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        subject = f"{self.cell}: " if self.cell else ""
+        reason = f": {self.reason}" if self.reason else ""
+        runs = "run" if len(self.run_ids) == 1 else "runs"
+        return f"{subject}{self.outcome}{reason} ({runs} {first_of(self.run_ids, ', ')})"
+
 
 @dataclass
 class Section:
