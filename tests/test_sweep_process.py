@@ -25,6 +25,7 @@ LMBENCH = {
     "__init__.py": "",
     "cli.py": (
         "import os, tempfile\nAT_IMPORT = os.environ.get('FROM_ENVIRONMENT'), tempfile.gettempdir()\n"
+        "FOLDER = tempfile.TemporaryDirectory()\n"
         "def main(words): pass\n"
     ),
     "__main__.py": (
@@ -102,6 +103,14 @@ def test_its_temporary_folder_is_its_own_whatever_the_server_has_used(servers, f
     asked.variables["TMPDIR"] = str(tmp_path)
     assert run_to_end(servers, asked, 30, lambda _: None).code == 0
     assert (tmp_path / "log").read_text().strip() == str(tmp_path)
+
+
+def test_it_cleans_up_what_it_made_and_nothing_that_the_server_holds(end, tmp_path):
+    code = "import tempfile; own = tempfile.TemporaryDirectory(); print(lmbench.cli.FOLDER.name, own.name)"
+    assert end(code).code == 0
+    of_server, own = (tmp_path / "log").read_text().split()[:2]
+    assert Path(of_server).is_dir()
+    assert not Path(own).exists()
 
 
 def test_it_has_the_sweeps_mark_among_the_variables_that_the_kernel_keeps(fake, tmp_path):
