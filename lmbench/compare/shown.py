@@ -16,8 +16,8 @@ from lmbench.compare.sides import LeftOut, Side
 from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.welch import CONFIDENCE
 from lmbench.report.chosen import Chosen, more, print_chosen
-from lmbench.report.markdown import escaped, table_lines
-from lmbench.report.table import Entry, Heading, Line, Part, Table, fact
+from lmbench.report.markdown import parts_to_markdown
+from lmbench.report.table import BLANK, Entry, Heading, Line, Part, Table, fact
 from lmbench.report.units import MISSING, change_percent, gib, milliseconds, percent_short
 
 #: More cells than this in one line are counted instead of named.
@@ -54,11 +54,7 @@ def print_comparison(found: Comparison, chosen: Chosen, console: Console) -> Non
 
 def markdown(found: Comparison) -> str:
     """All of it as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {escaped(text)}" for label, text in answer(found)]
-    for table in tables(found):
-        lines += ["", *table_lines(table)]
-    closing = [f"- {label}: {escaped(text)}" for label, text in (*remarks(found), *method(found))]
-    return "\n".join([*lines, "", *closing]) + "\n"
+    return parts_to_markdown([*answer(found), *tables(found), BLANK, *remarks(found), *method(found)])
 
 
 def answer(found: Comparison) -> list[Line]:

@@ -36,10 +36,8 @@ def print_findings(found: Findings, top: int, roof: Roofline | None, chosen: Cho
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found, top, roof)
-    # Elsewhere a trace's path begins a line of its own where the screen is narrow.
-    whole = ("trace",) if chosen.is_all and found.run is None else ()
     short = [*answer(found), more(made)]
-    print_chosen(chosen, made, _everything(found, made, roof), short, console, whole=whole)
+    print_chosen(chosen, made, _everything(found, made, roof), short, console, whole=("trace",))
 
 
 def to_markdown(found: Findings, top: int, roof: Roofline | None) -> str:

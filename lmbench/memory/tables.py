@@ -15,7 +15,7 @@ from lmbench.memory.history.findings import Allocation, Findings
 from lmbench.records.guard import not_passed
 from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.delimited import csv_field
-from lmbench.report.markdown import escaped, table_lines
+from lmbench.report.markdown import parts_to_markdown
 from lmbench.report.page import table_html
 from lmbench.report.table import BLANK, Entry, Line, Part, Table, fact, numbers, paths, words
 from lmbench.report.units import MISSING, gib, percent, whole
@@ -43,12 +43,7 @@ def print_findings(found: Findings, top: int, chosen: Chosen, console: Console) 
 
 def to_markdown(found: Findings, top: int) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    lines = [f"- **{label}**: {escaped(text)}" for label, text in head(found)]
-    for table in tables(found, top):
-        lines += ["", *table_lines(table)]
-    return (
-        "\n".join([*lines, "", *(f"- **{label}**: {escaped(text)}" for label, text in closing(found) if label)]) + "\n"
-    )
+    return parts_to_markdown([*head(found), *tables(found, top), BLANK, *closing(found)])
 
 
 def answer_html(found: Findings) -> str:
