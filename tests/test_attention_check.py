@@ -53,6 +53,11 @@ def forgets_the_last_block(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = Fa
     return scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
+def breaks_the_graph(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    torch._dynamo.graph_break()
+    return fused(q, k, v, is_causal=is_causal)
+
+
 def takes_v_for_contiguous(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     flat = torch.as_strided(v, v.shape, q.contiguous().stride(), v.storage_offset())
     return scaled_dot_product_attention(q, k, flat, is_causal=is_causal)
@@ -316,6 +321,12 @@ def test_what_cannot_be_attention_is_told_in_one_line(function: str, line: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("path", ["mine.py:fused", "./folder/mine.py:fused"])
+def test_a_file_instead_of_a_module_is_told_in_one_line(path: str) -> None:
+    with pytest.raises(UsageError, match=r"name the module as in an import, mine:fused, from its folder$"):
+        attention_kind(path)
+
+
 # from the command line
 
 SHORT = [
@@ -369,6 +380,16 @@ def test_a_function_that_cannot_be_compiled_is_the_users_code_and_the_compilers_
     assert told.startswith("lmbench: error in your code, in forward, at no line of yours: ")
     assert "raised: AssertionError: largest is fp32 and then fp64 (all frames: " in told
     assert told.count("\n") == 1
+
+
+def test_a_function_that_is_not_compiled_as_a_whole_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    words = ["--model.attention", "test_attention_check:breaks_the_graph", "--trainer.compile.backend", "aot_eager"]
+    breaks = measured(tmp_path, *LAYER, *words).compile.graph_break_count
+    assert breaks
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"compiled with {breaks} graph break" in told
+    assert "--trainer.compile.fullgraph true" in told
 
 
 def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(

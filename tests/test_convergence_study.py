@@ -86,6 +86,7 @@ def test_the_table_and_the_answer_say_it_in_words(study, capsys):
     assert words["bf16-mixed", "nan"] == f"NO: not finite from step {NAN_STEP}"
     assert words["bf16-mixed", "still"].startswith("NO: loss")
     assert "8 runs (8 ok)" in text
+    assert "its loss is the mean of 3 seeds; a difference is that to the run of the same seed" in text
 
 
 @needs_browser

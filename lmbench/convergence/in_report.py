@@ -163,9 +163,14 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 
 def _notes(cell: Cell) -> list[str]:
-    """Several runs of one seed tell nothing more of how it trains."""
-    more = sum(curve_of(sample) is not None for sample in cell.ok) - len(by_seed(cell.ok))
-    return [f"{_count(more, 'run')} of a seed that another one has: their loss is not looked at"] if more > 0 else []
+    """Several runs of one seed tell nothing more of how it trains; of several seeds the mean is no row's to subtract
+    from."""
+    own = by_seed(cell.ok)
+    more = sum(curve_of(sample) is not None for sample in cell.ok) - len(own)
+    told = [f"{_count(more, 'run')} of a seed that another one has: their loss is not looked at"] if more > 0 else []
+    if len(own) > 1:
+        told.append(f"its loss is the mean of {len(own)} seeds; a difference is that to the run of the same seed")
+    return told
 
 
 # the answer

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -37,6 +38,8 @@ def load_function(path: str) -> Function:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UsageError(f"{what}: name a function with its module, as in my_module:my_attention")
+    if "/" in module_name or module_name.endswith(".py"):
+        raise UsageError(f"{what}: name the module as in an import, {Path(module_name).stem}:{name}, from its folder")
     module = import_named(what, module_name)
     try:
         function = attrgetter(name)(module)

@@ -250,9 +250,12 @@ def _peak_lines(run: RunRecord) -> list[Line]:
 
 
 def _attention_lines(run: RunRecord) -> list[Line]:
-    """What was measured instead of attention that is written out, what attention by itself saves for its backward, and
-    how right a function of the user's own was found to be."""
+    """Where it is not one graph, what was measured instead of attention that is written out, what attention by itself
+    saves for its backward, and how right a function of the user's own was found to be."""
     saved, check, lines = run.memory.saved_bytes, run.model.attention_check, []
+    if breaks := run.compile.graph_break_count:
+        where = "what lies between graphs runs eagerly; --trainer.compile.fullgraph true tells where"
+        lines.append(("compiled", f"with {breaks} graph break{'s' * (breaks > 1)}: {where}"))
     if run.compile.is_attention_fused:
         lines.append(("compiled", f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"))
     if saved is not None:
