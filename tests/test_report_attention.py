@@ -302,6 +302,17 @@ def test_the_answer_names_no_winner_where_the_table_has_none(tmp_path: Path) -> 
     assert line.startswith("Fastest by forward + backward: undecided in 2 of 2, up to context 16384 (sdpa, ")
 
 
+def test_a_precision_is_no_size_that_an_answer_goes_up_to(tmp_path: Path) -> None:
+    home = write_attention(tmp_path, [256, 16384], [64], repeats=2)
+    for path in home.glob("runs/*/run.json"):
+        run = json.loads(path.read_text())
+        if run["data"]["context_length"] == 16384:
+            run["precision"], run["data"]["context_length"] = "bf16-true", 256
+            path.write_text(json.dumps(run))
+    (line,) = section(home, "attention_backends").answers
+    assert "in 2 of 2, at bf16-true (" in line
+
+
 # charts
 
 

@@ -157,6 +157,8 @@ def _fastest(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_o
         if verdict is not None and verdict.second is not None:
             found.setdefault(verdict.word or verdict.fastest, []).append((_told(group[0], others), verdict))
     count = sum(map(len, found.values()))
+    # Shapes are in order of size; precisions have none.
+    upto = "up to" if any(isinstance(cell.facts.get(name), int | float) for cell in cells for name in others) else "at"
     if not count:
         return ""
     clauses = []
@@ -166,7 +168,7 @@ def _fastest(spec: AnswerSpec, cells: Sequence[Cell], pairing: Pairing, column_o
         beside = f"{time}; next {verdict.second}, {verdict.second_takes}"
         if verdict.word:
             beside = f"{', '.join([verdict.fastest, *verdict.untold])}: {time}"
-        at = f" in {len(wins)} of {count}, up to {place}" if place else ""
+        at = f" in {len(wins)} of {count}, {upto} {place}" if place else ""
         clauses.append(f"{name}{at} ({beside})")
     return _sentence([f"Fastest by {column.title}: {clauses[0]}", *clauses[1:]])
 
