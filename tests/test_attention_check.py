@@ -406,11 +406,14 @@ def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
 
 @pytest.mark.parametrize("subject", [LAYER, MODEL], ids=["layer", "model"])
 def test_a_function_that_was_right_only_before_the_run_has_no_speed(
-    subject: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subject: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.modules["test_attention_check"], "CALLS", [])
     words = [*subject, "--model.attention", "test_attention_check:right_at_first", *SHORT]
     assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
+    told = capsys.readouterr().out
+    assert "outcome " in told
+    assert not [label for label in ("mean step", "throughput", "MFU", "forward ") if f"\n{label}" in told]
     record = load_run(next(tmp_path.iterdir())).record
     assert record.outcome == "error"
     assert record.error is not None

@@ -91,7 +91,7 @@ def test_no_position_sees_a_later_one(attention: str) -> None:
 def test_a_back_end_that_this_machine_lacks_is_refused_in_one_line(attention: str) -> None:
     with pytest.raises(
         UsageError,
-        match=f"'{attention}' has no kernel for bfloat16, batch 3, .* on cpu; sdpa_flash and .*naive can do it: No",
+        match=f"'{attention}' has no kernel for bfloat16, batch 3, .* on cpu; sdpa_flash, .*naive can do it: No",
     ) as caught:
         check_attention(attention_kind(attention), use(CPU, torch.bfloat16))
     assert "\n" not in str(caught.value)

@@ -149,7 +149,7 @@ def test_the_tiny_study_of_attention_is_measured_and_shown_by_both_views(sweep, 
     assert "| context | attention |" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "tiny_attention"), "--view", "attention_backends"]) == 0
     fastest = capsys.readouterr().out
-    assert fastest.count("**Fastest ") == 3
+    assert fastest.count("**Fastest by forward + backward: ") == 1
     assert fastest.count("| second takes ") == 3
 
 

@@ -108,10 +108,10 @@ def _try_kernel(kind: AttentionKind, use: Use) -> None:
     if reasons is None:
         return
     others = [each for each in ATTENTION.values() if each.backend is not None and each is not kind]
-    able = [each.name for each in others if _why_not(each, use) is None]
+    able = ", ".join(each.name for each in others if _why_not(each, use) is None)
     raise UsageError(
         f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
-        f"{' and '.join([*able, 'naive'])} can do it: {reasons}"
+        f"{f'{able} and ' if able else ''}naive can do it: {reasons}"
     )
 
 

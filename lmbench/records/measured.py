@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Struct, field
 
 from lmbench.records.field import About, Part, PerPhase
+from lmbench.records.vocabulary import INCORRECT
 
 LagWord = Literal["host-bound", "queued", "mixed"]
 
@@ -217,6 +218,11 @@ class RunError(Struct):
     where: Annotated[str | None, About("text", "where", "`device` or `host`: whose memory ran out.")] = None
     location: Annotated[str | None, About("text", "line of yours", "The last line of your own code that the exception came through: `my_module.py:31 in training_step`.")] = None
     traceback_file: Annotated[str | None, About("text", "traceback", "All frames of the exception, in the result folder.")] = None
+
+    @property
+    def is_incorrect(self) -> bool:
+        """Attention was found wrong, and so the run has no speed."""
+        return (self.message or "").startswith(f"{INCORRECT}: ")
 
 
 class Probe(Struct):

@@ -74,7 +74,7 @@ def outcome_label(sample: Sample) -> str:
     """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` of
     attention that was found wrong."""
     word, error = outcome_word(sample.outcome), sample.record.error
-    if error is not None and (error.message or "").startswith(f"{INCORRECT}: "):
+    if error is not None and error.is_incorrect:
         return f"{word}: {INCORRECT}"
     return f"{word} ({sample.phase})" if sample.phase else word
 

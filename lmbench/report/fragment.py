@@ -9,7 +9,7 @@ from pathlib import Path
 from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
 from lmbench.report.table import Heading, Line, Table
-from lmbench.report.terminal import banner, details, headline, phase_table, where
+from lmbench.report.terminal import banner, details, headline, phase_table, step_of, where
 from lmbench.text import shown
 
 _COLOURS = {"FAIL": "#c5221f", "WARN": "#b06000"}
@@ -17,7 +17,7 @@ _COLOURS = {"FAIL": "#c5221f", "WARN": "#b06000"}
 
 def run_html(run: RunRecord, path: Path | None, notes: Sequence[Line] = ()) -> str:
     """What `print_run` prints, as HTML; `path` is None where there is no result folder (any more)."""
-    step = run.phases.step
+    step = step_of(run)
     parts = [
         _lines([*banner(run), *headline(run)]),
         _table(phase_table(run, step)) if step is not None else "",

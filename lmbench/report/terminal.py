@@ -44,8 +44,8 @@ def print_run(
     if run.mode:
         console.out("")
     _print_lines(headline(run), console)
-    if run.phases.step is not None:
-        print_table(phase_table(run, run.phases.step), console, is_airy=True)
+    if (step := step_of(run)) is not None:
+        print_table(phase_table(run, step), console, is_airy=True)
         console.out("")
     _print_lines([*details(run), *notes], console)
     for line in where(run, path) if path is not None else ():
@@ -124,6 +124,11 @@ def _device(run: RunRecord) -> str:
     return f"{gpu.name or run.environment.host.cpu_model or 'CPU'}{limit}"
 
 
+def step_of(run: RunRecord) -> PhaseSummary | None:
+    """The step that is shown; None where there is none, or it is that of something wrong."""
+    return None if _is_incorrect(run) else run.phases.step
+
+
 def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
     """Phases by mean, spread and share of the step, in milliseconds, with the verdict of the lag probes."""
     window, verdicts = run.window, dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
@@ -156,7 +161,12 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
 def headline(run: RunRecord) -> list[Line]:
     """What a run is for: the step and who sets its time, throughput, MFU and peak memory; how it ended, if not well;
     and the guards that did not pass, each with its advice."""
-    return [*_step_lines(run), *_rate_lines(run), *_peak_lines(run), *closing_lines(run), *warning_lines(run)]
+    times = [] if _is_incorrect(run) else [*_step_lines(run), *_rate_lines(run)]
+    return [*times, *_peak_lines(run), *closing_lines(run), *warning_lines(run)]
+
+
+def _is_incorrect(run: RunRecord) -> bool:
+    return run.error is not None and run.error.is_incorrect
 
 
 def _step_lines(run: RunRecord) -> list[Line]:
