@@ -221,11 +221,14 @@ def test_a_command_line_is_understood_alike_whatever_the_process_understood_befo
 
 def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys):
     words = ["--model", "strangers.TokenModel", "--model.vocab_size", "20", "--data.context_length", "8"]
+    # Its default interval is a member of an enumeration.
+    words += ["--trainer.callbacks+", "lightning.pytorch.callbacks.Timer"]
     assert main(["fit", *words, *QUICK, "--print_config"]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
     first = fit(tmp_path, "--config", str(printed))
     assert first.record.model.name == "strangers.TokenModel"
+    assert config_of(first, "trainer", "callbacks")[0]["init_args"]["interval"] == "step"
     assert main(first.record.replay_command.split()[1:]) == 0
     second = load_run(max((tmp_path / "results").iterdir(), key=lambda path: path.stat().st_mtime_ns))
     assert second.path != first.path
