@@ -260,38 +260,28 @@ def test_where_nothing_ran_the_row_says_how_each_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "answer", "said"),
     [
-        ("among: [attention], columns: [forward_s, backward_s]", "with `among` it takes one"),
-        ("among: [attention], columns: [kept]", "column 'kept' is unknown"),
-        ("among: [attention], columns: [peak_bytes]", "'peak_bytes' is no number of one process"),
-        ("among: [attention], across: context, columns: [forward_s]", "leave one of them out"),
-        ("among: [atention], columns: [forward_s]", "did you mean attention?"),
+        ("among: [attention], columns: [forward_s, backward_s]", "", "with `among` it takes one"),
+        ("among: [attention], columns: [kept]", "", "column 'kept' is unknown"),
+        ("among: [attention], columns: [peak_bytes]", "", "'peak_bytes' is no number of one process"),
+        ("among: [attention], across: context, columns: [forward_s]", "", "leave one of them out"),
+        ("among: [atention], columns: [forward_s]", "", "did you mean attention?"),
+        ("columns: [forward_s]", "kind: fastest, y: forward_s", "an answer of kind 'fastest' has no 'among'; give it"),
+        (
+            "columns: [forward_s]", "kind: fastest, y: peak_bytes, among: [attention]",
+            "'peak_bytes' is no number of one process",
+        ),
+        ("columns: [forward_s]", "kind: best, y: tokens_per_s", "an answer of kind 'best' has no 'x'; give it"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_what_is_the_fastest_is_one_line(
-    table: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    table: str, answer: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = write_attention(tmp_path, [256], [64], repeats=1)
-    (tmp_path / "own.yaml").write_text(f"matrix: {{}}\nview: {{title: T, tables: [{{title: A, {table}}}]}}\n")
-    assert main(["report", str(home), "--view", str(tmp_path / "own.yaml")]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("kind: fastest, y: forward_s", "an answer of kind 'fastest' has no 'among'; give it"),
-        ("kind: fastest, y: peak_bytes, among: [attention]", "'peak_bytes' is no number of one process"),
-        ("kind: best, y: tokens_per_s", "an answer of kind 'best' has no 'x'; give it"),
-    ],
-)
-def test_a_mistake_in_an_answer_is_one_line(
-    answer: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = write_attention(tmp_path, [256], [64], repeats=1)
-    tables = "[{title: A, columns: [forward_s]}]"
-    (tmp_path / "own.yaml").write_text(f"matrix: {{}}\nview: {{title: T, answers: [{{{answer}}}], tables: {tables}}}\n")
+    answers = f"answers: [{{{answer}}}], " if answer else ""
+    view = f"{{title: T, {answers}tables: [{{title: A, {table}}}]}}"
+    (tmp_path / "own.yaml").write_text(f"matrix: {{}}\nview: {view}\n")
     assert main(["report", str(home), "--view", str(tmp_path / "own.yaml")]) == 2
     assert said in capsys.readouterr().err
 

@@ -36,14 +36,17 @@ def print_findings(found: Findings, top: int, chosen: Chosen, console: Console) 
         UsageError: a table was chosen that there is none of.
     """
     made = tables(found, top)
-    everything: list[Part] = [*head(found), *made, BLANK, *closing(found)]
     answer: list[Part] = [*head(found), made[0], BLANK, more(made)]
-    print_chosen(chosen, made, everything, answer, console, whole=("snapshot",))
+    print_chosen(chosen, made, _everything(found, made), answer, console, whole=("snapshot",))
 
 
 def to_markdown(found: Findings, top: int) -> str:
     """The same as Markdown, ready to paste; ends in a line feed."""
-    return parts_to_markdown([*head(found), *tables(found, top), BLANK, *closing(found)])
+    return parts_to_markdown(_everything(found, tables(found, top)))
+
+
+def _everything(found: Findings, made: Sequence[Table]) -> list[Part]:
+    return [*head(found), *made, BLANK, *closing(found)]
 
 
 def answer_html(found: Findings) -> str:

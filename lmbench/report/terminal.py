@@ -199,13 +199,14 @@ def _longest_phases(run: RunRecord) -> str:
 
 
 def details(run: RunRecord) -> list[Line]:
-    """Unseen phases, what was refused, what kernels, memory and dtypes were found to be, power and loss, a line each
-    where there is something to say; and how many guards passed."""
+    """Unseen phases, what compiling did, what was refused, what kernels, memory and dtypes were found to be, power and
+    loss, a line each where there is something to say; and how many guards passed."""
     loss, power_w, joules = run.loss, run.device_state.mean_power_w, run.throughput.joules_per_token
     lines = []
     if run.unseen_phases:
         unseen = ", ".join(run.unseen_phases)
         lines.append(("unseen", f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"))
+    lines += _compile_lines(run)
     lines += _attention_lines(run)
     lines += _memory_lines(run)
     lines += _kernel_lines(run)
@@ -259,15 +260,20 @@ def _peak_lines(run: RunRecord) -> list[Line]:
     return lines
 
 
-def _attention_lines(run: RunRecord) -> list[Line]:
-    """Where it is not one graph, what was measured instead of attention that is written out, what attention by itself
-    saves for its backward, and how right a function of the user's own was found to be."""
-    saved, check, lines = run.memory.saved_bytes, run.model.attention_check, []
+def _compile_lines(run: RunRecord) -> list[Line]:
+    """Where it is not one graph, and what was measured instead of attention that is written out."""
+    lines = []
     if breaks := run.compile.graph_break_count:
         where = "what lies between graphs runs eagerly; --trainer.compile.fullgraph true tells where"
         lines.append(("compiled", f"with {breaks} graph break{'s' * (breaks > 1)}: {where}"))
     if run.compile.is_attention_fused:
         lines.append(("compiled", f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"))
+    return lines
+
+
+def _attention_lines(run: RunRecord) -> list[Line]:
+    """What attention by itself saves for its backward, and how right a function of the user's own was found to be."""
+    saved, check, lines = run.memory.saved_bytes, run.model.attention_check, []
     if saved is not None:
         expected = run.memory.expected_saved_bytes
         by_shape = f", by its shape {gib(expected)}" if expected else ""
