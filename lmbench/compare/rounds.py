@@ -14,7 +14,7 @@ the mean of two bets:
   difference that is more than `_FAR` times the median so far: that depends on its size alone, so the coin stays fair. A
   slow process of five leaves this bet as it was.
 
-Of 10 000 simulated comparisons a condition, up to 60 rounds, gate 1 % (`python tests/simulated_rounds.py`; `false` are
+Of 10 000 simulated comparisons each, 60 rounds, gate 1 % (`python tests/experiments/simulated_rounds.py`; `false` are
 `faster` and `slower` together, `rounds` the median until the verdict):
 
                                 A/A: false  same in 20  in 60  rounds   +2 %: found in 20  in 60  rounds

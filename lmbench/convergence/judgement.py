@@ -6,10 +6,9 @@ limit is t s sqrt(2 / m): s the standard deviation of that figure between n seed
 for n - 1 degrees of freedom and 95 %. So far two runs lie apart that have nothing in common but their configuration
 (the prediction interval of a difference); beyond it, the row is no such run. Below it but further off than the lowest
 and the highest seed lie apart, too few seeds tell.
-
 A row has weights and batches in common with the baseline's run of its seed, so that with nothing changed but rounding
-it stays closer than two seeds. How often each verdict falls (`python tests/simulated_convergence.py`, 10 000 rows of
-one seed; a row shares so much of the variance between seeds with its own seed):
+it stays closer than two seeds. How often each verdict falls (`python tests/experiments/simulated_convergence.py`, 10
+000 rows of one seed; a row shares so much of the variance between seeds with its own seed):
 
     seeds  shared  higher by          yes   undecided      NO
         3  nothing          0      50.4 %      42.7 %   6.9 %

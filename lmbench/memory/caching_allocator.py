@@ -1,7 +1,7 @@
 """PyTorch's caching allocator, as far as sizes go: what it hands out for a request, and what it holds for that.
 
 The rules are those of c10/core/CachingDeviceAllocator.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13, the default
-settings, one stream). A run of the small model on an H200 (tests/report_data/h200_run.json) allocated what this says to
+settings, one stream). A run of the small model on an H200 (tests/data/runs/h200_run.json) allocated what this says to
 0.001 % in forward and backward, and held 0.2 % less.
 """
 

@@ -1,7 +1,7 @@
 """Causal self-attention: one set of projections, and a table of interchangeable cores.
 
 The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to the largest value
-(tests/test_model_attention.py).
+(tests/model/test_model_attention.py).
 """
 
 from __future__ import annotations

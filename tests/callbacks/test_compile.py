@@ -1,0 +1,133 @@
+"""`--trainer.compile` compiles in place, says what it did, and is refused where it would do nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fit_process import bench
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch._inductor import async_compile
+from torch._inductor.async_compile import AsyncCompile
+from torch.utils.data import DataLoader
+
+from lmbench.callbacks import Compiler, MeasurementSession
+from lmbench.errors import UsageError
+from lmbench.instruments.compiling import CompileOptions, end_compile_workers
+from lmbench.instruments.schedule import Schedule
+from lmbench.records.run import Compile
+
+from conftest import quiet_trainer
+
+# Traces and cuts graphs like the default back end, without a minute of code generation.
+QUICK = CompileOptions(backend="aot_eager")
+EAGER_BACKEND = ["--trainer.compile.backend", "aot_eager"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def test_the_own_model_compiles_as_one_graph(tmp_path):
+    compiled = bench(tmp_path, *EAGER_BACKEND).record.compile
+    assert compiled.is_enabled is True
+    assert compiled.targets == ["network"]
+    assert compiled.graph_count == 1
+    assert compiled.graph_break_count == 0
+    assert compiled.window_recompile_count == 0
+    assert compiled.first_step_s > 0
+
+
+def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
+    words = ["--model", "lmbench.AttentionLayer", "--model.attention", "naive", "--data.context_length", "128"]
+    words += ["--measure.mode", "forward"]
+    # A graph of one kernel of PyTorch's: there is no C++ to compile.
+    fused = bench(tmp_path, *words, "--trainer.compile", "true").record
+    told = capsys.readouterr().out
+    assert fused.compile.is_attention_fused is True
+    assert "compiled     Inductor put PyTorch's fused attention in the place of naive" in told
+    assert fused.memory.saved_bytes < fused.memory.expected_saved_bytes
+    as_written = bench(tmp_path, *words, *EAGER_BACKEND).record
+    assert as_written.compile.is_attention_fused is False
+
+
+def test_compiling_changes_no_loss_and_no_parameter_name(tmp_path):
+    eager, compiled = bench(tmp_path), bench(tmp_path, *EAGER_BACKEND)
+    pairs = zip(eager.steps, compiled.steps, strict=True)
+    assert all(a.loss == pytest.approx(b.loss, rel=1e-4) for a, b in pairs)
+    assert eager.record.model.parameter_count == compiled.record.model.parameter_count
+
+
+def test_regional_compiles_each_block(tmp_path):
+    compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").record.compile
+    assert compiled.targets == ["network.blocks.0", "network.blocks.1"]
+    assert compiled.graph_count >= 1
+
+
+def test_a_run_without_compiling_says_so(tmp_path):
+    assert bench(tmp_path).record.compile == Compile(is_enabled=False)
+
+
+def test_a_bare_flag_means_the_defaults(tmp_path):
+    from lmbench.fit.trainer import BenchTrainer
+
+    trainer = BenchTrainer(accelerator="cpu", compile=True, logger=False)
+    assert trainer.callbacks[0].options == CompileOptions()
+
+
+class _Sequential(LightningModule):
+    """A stranger's module: no forward, a Sequential called from the training step, and a log in it."""
+
+    def __init__(self, changes_shape: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.changes_shape = changes_shape
+
+    def training_step(self, batch, batch_idx):
+        loss = self.body(batch[: 2 + batch_idx] if self.changes_shape else batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class _Unreached(_Sequential):
+    """What is compiled is never called."""
+
+    def compile_targets(self):
+        return [nn.Linear(1, 1)]
+
+
+def fit(module, schedule):
+    session = MeasurementSession(schedule)
+    batches = DataLoader([torch.randn(16, 8) for _ in range(64)], batch_size=None)
+    quiet_trainer(Compiler(QUICK), session).fit(module, batches)
+    return session.run.compile
+
+
+def test_a_foreign_modules_children_are_compiled_also_with_a_log():
+    facts = fit(_Sequential(), Schedule(2, 4))
+    assert facts.targets == ["body"]
+    assert facts.graph_count == 1
+
+
+def test_a_new_shape_in_the_window_counts_as_a_recompile():
+    facts = fit(_Sequential(changes_shape=True), Schedule(2, 4))
+    assert facts.window_recompile_count >= 1
+
+
+def test_no_graph_is_an_error():
+    with pytest.raises(UsageError, match="compiled no graph"):
+        fit(_Unreached(), Schedule(2, 4))
+
+
+def test_inductors_workers_are_gone_before_the_window_and_come_back_for_another_graph():
+    AsyncCompile.warm_pool()
+    processes = [pool.process for pool in async_compile._pool_set if hasattr(pool, "process")]
+    assert processes
+    end_compile_workers()
+    assert [process.poll() for process in processes].count(None) == 0
+    assert AsyncCompile.process_pool().submit(len, "ab").result() == 2
+    end_compile_workers()

@@ -1,0 +1,169 @@
+"""The README is true: its definitions are the registry's, its commands run, its Python runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from warm_server import warm_server
+
+from lmbench.cli import COMMANDS, main
+from lmbench.errors import ExitCode
+from lmbench.flops import COUNTER_SOURCE
+from lmbench.records.load import load_run
+
+from conftest import Sleeper, SlowBatches
+
+README = ROOT / "README.md"
+TEXT = README.read_text()
+QUICK = ["--measure.steps", "3", "--measure.min_window_s", "0", "--measure.probe_steps", "1"]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def block(language: str, holding: str) -> str:
+    (match,) = [text for lang, text in BLOCKS if lang == language and holding in text]
+    return match
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of a shell block's `lmbench` commands, also behind a prompt or at the end of a chain."""
+    found = []
+    for line in text.splitlines():
+        start = re.search(r"^(?:\$ )?lmbench |&& \S*/lmbench ", line)
+        if start:
+            found.append(shlex.split(line[start.end() :], comments=True))
+    return found
+
+
+def quickened(words: list[str]) -> list[str]:
+    """The same command with less to do; one that needs a GPU, or a machine for itself, is only parsed."""
+    match words[0]:
+        case "fit" | "validate" if "smoke" in " ".join(words) or "--model" in words:
+            return [*words, *QUICK]
+        case "fit" | "validate":
+            return [*words, "--print_config"]
+        case "sweep":
+            return [*words, "--repeats", "1", "--measure.steps", "3"]
+        case "noise" | "compare" if "--run" in words:
+            return [*words, *QUICK, *(["--budget", "0.1s"] if words[0] == "compare" else [])]
+        case "show" | "report" | "compare" | "noise" | "kernels":
+            return words
+    return [words[0], "-h"]
+
+
+#: A config as `--model.config` takes it; the README's has a billion parameters.
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 100},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64},
+}
+
+
+def write_examples(folder: Path) -> None:
+    """The files that the README's examples name."""
+    (folder / "my_module.py").write_text(block("python", "class MyModule"))
+    (folder / "llama_1b.json").write_text(json.dumps(LLAMA))
+
+
+EXAMPLES = [found for language, text in BLOCKS if language in ("", "bash", "console") and (found := commands(text))]
+VERDICTS = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES, ids=[" ".join(example[0][:3]) for example in EXAMPLES])
+def test_the_commands_of_every_example_run_one_after_the_other(examples, tmp_path):
+    (tmp_path / "configs").symlink_to(README.parent / "configs")
+    write_examples(tmp_path)
+    for words in examples:
+        done = warm_server().run(*quickened(words), folder=tmp_path)
+        allowed = VERDICTS if words[0] == "compare" else (ExitCode.OK,)
+        assert done.returncode in allowed, (words, done.stderr)
+        assert done.stdout
+        if quickened(words)[1:] == ["-h"]:
+            options = [word for word in words if word.startswith("--")]
+            assert [option for option in options if option not in done.stdout] == []
+
+
+def test_the_example_of_an_own_module_is_measured_as_the_readme_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_examples(tmp_path)
+    first, second, _ = block("bash", "--model my_module.MyModule").strip().splitlines()
+    assert main([*shlex.split(first)[1:], *QUICK]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    (folder,) = (tmp_path / "results").iterdir()
+    run = load_run(folder).record
+    assert (run.window.tokens, run.zero_grad) == (3 * 2 * 32, "native")
+    assert (run.flops.per_token_flops, run.flops.source) == (3 * 2 * 64 * 10_000, COUNTER_SOURCE)
+    assert main([*shlex.split(second, comments=True)[1:], *QUICK]) == 0
+    printed = capsys.readouterr()
+    assert "forward_backward" in printed.out
+    assert "left out of the shipped configuration: model.size" in printed.err
+
+
+def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    write_examples(tmp_path)
+    kernel = tmp_path / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "python3", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    code = block("python", "lmbench.measure(").replace("steps=20", "steps=3, min_window_s=0.0, probe_steps=0")
+    *lines, last = code.strip().splitlines()
+    # In a thread as well, where no handler of a signal can be set.
+    threaded = (
+        "import asyncio\n"
+        "await asyncio.to_thread(lmbench.measure, MyModule(), data, steps=2, min_window_s=0.0, probe_steps=0)"
+    )
+    cells = [nbformat.v4.new_code_cell(cell) for cell in ("\n".join(lines), last, threaded, "lmbench.measure(data)")]
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [[output for output in cell.outputs if output.output_type == "execute_result"] for cell in notebook.cells]
+    assert "throughput.tokens_per_s" in outputs[0][0].data["text/plain"]
+    for shown in (outputs[1][0].data, outputs[2][0].data):
+        assert "forward" in shown["text/html"]
+        assert "<script" not in shown["text/html"]
+    (mistake,) = cells[-1].outputs
+    assert mistake.traceback == [f"UsageError: {mistake.evalue}"]
+    # Nothing but the two figures was printed; importing Lightning may warn of a progress bar for notebooks.
+    streams = [output for cell in notebook.cells for output in cell.outputs if output.output_type == "stream"]
+    assert [each.name for each in streams if "TqdmWarning" not in each.text] == ["stdout"]
+    assert len(list((tmp_path / "results").iterdir())) == 1
+
+
+def test_a_module_that_tells_neither_tokens_nor_flops_is_counted_as_the_readme_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.batch_size", "2", "--data.context_length", "8", *QUICK]
+    assert main(["fit", "--model", "strangers.TokenModel", *words]) == 0
+    assert main(["fit", "--model", "strangers.TokensByHand", *words]) == 0
+    runs = [load_run(path).record for path in (tmp_path / "results").iterdir()]
+    told, by_hand = sorted(runs, key=lambda run: run.unseen_phases)
+    # The batches are lmbench's, which count their own tokens.
+    assert told.window.tokens == by_hand.window.tokens == 3 * 2 * 8
+    assert "counter" in told.flops.source
+    assert told.unseen_phases == []
+    assert (by_hand.unseen_phases, by_hand.flops.per_token_flops) == (["forward", "clip", "zero_grad"], None)
+    assert "flops_per_token()" in by_hand.flops.reason
+
+
+def test_the_callbacks_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    exec(block("python", "PhaseTimer()").replace("max_steps=20,", "max_steps=20, accelerator='cpu',"), namespace)
+    namespace["trainer"].fit(Sleeper(), SlowBatches())
+    assert len(namespace["timer"].records) == 20
+    assert len(list((tmp_path / "results").glob("*/steps.jsonl"))) == 1
+
+
+def test_exit_codes_and_commands_are_named():
+    for code in ("0 fine", "2 usage", "3 out of memory", "130 interrupted"):
+        assert code in TEXT
+    for command in COMMANDS:
+        assert f"lmbench {command}" in TEXT or f"`{command}`" in TEXT, command

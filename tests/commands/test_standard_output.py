@@ -1,0 +1,112 @@
+"""Output for programs: standard output holds the result and nothing else, whatever else is printed."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from comparison_runs import make_runs
+from fit_process import SMOKE
+from noisy import WORD, make_noise_beside_any_command
+from paths import TRACES
+from planted_memory import notes_of, planted_run, write
+from warm_server import warm_server
+
+from lmbench.cli import COMMANDS, main
+
+NOISY = ["--model", "noisy.Noisy", "--data", "noisy.NoisyData", "--wandb.mode", "offline"]
+SHORT = ["--config", SMOKE, "--measure.min_window_s", "0", "--measure.steps", "2", "--measure.warmup_steps", "1"]
+TRACE = str(TRACES / "small_bf16_compiled")
+
+#: Words of every command that offers --json and runs no module of the user's, in a folder with results.
+READING = {
+    "compare": ["compare", "a", "b"],
+    "compare --kernels": ["compare", "--kernels", TRACE, TRACE],
+    "fields": ["fields", "step_s"],
+    "kernels": ["kernels", TRACE],
+    "memory": ["memory", "memory_snapshot.pickle"],
+    "noise": ["noise", "a"],
+    "numerics": ["numerics", "--n", "100", "--width", "64"],
+    "ceiling": ["ceiling", "--sustained_s", "0.05"],
+}
+#: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
+MEASURING = {"fit", "validate", "overhead", "dtypes"}
+
+
+def run(*words: str, folder: Path, **given: Any) -> subprocess.CompletedProcess[str]:
+    done = warm_server().run(*words, folder=folder, **given)
+    assert done.returncode in (0, 10, 11, 12), done.stderr
+    return done
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name in "ab":
+        make_runs(tmp_path / name, [0.05] * 6)
+    step = planted_run()
+    (tmp_path / "memory_notes.json").write_bytes(notes_of(step))
+    write(tmp_path / "memory_snapshot.pickle", step.memory)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", READING)
+def test_json_of_a_command_that_reads_is_alone(command: str, results: Path) -> None:
+    done = run(*READING[command], "--json", folder=results, before=make_noise_beside_any_command)
+    assert json.loads(done.stdout)
+    for place in ("parsing", "exit"):
+        assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+
+
+def test_every_command_that_offers_json_is_tried_here(capsys: pytest.CaptureFixture[str]) -> None:
+    offering = set()
+    for name in COMMANDS:
+        with suppress(SystemExit):
+            main([name, "-h"])
+        if "--json" in capsys.readouterr().out:
+            offering.add(name)
+    assert offering == {words[0] for words in READING.values()} | MEASURING
+
+
+def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path: Path) -> None:
+    done = run("fit", *SHORT, *NOISY, "--dtypes.record", "true", "--json", folder=tmp_path)
+    (folder,) = (tmp_path / "results").iterdir()
+    assert json.loads(done.stdout) == json.loads((folder / "run.json").read_text())
+    for place in ("constructor", "step", "worker", "end", "exit"):
+        assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+    read = run("dtypes", str(folder), "--json", folder=tmp_path, before=make_noise_beside_any_command)
+    assert json.loads(read.stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "understand"),
+    [
+        ("validate", "--quiet", lambda text: Path(text.removesuffix("\n")).name),
+        ("fit", "--print_config", yaml.safe_load),
+    ],
+)
+def test_other_output_for_programs_is_alone_too(
+    command: str, flag: str, understand: Callable[[str], object], tmp_path: Path
+) -> None:
+    done = run(command, *SHORT, *NOISY, flag, folder=tmp_path)
+    assert understand(done.stdout)
+    assert WORD not in done.stdout
+
+
+def predict() -> None:
+    """What `lmbench memory --config` starts to ask it."""
+    sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model", "noisy.NoisyLanguageModel"]
+    runpy.run_module("lmbench.fit.prediction", run_name="__main__", alter_sys=True)
+
+
+def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path: Path) -> None:
+    done = run(target=predict, folder=tmp_path)
+    assert json.loads(done.stdout)["phases"]
+    assert done.stderr.count(f"{WORD} step\n") >= 5

@@ -1,0 +1,103 @@
+"""Does the faster one still train? Real trainings, honest and broken, through sweep and report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from browser import look, needs_browser
+from planted_trainings import NAN_STEP
+from warm_servers import warm_servers
+
+from lmbench.cli import main
+from lmbench.configs import shipped_studies
+
+HERE = Path(__file__).parents[1] / "kernels"
+FAULTS = ("scale", "hot", "nan", "still")
+FP32, BF16 = (
+    {"trainer.precision": precision, "measure.matmul_precision": "highest"} for precision in ("32-true", "bf16-mixed")
+)
+#: `tiny_convergence` made smaller still, with modules that have a fault in bf16.
+SMALLER = {
+    "model": "planted_trainings.Planted", "model.size": "tiny", "model.vocab_size": 300, "model.learning_rate": 3e-3,
+    "data.text_files": [f"{HERE}/test_trace_*.py"], "data.batch_size": 2, "data.context_length": 32,
+    "data.num_batches": 60, "measure.steps": 55, "measure.probe_steps": 0,
+}  # fmt: skip
+
+
+def planted_study():
+    study = yaml.safe_load(shipped_studies()["tiny_convergence"].read_text())
+    faults = [{**BF16, "model.fault": fault} for fault in FAULTS]
+    study["base"] |= SMALLER
+    study["matrix"]["precision"] = [FP32, BF16]
+    study["include"] = [*study["include"][:2], *faults]
+    return study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("convergence")
+    (folder / "planted.yaml").write_text(yaml.safe_dump(planted_study()))
+    with pytest.MonkeyPatch.context() as patch, warm_servers() as servers:
+        patch.setenv("WANDB_MODE", "disabled")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.chdir(HERE)
+        patch.setattr("lmbench.commands.sweep.Servers", lambda say, mark: servers)
+        assert main(["sweep", str(folder / "planted.yaml"), "--results_dir", str(folder)]) == 0
+    return folder / "planted"
+
+
+def shown(capsys, *words):
+    assert main(["report", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_what_is_broken_is_told_from_what_is_only_rounded(study, capsys):
+    table = csv.DictReader(io.StringIO(shown(capsys, study, "--format", "csv")))
+    rows = {row["model.fault"] or "none": row for row in table if row["precision"] == "bf16-mixed"}
+    assert {fault: row["trains_alike"] for fault, row in rows.items()} == {
+        "none": "1.0", **dict.fromkeys(FAULTS, "0.0"),
+    }  # fmt: skip
+    # Adam does not mind the length of gradients: only their norm tells.
+    scaled = rows["scale"]
+    assert abs(float(scaled["tail_loss_difference"])) < float(scaled["tail_loss_limit"])
+    assert float(scaled["tail_gradient_norm_difference_fraction"]) == pytest.approx(2.0, rel=0.1)
+    assert math.isinf(float(rows["still"]["time_to_loss_s"]))
+    assert float(rows["none"]["time_to_loss_s"]) > 0
+
+
+def test_the_table_and_the_answer_say_it_in_words(study, capsys):
+    text = shown(capsys, study)
+    answer = next(line for line in text.splitlines() if "Does not train like fp32" in line)
+    assert f"the loss is not finite from step {NAN_STEP} on" in answer
+    assert "nat above, limit" in answer
+    assert "gradient norm x3" in answer
+    assert all(f"bf16-mixed, fault {fault} (" in answer for fault in FAULTS)
+    assert "Trains like fp32 eager: bf16-mixed (" in text
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
+    words = {(row[1], row[2]): row[4] for row in cells[: cells.index(next(row for row in cells if "step (ms)" in row))]}
+    assert words["32-true", "-"] == "yardstick, 3 seeds"
+    assert words["bf16-mixed", "-"] == "yes"
+    assert words["bf16-mixed", "scale"] == "NO: gradient norm"
+    assert words["bf16-mixed", "nan"] == f"NO: not finite from step {NAN_STEP}"
+    assert words["bf16-mixed", "still"].startswith("NO: loss")
+    assert "8 runs (8 ok)" in text
+    assert "its loss is the mean of 3 seeds; a difference is that to the run of the same seed" in text
+
+
+@needs_browser
+def test_the_page_has_the_curves_and_the_answer(study, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    shown(capsys, study, "--html", page)
+    found = look(page, 400)
+    assert found["charts"] == 3
+    assert found["requests"] == []
+    assert found["scroll_width"] <= found["client_width"]
+    text = page.read_text()
+    assert text.index('<p class="answer">Does not train like fp32 eager') < text.index("<svg")
+    assert "3 seeds of fp32" in text
+    assert "not finite at step" in text

@@ -1,0 +1,108 @@
+"""What `compare --run` promises, by simulation: comparisons of two sides under several kinds of noise.
+
+`python tests/experiments/simulated_rounds.py [TRIALS]` prints the table of `lmbench/compare/rounds.py` (10 000 trials
+take two minutes); a part of it, with a fixed seed, is in the suite.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmbench.compare.rounds import looks
+
+GATE = 0.01
+EFFECT = 0.02
+ROUNDS = 60
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What makes the step times of processes differ, as fractions.
+
+    `spread` is between processes; `drift` is from round to round, half of it from one process to the next; so many of
+    `slow_share` processes take `slow` longer; `clock` is how much slower the second of two clocks is, which each
+    process meets by chance (`by_round`: each round).
+    """
+
+    spread: float
+    drift: float = 0.0
+    slow: float = 0.0
+    slow_share: float = 0.2
+    clock: float = 0.0
+    by_round: bool = False
+
+
+CONDITIONS = {
+    "spread 0.3 %": Noise(0.003),
+    "spread 0.5 %": Noise(0.005),
+    "spread 1 %": Noise(0.01),
+    "spread 2 %": Noise(0.02),
+    "spread 3 %": Noise(0.03),
+    "0.5 %, drift 1 % a round": Noise(0.005, drift=0.01),
+    "0.3 %, two clocks, 2 %": Noise(0.003, clock=0.02),
+    "0.3 %, two clocks, 5 %": Noise(0.003, clock=0.05),
+    "0.3 %, clock by round, 5 %": Noise(0.003, clock=0.05, by_round=True),
+    "0.5 %, 1 in 5 slow by 5 %": Noise(0.005, slow=0.05),
+    "0.5 %, 1 in 5 slow by 10 %": Noise(0.005, slow=0.10),
+    "1 %, 1 in 5 slow by 30 %": Noise(0.01, slow=0.30),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of comparisons by verdict after so many rounds, and the median number of rounds that they took."""
+
+    same: float
+    slower: float
+    faster: float
+    median_rounds: float
+
+
+def differences(noise, trials, rounds, effect, generator):
+    """Differences of the logarithms of a round's two step times, B's first in every other round."""
+    values = generator.normal(0.0, noise.spread, (trials, rounds, 2))
+    order = np.arange(2.0 * rounds).reshape(rounds, 2)
+    order[1::2] = order[1::2, ::-1].copy()
+    values += noise.drift / 2 * order
+    values += math.log1p(noise.slow) * (generator.random((trials, rounds, 2)) < noise.slow_share)
+    states = generator.random((trials, rounds, 1 if noise.by_round else 2)) < 0.5
+    values += math.log1p(noise.clock) * states
+    return values[..., 1] - values[..., 0] + math.log1p(effect)
+
+
+def simulate(noise, trials, effect=0.0, rounds=ROUNDS, seed=0):
+    """Verdicts at the first look that has one."""
+    drawn = differences(noise, trials, rounds, effect, np.random.default_rng(seed))
+    found = looks(drawn, GATE)
+    ends = found.same | found.changed
+    at = np.where(ends.any(axis=-1), ends.argmax(axis=-1), rounds - 1)
+    each = np.arange(trials)
+    same, changed = found.same[each, at], found.changed[each, at]
+    # As the ratio's sign is told: where there is the least evidence, which no more than the median is of either half.
+    up = np.array([np.median(drawn[i, : at[i] + 1]) > 0 for i in each])
+    return Rates(same.mean(), (changed & up).mean(), (changed & ~up).mean(), float(np.median(at + 1)))
+
+
+def table(trials, conditions=CONDITIONS):
+    """The rates of all conditions as text."""
+    lines = [f"{'':26}  A/A: false  same in 20  in {ROUNDS}  rounds   +2 %: found in 20  in {ROUNDS}  rounds"]
+    for name, noise in conditions.items():
+        short, a, e, b = (
+            simulate(noise, trials, 0.0, 20),
+            simulate(noise, trials),
+            simulate(noise, trials, EFFECT, 20),
+            simulate(noise, trials, EFFECT),
+        )
+        lines.append(
+            f"{name:26} {a.slower + a.faster:11.1%} {short.same:11.1%} {a.same:6.1%} {a.median_rounds:7.0f} "
+            f"{e.slower:18.1%} {b.slower:6.1%} {b.median_rounds:7.0f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(int(sys.argv[1]) if sys.argv[1:] else 10_000))

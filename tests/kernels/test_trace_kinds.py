@@ -1,0 +1,133 @@
+"""Kinds of kernels by a stored set of real names with the answers expected, and names that can be read."""
+
+from __future__ import annotations
+
+import csv
+from importlib.resources import files
+
+import pytest
+from paths import TRACES
+
+from lmbench.kernels.trace.kinds import KINDS, kind_of, short_name
+
+# As package data: what is tested may be installed elsewhere.
+REFERENCE = files("lmbench.reference") / "kernels.csv"
+
+
+def names() -> list[dict[str, str]]:
+    """Of the runs of this project where `origin` is empty, else of the public traces or the sources of a library."""
+    with (TRACES / "kernel_names.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", names(), ids=lambda row: f"{row['kind']}-{short_name(row['name'])[:60]}")
+def test_real_names_have_the_expected_kind(row: dict[str, str]) -> None:
+    assert kind_of(row["name"], row["category"], row["operator"]) == row["kind"]
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "kind"),
+    [
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "aten::cudnn_convolution", "gemm"),
+        ("triton_poi_fused_nccl_view_0", "", "elementwise"),
+        # Names that were cut off are read as they stand.
+        ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
+        # A library's name is no work: its letters must not decide.
+        ("void fbgemm_gpu::unheard_of_kernel<int>(int)", "", "unclassified"),
+        ("void deep_gemm::unheard_of_kernel<int>(int)", "", "unclassified"),
+        ("void flashinfer::unheard_of_kernel<int>(int)", "", "unclassified"),
+        # Template arguments name what a kernel was made of, unless it is a general launcher.
+        ("void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int)", "", "unclassified"),
+        ("void cutlass::device_kernel<unheard::Softmax>(int)", "", "gemm"),
+        # torch 2.0 names a kernel by its arguments; the call around it may have the operators.
+        ("triton__0d1d2d3d", "triton_red_fused__softmax_2", "softmax"),
+        ("triton__0d1d2d3d", "triton_poi_fused_add_mul_2", "elementwise"),
+        ("triton__0d1d2d3d", "triton__0d1d2d3d", "unclassified"),
+        ("unheard_of_kernel", "aten::convolution_backward", "gemm"),
+        ("unheard_of_kernel", "aten::max_pool2d_with_indices_backward", "pooling"),
+        ("unheard_of_kernel", "_C::rms_norm", "norm"),
+    ],
+)
+def test_a_name_is_looked_at_where_it_says_what_runs(name: str, operator: str, kind: str) -> None:
+    assert kind_of(name, "kernel", operator) == kind
+
+
+def test_the_stored_set_covers_every_kind() -> None:
+    assert {row["kind"] for row in names()} == set(KINDS)
+    assert len(names()) > 800
+
+
+def test_published_names_have_the_published_class() -> None:
+    ours = {"gemm": "gemm", "elementwise": "elementwise", "reduce": "reduction"}
+    checked = 0
+    with REFERENCE.open(newline="") as file:
+        for row in csv.DictReader(file):
+            first = row["kernel_name"].partition(" + ")[0]
+            if first and row["kernel_class"] in ours:
+                assert kind_of(first) == ours[row["kernel_class"]], first
+                checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("my_module::attention_backward", "attention"),
+        ("FlashAttention", "attention"),
+        ("_AttentionBackward", "attention"),
+        ("aten::mm", "gemm"),
+        ("aten::mul", "elementwise"),
+        ("aten::_softmax", "softmax"),
+        ("aten::sum", "reduction"),
+        ("aten::index_select", "index"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("c10d::allreduce_", "comm"),
+        ("my::thing", "unclassified"),
+        ("", "unclassified"),
+    ],
+)
+def test_the_operator_decides_where_the_name_says_nothing(operator: str, kind: str) -> None:
+    assert kind_of("some_kernel", "kernel", operator) == kind
+
+
+@pytest.mark.parametrize("row", names(), ids=lambda row: row["name"][:60])
+def test_short_names_have_no_template_noise(row: dict[str, str]) -> None:
+    short = short_name(row["name"])
+    assert short
+    assert len(short) <= max(100, len(row["name"]) * ("<" not in row["name"]))
+    assert not set("<>{}*") & set(short.replace("->", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
+            "vec_elementwise[add]",
+        ),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+            "FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4> >"
+            "(int)",
+            "multi_tensor_apply[FusedAdamMath]",
+        ),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>"
+            "(cutlass_80_simt_sgemm_128x256_8x4_nt_align1::Params)",
+            "cutlass_80_simt_sgemm_128x256_8x4_nt_align1",
+        ),
+        ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN"),
+        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
+    ],
+)
+def test_short_names_say_what_ran(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_same_functor_in_another_type_is_told_apart() -> None:
+    add = (
+        "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<{}>, std::array<char*, 3> >(int)"
+    )
+    assert short_name(add.format("c10::BFloat16")) == "vec_elementwise[add bf16]"
+    assert short_name(add.format("c10::Half")) == "vec_elementwise[add f16]"

@@ -1,0 +1,198 @@
+"""The timeline of a history: in a report's page, in a page of its own, as SVG; its sums are the replay's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html import unescape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from browser import look, needs_browser, operate
+from paths import RUNS
+from planted_memory import MIB, Allocator, notes_of, planted_run, write
+
+from lmbench.cli import main
+from lmbench.memory.history.findings import examine
+from lmbench.memory.history.summary import examine_run
+from lmbench.memory.timeline import TIMELINE_FILE, memory_timeline, read_timeline, write_timeline
+from lmbench.memory.timeline_picture import memory_picture
+from lmbench.records.codec import DamagedRecord, as_dict
+from lmbench.records.memory import MemoryHistoryRecord
+
+H200 = json.loads((RUNS / "h200_run.json").read_text())
+
+
+def remembered(folder: Path, max_entries: int | None = None) -> Path:
+    """A run as lmbench leaves it, with a planted history."""
+    folder.mkdir()
+    step = planted_run(max_entries)
+    write(folder / "memory_snapshot.pickle", step.memory)
+    (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
+    record = MemoryHistoryRecord(steps=2, snapshot_file="memory_snapshot.pickle")
+    (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
+    examine_run(folder, record)
+    (folder / "run.json").write_text(json.dumps({**copy.deepcopy(H200), "memory_history": as_dict(record)}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: Any) -> Path:
+    return remembered(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Path:
+    target = run.parent / "page.html"
+    assert main(["report", str(run), "--html", str(target)]) == 0
+    return target
+
+
+def data_of(text: str) -> dict[str, Any]:
+    (found,) = re.findall(r'data-memory="([^"]*)"', text)
+    data: dict[str, Any] = json.loads(unescape(found))
+    return data
+
+
+def test_every_column_sums_up_to_what_was_allocated(run: Path) -> None:
+    found = examine(run)
+    timeline = memory_timeline(found)
+    sums = [sum(sizes) for sizes in zip(*timeline.sizes_bytes, strict=True)]
+    # There are fewer entries than columns: each has one of its own.
+    assert sums == found.played.allocated_bytes.tolist()
+    assert timeline.peak == found.peak
+    assert next((band.name, band.first) for band in timeline.bands) == ("forward", 0)
+
+
+def test_the_blocks_of_a_column_sum_up_to_it_too(run: Path) -> None:
+    """Few blocks: none is too small to be among them."""
+    timeline = memory_timeline(examine(run))
+    for column in range(len(timeline.time_us)):
+        own = sum(block.size_bytes for block in timeline.blocks if block.first <= column <= block.last)
+        assert own == sum(sizes[column] for sizes in timeline.sizes_bytes)
+
+
+def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path: Path) -> None:
+    memory = Allocator()
+    for number in range(2000):
+        address = memory.alloc((200 if number == 1234 else 1) * MIB)
+        memory.free(address)
+    timeline = memory_timeline(examine(write(tmp_path / "s.pickle", memory)))
+    assert len(timeline.time_us) == 480
+    assert timeline.sizes_bytes[0][timeline.peak] == 200 * MIB
+
+
+def test_the_file_comes_back_and_a_damaged_one_is_refused(run: Path, tmp_path: Path) -> None:
+    timeline = read_timeline(run)
+    write_timeline(timeline, tmp_path)
+    assert read_timeline(tmp_path) == timeline
+    timeline.sizes_bytes[0].pop()
+    write_timeline(timeline, tmp_path)
+    with pytest.raises(DamagedRecord):
+        read_timeline(tmp_path)
+    (tmp_path / TIMELINE_FILE).write_bytes(b"torn")
+    with pytest.raises(DamagedRecord):
+        read_timeline(tmp_path)
+
+
+def test_the_report_shows_it_and_asks_for_nothing(page: Path) -> None:
+    text = page.read_text()
+    assert data_of(text)["labels"][0] == "parameters"
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "://" not in without_names
+    inline, _ = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    assert inline == (files("lmbench.memory") / "timeline.js").read_text()
+
+
+def test_names_from_a_hostile_file_are_text(tmp_path: Path) -> None:
+    memory = Allocator()
+    memory.mark("<script>alert(1)</script>", "START")
+    for _ in range(50):
+        memory.alloc(MIB, (('"><img src=x onerror=alert(1)>', "<b>.py", 3),))
+    memory.mark("<script>alert(1)</script>", "END")
+    path, target = write(tmp_path / "s.pickle", memory), tmp_path / "page.html"
+    assert main(["memory", str(path), "--html", str(target), "--svg", str(tmp_path / "s.svg")]) == 0
+    text = target.read_text()
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "alert" in (tmp_path / "s.svg").read_text()
+    ElementTree.fromstring((tmp_path / "s.svg").read_text())
+
+
+@pytest.mark.parametrize("max_entries", [None, 44])
+def test_a_cut_history_is_drawn_as_one(tmp_path: Path, max_entries: int | None) -> None:
+    run = remembered(tmp_path / "run", max_entries)
+    picture = memory_picture("run", read_timeline(run))
+    is_cut = max_entries is not None
+    assert ('class="cut"' in picture.svg) == is_cut
+    assert ("Not complete" in picture.warning) == is_cut
+
+
+def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path: Path) -> None:
+    """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
+    whole, cut = (examine(remembered(tmp_path / name, kept)) for name, kept in (("whole", None), ("cut", 36)))
+    for column, entry in ((1, 45), (20, 64), (35, 79)):
+        timeline = memory_timeline(cut)
+        sizes = dict(zip(timeline.categories, timeline.sizes_bytes, strict=True))
+        full = memory_timeline(whole)
+        expected = dict(zip(full.categories, full.sizes_bytes, strict=True))
+        for name in ("parameters", "optimizer_state", "gradients"):
+            assert sizes[name][column] == expected[name][entry], (name, column)
+
+
+def test_damaged_timelines_are_said_on_the_page(tmp_path: Path) -> None:
+    run = remembered(tmp_path / "run")
+    (run / TIMELINE_FILE).write_bytes(b"torn")
+    target = tmp_path / "page.html"
+    assert main(["report", str(run), "--html", str(target)]) == 0
+    assert "cannot be used" in target.read_text()
+
+
+@needs_browser
+def test_a_phase_too_narrow_for_its_name_is_named_below(page: Path) -> None:
+    legends = operate(page, 390, """
+        return [...page.querySelectorAll(".memory-legend")].map(legend => legend.textContent.split(/\\s+/));
+    """)  # fmt: skip
+    assert legends[0][0] == "phases"
+    assert {"forward", "backward", "optimizer", "zero_grad"} <= set(legends[0])
+    assert {"held", "parameters", "gradients"} <= set(legends[1])
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_it_fits(page: Path, width: int) -> None:
+    seen = look(page, width)
+    assert seen["requests"] == []
+    assert seen["scroll_width"] <= seen["client_width"] <= width
+    assert seen["smallest_text_px"] >= 8.5
+
+
+@needs_browser
+def test_a_block_that_is_pointed_at_says_what_it_is(page: Path) -> None:
+    """At the peak, in the middle of the optimizer state's second block, and above everything."""
+    data = data_of(page.read_text())
+    sums = [sum(sizes) for sizes in zip(*data["sizes"], strict=True)]
+    column = sums.index(max(sums))
+    first, *told = operate(
+        page, 1280,
+        f"""
+        const svg = page.querySelector("svg.memory-picture"), info = page.querySelector(".memory-info");
+        const place = svg.getBoundingClientRect(), at = [info.textContent];
+        for (const bytes of [{40 + 60} * {MIB}, {data["most"]} * 0.999]) {{
+          const y = place.top + {data["top"]} + (1 - bytes / {data["most"]}) * {data["height"]};
+          const x = place.left + place.width * ({column} + .5) / {len(sums)};
+          svg.dispatchEvent(new view.PointerEvent("pointerdown", {{clientX: x, clientY: y, bubbles: true}}));
+          at.push([info.textContent, !!page.querySelector(".chosen").getAttribute("d")]);
+        }}
+        return at;
+        """,
+    )  # fmt: skip
+    assert first.startswith("At the peak")
+    assert told[0][0].startswith("40.0 MiB: optimizer state, blocks.1.ffn")
+    assert told[0][1]
+    assert "backward: 0.25 GiB" in told[1][0]
+    assert not told[1][1]

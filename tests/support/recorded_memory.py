@@ -1,0 +1,53 @@
+"""The recorded history in memory_data/, as a run's folder.
+
+`python tests/support/recorded_memory.py` writes its tables in golden/ anew; read the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from paths import GOLDEN as GOLDEN_FILES
+from paths import MEMORY
+
+from lmbench.cli import main
+
+GOLDEN = GOLDEN_FILES / "memory_history.txt"
+
+
+def unpack(folder: Path) -> Path:
+    """The run's folder `recorded` in a folder."""
+    run = folder / "recorded"
+    run.mkdir()
+    shutil.copy(MEMORY / "run.json", run)
+    for name in ("memory_snapshot.pickle", "memory_notes.json"):
+        (run / name).write_bytes(lzma.decompress((MEMORY / f"{name}.xz").read_bytes()))
+    return run
+
+
+def printed(folder: Path) -> str:
+    """What `lmbench memory` prints of it on a screen of 80 columns."""
+    out = io.StringIO()
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+            assert main(["memory", "recorded", "--all"]) == 0
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        unpack(Path(name))
+        GOLDEN.write_text(printed(Path(name)), encoding="utf-8")

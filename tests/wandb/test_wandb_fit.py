@@ -1,0 +1,181 @@
+"""W&B around `lmbench fit`: offline by default, uploaded where asked, and never the measurement's misfortune."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import yaml
+from paths import RUNS, SUPPORT
+from wandb_loopback import PLANTED_KEY, Server
+
+from lmbench.cli import main
+from lmbench.configs import shipped_studies
+from lmbench.errors import UsageError
+from lmbench.kernels.trace.kinds import KINDS, PARTS
+from lmbench.records.load import load_run
+from lmbench.records.run import RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.report.facts import FACT
+from lmbench.report.logged import Rates, kernel_name, of_step, run_names
+from lmbench.report.view import read_view
+from lmbench.wandb.board import board_of, board_of_all
+from lmbench.wandb.child import stable_id
+from lmbench.wandb.content import config_of, summary_of
+from lmbench.wandb.publish import WandbSettings
+
+QUICK = [
+    "--config", "smoke", "--model.num_layers", "1", "--measure.steps", "6", "--measure.min_window_s", "0",
+    "--measure.probe_steps", "2", "--data.context_length", "16",
+]  # fmt: skip
+# For a module that is not lmbench's.
+FOREIGN = [
+    "--trainer.accelerator", "cpu", "--data.batch_size", "4", "--data.context_length", "16",
+    "--measure.warmup_steps", "3", "--measure.steps", "6", "--measure.min_window_s", "0", "--measure.probe_steps", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _wandb(no_account, monkeypatch):
+    """W&B as a newcomer has it: on."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
+def fit(tmp_path, *words):
+    results = tmp_path / "results"
+    before = set(results.glob("*"))
+    assert main(["fit", *QUICK, "--measure.results_dir", str(results), *words]) == 0
+    (new,) = set(results.glob("*")) - before
+    return load_run(new)
+
+
+def test_every_run_is_there_offline_without_account_or_network(tmp_path, capsys):
+    environment = {name: value for name, value in os.environ.items() if "WANDB" in name}
+    result = fit(tmp_path, "--wandb.project", "speed", "--wandb.tags", "[a, b]")
+    output = capsys.readouterr()
+    assert (
+        f"W&B          offline, beside the result\nupload       lmbench upload {result.path} --project=speed\n"
+        in output.out
+    )
+    assert output.err == ""
+    assert len(list(result.path.glob("wandb/offline-run-*/*.wandb"))) == 1
+    filed = result.record.wandb
+    assert (filed.mode, filed.project, filed.tags) == ("offline", "speed", ["a", "b"])
+    assert yaml.safe_load((result.path / "config.yaml").read_text())["wandb"]["project"] == "speed"
+    assert {name: value for name, value in os.environ.items() if "WANDB" in name} == environment
+
+
+def check_boards(logged):
+    """Every key that a panel or a table of runs names is one that a run was given: this one, which ran on a CPU and
+    eagerly, or a real one on an H200; the rest is of a compiled, a profiled or a predicted run, of attention alone, of
+    one in a sweep or in a repository."""
+    h200 = msgspec.json.decode((RUNS / "h200_run.json").read_bytes(), type=RunRecord)
+    on_gpu = {f"summary:{name}" for name in summary_of(h200, "ok")} | {f"config:{name}" for name in config_of(h200)}
+    lags = of_step(StepRecord(lag_forward_s=1.0, lag_backward_s=1.0, tokens=1, step_s=1.0), Rates.of(h200))
+    on_gpu |= {f"series:{name}" for name in lags}
+    special = (
+        "kernels/",
+        "compile/",
+        "memory/predicted_",
+        "memory/saved_",
+        "memory/backward_begin_",
+        "throughput/hfu_",
+    )
+    elsewhere = {f"summary:{name}" for name, _ in run_names().values() if name.startswith(special)}
+    elsewhere |= {f"summary:{kernel_name('kind', name)}" for name in KINDS}
+    elsewhere |= {f"summary:{kernel_name('part', name)}" for name in PARTS} | {
+        "config:study",
+        *(f"config:{name}" for name in FACT),
+    }
+    boards = [board_of_all()]
+    boards += [board_of(read_view(name), KINDS, PARTS) for name in shipped_studies() if not name.startswith("tiny_")]
+    named = {key for board in boards for key in board.keys}
+    assert named - logged - on_gpu - elsewhere == set()
+    # Nothing but what only a GPU tells is looked for in the other one.
+    gpu = ("lag/", "/mfu_", "allocated_gib", "reserved_gib", "millijoules", "host_bound", ":gpu")
+    assert [key for key in (named & on_gpu) - logged if not any(word in key for word in gpu)] == []
+    assert len(named & logged) > 40
+
+
+def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
+    with Server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        more = ["--trainer.gradient_clip_val", "1", "--measure.gradient_norm", "true"]
+        result = fit(tmp_path, "--wandb.mode", "online", *more)
+        run_id = stable_id(result.record)
+        assert f"W&B          uploaded: {server.url}/me/lmbench/runs/{run_id}\n" in capsys.readouterr().out
+        assert [row["step"] for row in server.history[run_id]] == [step.step for step in result.steps]
+        logged = {f"config:{name}" for name in server.config[run_id]}
+        logged |= {f"summary:{name}" for name in server.summary[run_id]}
+        logged |= {f"series:{name}" for row in server.history[run_id] for name in row}
+        check_boards(logged)
+        questions = len(server.questions)
+        assert main(["upload", str(result.path)]) == 0
+        assert capsys.readouterr().out.startswith("already uploaded")
+        assert len(server.questions) == questions
+
+
+def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_after_it(tmp_path):
+    (tmp_path / "wandb.py").write_text("raise RuntimeError('broken')")
+    path = os.pathsep.join((str(SUPPORT), str(tmp_path)))
+    env = {**os.environ, "PYTHONPATH": path, "STATE_FILE": str(tmp_path / "state")}
+    del env["WANDB_BASE_URL"]
+    words = ["fit", *FOREIGN, "--model", "wandb_modules.Watching", "--measure.results_dir", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "lmbench", *words, "--wandb.mode", "online"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    said = "wandb failed with RuntimeError: broken"
+    assert done.stderr == f"lmbench: W&B got nothing of this run: {said}; later: lmbench upload {folder}\n"
+    for when in ("window", "end"):
+        state = json.loads((tmp_path / f"state.{when}").read_text())
+        assert state == {"modules": [], "threads": [], "children": "", "variables": []}
+
+
+def test_a_disk_without_room_for_w_and_b_keeps_the_result(tmp_path, small_disk, capsys):
+    small_disk(96)
+    result = fit(tmp_path)
+    assert (result.outcome, len(result.steps)) == ("ok", 9)
+    assert capsys.readouterr().err.count("\n") <= 1
+
+
+def test_the_logger_is_lightnings_own_with_steps_and_summary_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = fit(tmp_path, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "csv", "--wandb.mode=disabled")
+    assert not (result.path / "wandb").exists()
+    assert (
+        yaml.safe_load((result.path / "config.yaml").read_text())["trainer"]["logger"]["init_args"]["save_dir"] == "csv"
+    )
+    (file,) = (tmp_path / "csv").glob("lightning_logs/version_0/metrics.csv")
+    rows = list(csv.DictReader(file.open()))
+    steps = [float(row["lmbench/time/step_ms"]) for row in rows if row["lmbench/time/step_ms"]]
+    assert steps == [step.step_s * 1e3 for step in result.steps]
+    assert float(rows[-1]["lmbench/summary/throughput/tokens_per_s"]) == result.record.throughput.tokens_per_s
+
+
+@pytest.mark.parametrize(
+    ("switch", "asked", "mode"),
+    [
+        (None, "online", "online"),
+        (None, "disabled", "disabled"),
+        ("online", "offline", "offline"),
+        ("offline", "online", "offline"),
+        ("dryrun", "disabled", "disabled"),
+        ("disabled", "online", "disabled"),
+    ],
+)
+def test_wandbs_own_switch_only_takes_away(monkeypatch, switch, asked, mode):
+    if switch is not None:
+        monkeypatch.setenv("WANDB_MODE", switch)
+    assert WandbSettings(mode=asked).filing().mode == mode
+
+
+def test_a_time_limit_of_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"wandb\.timeout_s is 0; it must be above 0"):
+        WandbSettings(timeout_s=0).filing()
