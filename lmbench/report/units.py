@@ -147,6 +147,8 @@ class Unit:
     ending: str = ""
 
 
+#: A column of words; its unit is compared by identity.
+WORDS = Unit("", 1.0, str)
 MS = Unit("ms", 1e3, milliseconds, "_ms")
 SECONDS = Unit("s", 1.0, seconds, "_s")
 PERCENT = Unit("%", 100.0, percent_number, "_percent")

@@ -1,0 +1,174 @@
+"""What a command works out, before it has a format: a headline, tables of raw values, charts and notes.
+
+A room returns an `Answer`; `lmbench.report.render` makes every format of it. Rows hold SI values (seconds, bytes,
+fractions), words or None, and the column's unit says how a number is shown. So the terminal, Markdown, LaTeX and the
+page show the same figures that CSV and JSON hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
+from lmbench.text import shown
+
+Value = float | int | str | bool | None
+#: How a column of words behaves on a narrow screen: `fold` goes on in the next line (paths, whose ends and middles tell
+#: them apart), `shorten` keeps beginning and end (generated names), `keep` never changes.
+Narrowing = Literal["keep", "fold", "shorten"]
+
+
+class Line(NamedTuple):
+    """A labelled line; without a label it goes on with what the line before is about.
+
+    With `is_whole` the text is never folded, since it is there to be copied (a path, a command).
+    """
+
+    label: str
+    text: str
+    is_whole: bool = False
+
+
+BLANK = Line("", "")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. `name` is its key in CSV and JSON and ends in the SI unit of its numbers (`forward_s`).
+
+    Where the screen is too narrow for the table, columns that are `is_extra` are the first to be left out.
+    """
+
+    title: str
+    unit: Unit = WORDS
+    name: str = ""
+    narrowing: Narrowing = "keep"
+    is_extra: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return self.unit is not WORDS
+
+    @property
+    def key(self) -> str:
+        return self.name or re.sub(r"\W+", "_", self.title).strip("_")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value with more than itself: its standard deviation, its interval, other words for it, notes about it.
+
+    `text` is shown instead of the value where the unit cannot say it (`OOM (forward)`); `style` names what the page
+    colours: an outcome that is not ok, or a value that is missing.
+    """
+
+    value: Value
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    style: Literal["", "outcome", "missing"] = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. `name` is what `--table` calls it; the caption names the device, what all rows share and which spread is
+    shown; with `has_total` the last row is what the others sum up to."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value | Cell]]
+    caption: str = ""
+    has_total: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of all cells, each once, in the order in which a reader meets them."""
+        cells = (cell for row in self.rows for cell in row if isinstance(cell, Cell))
+        return list(dict.fromkeys(shown(note) for cell in cells for note in cell.notes))
+
+    def texts(self) -> list[list[str]]:
+        """All rows as they are read, with the numbers of notes."""
+        notes = {note: f" [{number}]" for number, note in enumerate(self.notes, start=1)}
+        return [
+            [
+                text_of(cell, column.unit)
+                + "".join(notes[shown(note)] for note in (cell.notes if isinstance(cell, Cell) else ()))
+                for column, cell in zip(self.columns, row, strict=True)
+            ]
+            for row in self.rows
+        ]
+
+    def records(self) -> list[dict[str, Value]]:
+        """All rows as mappings from the columns' keys to SI values; spread and interval have keys beside them."""
+        rows = []
+        for row in self.rows:
+            record: dict[str, Value] = {}
+            for column, cell in zip(self.columns, row, strict=True):
+                record[column.key] = cell.value if isinstance(cell, Cell) else cell
+                if isinstance(cell, Cell):
+                    parts = {"std": cell.std, "low": cell.low, "high": cell.high}
+                    record |= {
+                        _beside(column.key, part): number for part, number in parts.items() if number is not None
+                    }
+            rows.append(record)
+        keys = dict.fromkeys(key for record in rows for key in record)
+        return [{key: record.get(key) for key in keys} for record in rows]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as a Vega-Lite specification, with its title and what must be said below it."""
+
+    title: str
+    spec: Mapping[str, Any]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command says. The terminal shows the headline, the tables that `first` names (all where it is None) and,
+    unless some tables wait for `--table` or `--all`, the notes; every other format has everything.
+
+    `figures` are numbers that stand in sentences and in no table, for JSON. `data` is the table that CSV gives where
+    that is not the first one. `sections` are parts of a longer answer, each with its own title. `exit_code` is the
+    command's.
+    """
+
+    headline: Sequence[Line] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[Line] = ()
+    charts: Sequence[Chart] = ()
+    title: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    data: Table | None = None
+    first: Sequence[str] | None = None
+    sections: Sequence[Answer] = ()
+    exit_code: int = 0
+
+    def all_tables(self) -> list[Table]:
+        """The tables of this answer and of its sections."""
+        return [*self.tables, *(table for section in self.sections for table in section.all_tables())]
+
+
+def text_of(cell: Value | Cell, unit: Unit) -> str:
+    """A cell as it is read, in the unit of its column."""
+    value, std, text = (cell.value, cell.std, cell.text) if isinstance(cell, Cell) else (cell, None, "")
+    if text:
+        return shown(text)
+    if value is None:
+        return MISSING
+    if isinstance(value, str | bool) or unit is WORDS:
+        return shown(str(value))
+    return mean_and_std(value, std) if unit is MS else unit.text(value)
+
+
+def _beside(key: str, part: str) -> str:
+    """`step_s` and `std` make `step_std_s`: the unit stays at the end."""
+    stem, _, unit = key.rpartition("_")
+    return f"{stem}_{part}_{unit}" if stem and unit in ("s", "bytes", "fraction", "flops") else f"{key}_{part}"
