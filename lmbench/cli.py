@@ -131,9 +131,16 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     if module == _MEASURING and args[1:] == ["-h"]:
         module = "lmbench.commands.fit_help"
     # What nsys is given it hands on.
-    is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & set(args)) and not {"-h", "--help"} & set(args)
+    options = {word.partition("=")[0] for word in args}
+    is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not {"-h", "--help"} & options
     with result_alone(is_whole_process) if is_for_programs else nullcontext():
-        return int(importlib.import_module(module).run(args))
+        found = importlib.import_module(module)
+        typed = getattr(found, args[0], None)
+        if typed is not None and not hasattr(found, "run"):
+            from lmbench.commands.parser import run_typed
+
+            return run_typed(args[0], typed, args[1:])
+        return int(found.run(args))
 
 
 def _shipped(word: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from lmbench.records import load as _load
 from lmbench.records.codec import as_dict
 from lmbench.records.schema import leaves
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
-from lmbench.report.fragment import run_html
-from lmbench.report.screen import make_console
-from lmbench.report.terminal import print_run
+from lmbench.report.answer import Answer, Line
+from lmbench.report.html import fragment
+from lmbench.report.render import render
+from lmbench.report.run import run_answer
 from lmbench.report.units import milliseconds
 
 if TYPE_CHECKING:
@@ -31,10 +31,13 @@ class Run(_load.Run):
     `print(run)` shows what `lmbench show` does; a notebook shows it as a table.
     """
 
+    def answer(self) -> Answer:
+        """The run as `lmbench show` gives it."""
+        path = self.path if self.path.is_dir() else None
+        return run_answer(self.record, path, notes(self))
+
     def __str__(self) -> str:
-        stream = io.StringIO()
-        print_run(self.record, self._folder, make_console(stream), notes=notes(self))
-        return stream.getvalue().strip("\n")
+        return render(self.answer(), "terminal").strip("\n")
 
     def __repr__(self) -> str:
         step, rate = self.record.phases.step, self.record.throughput.tokens_per_s
@@ -42,11 +45,7 @@ class Run(_load.Run):
         return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}{f', {rate:,.0f} tokens/s' if rate else ''}>"
 
     def _repr_html_(self) -> str:
-        return run_html(self.record, self._folder, notes(self))
-
-    @property
-    def _folder(self) -> Path | None:
-        return self.path if self.path.is_dir() else None
+        return fragment(self.answer())
 
 
 def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:
@@ -65,14 +64,14 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     return Run(found.path, found.record, found.steps, found.outcome, found.damage)
 
 
-def notes(run: _load.Run) -> list[tuple[str, str]]:
+def notes(run: _load.Run) -> list[Line]:
     """What there is of a run that was never closed, and what of it cannot be read, as labelled lines."""
     found = []
     if run.outcome in (RUNNING, KILLED, DAMAGED):
         summary = "" if run.outcome == DAMAGED else ", without a summary: the run was not closed"
-        found.append(("steps", f"{len(run.steps)} recorded{summary}"))
+        found.append(Line("steps", f"{len(run.steps)} recorded{summary}"))
     if run.damage is not None:
-        found.append(("damage", run.damage))
+        found.append(Line("damage", run.damage))
     return found
 
 

@@ -1,16 +1,25 @@
-"""What the commands share that measure nothing themselves: how they parse, and how they tell a mistake."""
+"""A command is a typed function: its signature and docstring make the parser, its Answer is given in any format.
+
+Positional parameters are the command's arguments (`*results: str` takes several), keyword parameters its options. The
+docstring's text is the help, its Args section tells each option. A function that returns an `Answer` has the options of
+`report.render.Output` beside its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import re
 import textwrap
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.interruption import received
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 
 class _Paragraphs(argparse.HelpFormatter):
@@ -84,3 +93,72 @@ def command(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
             return ExitCode.OK
 
     return guarded
+
+
+def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> int:
+    """Run a command's function with the words of a command line; returns the exit code."""
+    # Here: `lmbench -h` does without them.
+    from lmbench.report.answer import Answer
+    from lmbench.report.render import Output, give
+
+    try:
+        parser = _typed_parser(name, function)
+        options = _parsed(name, parser, words)
+        output = {key: options.pop(key) for key in Output.__dataclass_fields__ if key in options}
+        given = Output(**output)
+        arguments = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                arguments += options.pop(parameter.name)
+            elif parameter.kind is not parameter.KEYWORD_ONLY:
+                arguments.append(options.pop(parameter.name))
+        answer = function(*arguments, **options)
+        return give(answer, given) if isinstance(answer, Answer) else int(answer)
+    except UsageError as error:
+        tell(str(error))
+        return ExitCode.USAGE
+    except SystemExit as ended:
+        # The parser ends this way after `--help`; a signal does too, with a code.
+        if ended.code or received() is not None:
+            raise
+        return ExitCode.OK
+
+
+def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
+    from docstring_parser import parse
+    from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+    from lmbench.report.render import Output
+
+    class Help(_Paragraphs, DefaultHelpFormatter):
+        pass
+
+    text = parse(inspect.getdoc(function) or "")
+    description = "\n\n".join(filter(None, [text.short_description, text.long_description]))
+    parser = ArgumentParser(
+        prog=f"lmbench {name}", description=description, formatter_class=Help, exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_function_arguments(function, as_group=False, as_positional=True, fail_untyped=True)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            told = next((each.description for each in text.params if each.arg_name.lstrip("*") == parameter.name), None)
+            parser.add_argument(parameter.name, nargs="+", type=str, help=told)
+    if "Answer" in str(inspect.signature(function).return_annotation):
+        parser.add_class_arguments(Output, as_group=False)
+    return parser
+
+
+def _parsed(name: str, parser: ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
+    """The options by name; a mistake is told in one line, with the option that was probably meant."""
+    words = ["--format=json" if word == "--json" else word for word in words]
+    try:
+        return vars(parser.parse_args(words))
+    except argparse.ArgumentError as error:
+        message = re.sub(r'Parser key "(\w+)":\s*', r"--\1: ", str(error))
+        message = re.sub(r"<class '(\w+)'>", r"\1", message)
+        unknown = re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL)
+        if unknown and unknown[1].startswith("-"):
+            option = unknown[1].partition("=")[0]
+            known = [each.removeprefix("--") for each in parser._option_string_actions if each.startswith("--")]
+            message = f"unknown option {option}{suggest(option.removeprefix('--'), known, '--{}')}"
+        raise UsageError(f"{name}: {message}; `lmbench {name} -h` tells the options") from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from lmbench.callbacks import Observer, RunRecorder
-from lmbench.report.terminal import print_banner
+from lmbench.report.answer import Answer
+from lmbench.report.render import Output, give
+from lmbench.report.run import banner
 
 
 class Announcement(Observer):
@@ -17,4 +19,4 @@ class Announcement(Observer):
     def run_started(self) -> None:
         # An output that cannot be written is told of at the end; the measurement goes on.
         with suppress(OSError):
-            print_banner(self._recorder.run)
+            give(Answer(banner(self._recorder.run)), Output())

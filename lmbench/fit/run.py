@@ -31,7 +31,8 @@ from lmbench.interruption import exit_code, held, received
 from lmbench.masking import masked_message, masked_text
 from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
-from lmbench.report.terminal import print_run
+from lmbench.report.render import Output, give
+from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
 from lmbench.text import shown, shown_json, shown_lines
 from lmbench.wandb.publish import publish_run
@@ -211,7 +212,7 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
         elif is_quiet:
             write_result(f"{recorder.folder.path}\n")
         else:
-            print_run(recorder.run, recorder.folder.path, with_banner=False)
+            give(run_answer(recorder.run, recorder.folder.path, with_banner=False), Output())
     except BrokenPipeError:
         # Whoever read the output has enough of it.
         return int(recorder.exit_code)

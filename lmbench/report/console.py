@@ -19,7 +19,7 @@ from lmbench.text import shown
 
 #: Text is easier to read in lines of this width at most; tables use all of the terminal.
 _WIDEST_TEXT, _NARROWEST = 100, 40
-_LABEL_WIDTH = 10
+_LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 #: Least width of a word by how its column narrows.
 _LEAST_WIDTH = {"fold": 20, "shorten": 12}
@@ -39,21 +39,19 @@ def make_console(stream: IO[str] | None = None) -> Console:
 
 
 def print_lines(lines: Iterable[Line], console: Console) -> None:
-    """Print labelled lines, the labels in one column as wide as the longest."""
-    lines = list(lines)
-    width = max([_LABEL_WIDTH, *(len(line.label) + 1 for line in lines if line.text)])
+    """Print labelled lines, the labels in a column of their own."""
     for line in lines:
-        print_line(line, console, width)
+        print_line(line, console)
 
 
-def print_line(line: Line, console: Console, width: int = _LABEL_WIDTH) -> None:
+def print_line(line: Line, console: Console) -> None:
     """Print one line, folded under its text; words longer than the screen (paths, commands) stay whole."""
-    text = f"{shown(line.label):<{width}} {shown(masked_message(line.text))}" if line.label or line.text else ""
+    text = f"{shown(line.label):<{_LABEL_WIDTH}} {shown(masked_message(line.text))}" if line.label or line.text else ""
     if not line.is_whole:
-        text = _folded(text, console, " " * (width + 1))
+        text = _folded(text, console, " " * (_LABEL_WIDTH + 1))
     printed = Text(text)
     if line.label in _STYLES:
-        printed.stylize(_STYLES[line.label], 0, width + 1)
+        printed.stylize(_STYLES[line.label], 0, _LABEL_WIDTH + 1)
     console.print(printed)
 
 

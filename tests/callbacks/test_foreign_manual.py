@@ -14,7 +14,7 @@ from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, Train
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.terminal import details
+from lmbench.report.run import details
 
 from conftest import Sleeper, SlowBatches, quiet_trainer, ratio_to_slept
 

@@ -48,7 +48,7 @@ def test_a_fault_in_the_summary_of_a_failed_run_does_not_hide_the_failure(fit, m
 
 
 def test_a_fault_in_the_printing_names_the_folder_that_has_it_all(fit, monkeypatch):
-    monkeypatch.setattr(run_module, "print_run", planted)
+    monkeypatch.setattr(run_module, "give", planted)
     code, run, printed = fit()
     assert (code, run.outcome) == (1, "ok")
     assert "the result could not be printed (planted in lmbench)" in printed.err

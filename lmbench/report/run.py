@@ -1,65 +1,53 @@
-"""A run on the screen: what was measured, the answer with its warnings, the phases, the rest, and how to repeat it."""
+"""A run as an answer: what was measured, the answer with its warnings, the phases, the rest, and how to repeat it."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
-from rich.console import Console
-
+from lmbench.records.codec import as_dict
 from lmbench.records.guard import not_passed
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report.screen import make_console, print_line, print_table
-from lmbench.report.table import Entry, Heading, Line, Table, fact, numbers, words
-from lmbench.report.text import KERNEL_WIDTH, shortened
-from lmbench.report.units import count, gib, mean_and_std, milliseconds, percent
+from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table
+from lmbench.report.console import shortened
+from lmbench.report.units import MS, PERCENT, count, gib, mean_and_std, milliseconds, percent
 
-_LABEL = 12
 #: From this share of the step on it is the host that sets its time; so many phases are named.
 _HOST_SETS_FRACTION = 0.5
 _NAMED = 2
+#: The title of the table says the unit, once for five columns.
+_MS = replace(MS, word="")
+#: Width of a kernel's name within a sentence.
+_KERNEL_WIDTH = 40
 _STATUSES = ("pass", "warn", "fail", "n/a")
-_STYLES = {"FAIL": "bold red", "WARN": "yellow"}
+_STATISTICS = ("mean", "std", "median", "min", "max")
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
 
 
-def print_run(
-    run: RunRecord,
-    path: Path | None,
-    console: Console | None = None,
-    with_banner: bool = True,
-    notes: Sequence[Line] = (),
-) -> None:
-    """Print a run's record; `path` is its result folder (None where nothing was kept), `notes` are labelled lines about
-    how the run ended."""
-    console = console or make_console()
-    if with_banner:
-        print_banner(run, console)
-    if run.mode:
-        console.out("")
-    _print_lines(headline(run), console)
-    if (step := step_of(run)) is not None:
-        print_table(phase_table(run, step), console, is_airy=True)
-        console.out("")
-    _print_lines([*details(run), *notes], console)
-    for line in where(run, path) if path is not None else ():
-        print_line(*line, console, width=_LABEL, is_whole=True)
+def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), with_banner: bool = True) -> Answer:
+    """A run as `lmbench fit` ends with and `lmbench show` repeats it.
 
-
-def print_banner(run: RunRecord, console: Console | None = None) -> None:
-    """Print what is measured, with what, on what."""
-    _print_lines(banner(run), console or make_console())
-
-
-def _print_lines(lines: Iterable[Line], console: Console) -> None:
-    for label, text in lines:
-        print_line(label, text, console, width=_LABEL, style=_STYLES.get(label, ""))
+    Args:
+        run: its record.
+        path: its result folder, None where nothing was kept.
+        notes: lines about how the run ended.
+        with_banner: whether the configuration is told again.
+    """
+    start = [*(banner(run) if with_banner else []), *([BLANK] if run.mode else [])]
+    step = step_of(run)
+    return Answer(
+        headline=[*start, *headline(run)],
+        tables=[phase_table(run, step)] if step is not None else [],
+        notes=[*details(run), *notes, *(where(run, path) if path is not None else ())],
+        figures={"record": as_dict(run)},
+    )
 
 
 def banner(run: RunRecord) -> list[Line]:
@@ -75,11 +63,11 @@ def banner(run: RunRecord) -> list[Line]:
     micro = window.micro_batches or 1
     accumulation = f", {micro} micro-batches a step" if micro > 1 else ""
     return [
-        ("model", _model(run)),
-        ("step", f"{run.mode}, batch {_shape(run)}{accumulation}"),
-        ("precision", f"{run.precision}, float32 matmul {run.matmul_precision}, {_compiled(run)}"),
-        ("device", _device(run)),
-        ("window", f"{steps} steps{least}, after {window.warmup_steps} of warm-up"),
+        Line("model", _model(run)),
+        Line("step", f"{run.mode}, batch {_shape(run)}{accumulation}"),
+        Line("precision", f"{run.precision}, float32 matmul {run.matmul_precision}, {_compiled(run)}"),
+        Line("device", _device(run)),
+        Line("window", f"{steps} steps{least}, after {window.warmup_steps} of warm-up"),
     ]
 
 
@@ -131,31 +119,27 @@ def step_of(run: RunRecord) -> PhaseSummary | None:
 
 def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
     """Phases by mean, spread and share of the step, in milliseconds, with the verdict of the lag probes."""
-    window, verdicts = run.window, dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
+    window, verdicts = run.window, run.probe.verdicts
     clock = _CLOCKS.get(run.clock or "", "device span")
     steps = "?" if window.steps is None else window.steps
-    title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
-    headings = [
-        *words("phase"),
-        *numbers("mean", "std"),
-        *(Heading(name, is_extra=True) for name in ("median", "min", "max")),
-        *numbers("share"),
+    columns = [
+        Column("phase"),
+        *(Column(name, _MS, f"{name}_s", is_extra=name in ("median", "min", "max")) for name in _STATISTICS),
+        Column("share", PERCENT, "share_fraction"),
+        *([Column("verdict")] if verdicts else []),
     ]
-    table = Table(title, "", headings + words("verdict") * bool(verdicts), [], has_total=True)
+    rows = []
     for span in (*PHASES, SPANS[0]):
-        found = run.phases.get(span)
-        if found is None:
+        summary = run.phases.get(span)
+        if summary is None:
             continue
-        times = (found.mean_s, found.std_s, found.median_s, found.min_s, found.max_s)
-        row = [
-            fact(span),
-            *(Entry(milliseconds(time, found.std_s)) for time in times),
-            Entry(percent(found.share_fraction)),
-        ]
-        if verdicts:
-            row.append(fact((span in verdicts and verdicts[span].verdict) or ""))
-        table.rows.append(row)
-    return table
+        times = [getattr(summary, f"{name}_s") for name in _STATISTICS]
+        words = [milliseconds(time_s, summary.std_s) for time_s in times]
+        row = [span, *map(Cell, times, [None] * 5, [None] * 5, [None] * 5, words), summary.share_fraction]
+        verdict = verdicts.get(span) if verdicts else None
+        rows.append(row + [(verdict and verdict.verdict) or ""] * bool(verdicts))
+    title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
+    return Table("phases", title, columns, rows, has_total=True)
 
 
 def headline(run: RunRecord) -> list[Line]:
@@ -174,7 +158,7 @@ def _step_lines(run: RunRecord) -> list[Line]:
     step = run.phases.step
     if step is None:
         return []
-    lines = [("mean step", f"{mean_and_std(step.mean_s, step.std_s)} ms{_longest_phases(run)}")]
+    lines = [Line("mean step", f"{mean_and_std(step.mean_s, step.std_s)} ms{_longest_phases(run)}")]
     bound, verdicts = host_bound_fraction(run), run.probe.verdicts
     if bound is None or verdicts is None:
         return lines
@@ -189,7 +173,7 @@ def _step_lines(run: RunRecord) -> list[Line]:
         told = f"the device, which nearly waits for the host in {', '.join(mixed)}"
     else:
         told = "the device: it always has work queued"
-    return [*lines, ("limited by", told)]
+    return [*lines, Line("limited by", told)]
 
 
 def _longest_phases(run: RunRecord) -> str:
@@ -205,16 +189,18 @@ def details(run: RunRecord) -> list[Line]:
     lines = []
     if run.unseen_phases:
         unseen = ", ".join(run.unseen_phases)
-        lines.append(("unseen", f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"))
+        lines.append(
+            Line("unseen", f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch")
+        )
     lines += _compile_lines(run)
     lines += _attention_lines(run)
     lines += _memory_lines(run)
     lines += _kernel_lines(run)
     lines += _dtype_lines(run)
     if power_w:
-        lines.append(("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
+        lines.append(Line("power", f"{power_w:.0f} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"))
     if loss.first is not None and loss.last is not None:
-        lines.append(("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
+        lines.append(Line("loss", f"{loss.first:.4f} first, {loss.last:.4f} last"))
     return [*lines, *_tally_lines(run)]
 
 
@@ -223,9 +209,9 @@ def _rate_lines(run: RunRecord) -> list[Line]:
     rate = run.throughput
     lines = []
     if rate.tokens_per_s:
-        lines.append(("throughput", f"{rate.tokens_per_s:,.0f} tokens/s"))
+        lines.append(Line("throughput", f"{rate.tokens_per_s:,.0f} tokens/s"))
     elif run.window.tokens_reason:
-        lines.append(("throughput", f"no tokens/s: {run.window.tokens_reason}"))
+        lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}"))
     if rate.mfu_fraction is not None:
         causal = rate.mfu_causal_fraction
         half = f" ({percent(causal)} with causal attention counted half)" if causal is not None else ""
@@ -236,9 +222,9 @@ def _rate_lines(run: RunRecord) -> list[Line]:
         if run.model.is_causal and causal is not None:
             # By itself it may be faster than its full count: half of that need not be done.
             told = f"{percent(causal)} of what causal attention needs ({percent(rate.mfu_fraction)} counted full)"
-        lines.append(("MFU", f"{told}{again}"))
+        lines.append(Line("MFU", f"{told}{again}"))
     elif rate.tokens_per_s and rate.mfu_reason:
-        lines.append(("MFU", f"none: {rate.mfu_reason}"))
+        lines.append(Line("MFU", f"none: {rate.mfu_reason}"))
     return lines
 
 
@@ -250,13 +236,13 @@ def _peak_lines(run: RunRecord) -> list[Line]:
         peak = memory.steady_peak_allocated_bytes
         steady = f"; in the window {gib(peak)}" if peak else ""
         reserved = f"{gib(memory.run_peak_reserved_bytes)} reserved of {gib(memory.device_total_bytes)}"
-        lines.append(("peak memory", f"{gib(memory.run_peak_allocated_bytes)} allocated, {reserved}{steady}"))
+        lines.append(Line("peak memory", f"{gib(memory.run_peak_allocated_bytes)} allocated, {reserved}{steady}"))
     elif memory.host_peak_rss_bytes:
-        lines.append(("peak memory", f"{gib(memory.host_peak_rss_bytes)} resident (host)"))
+        lines.append(Line("peak memory", f"{gib(memory.host_peak_rss_bytes)} resident (host)"))
     if (refused := memory.refused) is not None:
         free = f"{gib(refused.device_free_bytes)} free"
         held = f"{gib(refused.allocated_bytes)} held, {free}"
-        lines.append(("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
+        lines.append(Line("refused", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {held}"))
     return lines
 
 
@@ -265,9 +251,9 @@ def _compile_lines(run: RunRecord) -> list[Line]:
     lines = []
     if breaks := run.compile.graph_break_count:
         where = "what lies between graphs runs eagerly; --trainer.compile.fullgraph true tells where"
-        lines.append(("compiled", f"with {breaks} graph break{'s' * (breaks > 1)}: {where}"))
+        lines.append(Line("compiled", f"with {breaks} graph break{'s' * (breaks > 1)}: {where}"))
     if run.compile.is_attention_fused:
-        lines.append(("compiled", f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"))
+        lines.append(Line("compiled", f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"))
     return lines
 
 
@@ -277,13 +263,13 @@ def _attention_lines(run: RunRecord) -> list[Line]:
     if saved is not None:
         expected = run.memory.expected_saved_bytes
         by_shape = f", by its shape {gib(expected)}" if expected else ""
-        lines.append(("saved", f"{gib(saved)} for the backward besides q, k and v{by_shape}"))
+        lines.append(Line("saved", f"{gib(saved)} for the backward besides q, k and v{by_shape}"))
     if check is not None and check.deviation_fraction is not None and check.tolerance_fraction is not None:
         refused = f"; it refused {len(check.refused)} more" if check.refused else ""
         off = (
             f"off by {check.deviation_fraction:.1e} of a row's size at most, {check.tolerance_fraction:.1e} is allowed"
         )
-        lines.append(("checked", f"against the formula at {check.cases} shapes{refused}: {off}"))
+        lines.append(Line("checked", f"against the formula at {check.cases} shapes{refused}: {off}"))
     return lines
 
 
@@ -293,12 +279,12 @@ def _memory_lines(run: RunRecord) -> list[Line]:
     if history is None:
         return []
     if history.reason:
-        return [("peak is", f"not known: {history.reason}")]
+        return [Line("peak is", f"not known: {history.reason}")]
     if not history.categories:
         return []
     largest = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name.removesuffix('_bytes').replace('_', ' ')} {gib(size)}" for name, size in largest)
-    return [("peak is", f"in {history.peak_phase}: {names}")]
+    return [Line("peak is", f"in {history.peak_phase}: {names}")]
 
 
 def _kernel_lines(run: RunRecord) -> list[Line]:
@@ -307,12 +293,12 @@ def _kernel_lines(run: RunRecord) -> list[Line]:
     if kernels is None:
         return []
     if kernels.reason:
-        return [("kernels", f"none: {kernels.reason}")]
+        return [Line("kernels", f"none: {kernels.reason}")]
     step = kernels.phases.step
     other = step and step.top_other
     top = top_other_words(other.name, other.share_fraction) if other else ""
     matmul = percent(None if step is None else step.matmul_fraction)
-    return [("kernels", f"{milliseconds(kernels.kernel_s)} ms per step, {matmul} matmul{top}")]
+    return [Line("kernels", f"{milliseconds(kernels.kernel_s)} ms per step, {matmul} matmul{top}")]
 
 
 def _dtype_lines(run: RunRecord) -> list[Line]:
@@ -320,21 +306,21 @@ def _dtype_lines(run: RunRecord) -> list[Line]:
     if run.dtypes is None:
         return []
     if run.dtypes.reason:
-        return [("dtypes", f"none: {run.dtypes.reason}")]
+        return [Line("dtypes", f"none: {run.dtypes.reason}")]
     told = [f"{each.name.replace('_', ' ')} {'/'.join(each.dtypes)}" for each in run.dtypes.tensors if each.dtypes]
-    return [("dtypes", ", ".join(told))]
+    return [Line("dtypes", ", ".join(told))]
 
 
 def top_other_words(name: str, share_fraction: float) -> str:
     """The longest kernel that is no matrix product, to follow their share in a line of text."""
-    return f"; top other kernel {shortened(name, KERNEL_WIDTH)}, {percent(share_fraction)}"
+    return f"; top other kernel {shortened(name, _KERNEL_WIDTH)}, {percent(share_fraction)}"
 
 
 def warning_lines(run: RunRecord) -> list[Line]:
     """Guards that did not pass, with their advice, those that failed first."""
     lines = []
     for guard in sorted(not_passed(run.guards), key=lambda guard: guard.status != "fail"):
-        lines += [(guard.status.upper(), guard.message), *([("", guard.advice)] if guard.advice else [])]
+        lines += [Line(guard.status.upper(), guard.message), *([Line("", guard.advice)] if guard.advice else [])]
     return lines
 
 
@@ -342,7 +328,7 @@ def _tally_lines(run: RunRecord) -> list[Line]:
     """How many guards ended how."""
     tally = Counter[str](guard.status for guard in run.guards)
     told = ", ".join(f"{tally[status]} {status}" for status in _STATUSES if tally[status])
-    return [("guards", told)] if told else []
+    return [Line("guards", told)] if told else []
 
 
 def closing_lines(run: RunRecord) -> list[Line]:
@@ -351,12 +337,12 @@ def closing_lines(run: RunRecord) -> list[Line]:
         return []
     error = run.error
     if error is None:
-        return [("outcome", run.outcome)]
+        return [Line("outcome", run.outcome)]
     phase = f" in {error.phase}" if error.phase else ""
     asked = f", {gib(error.requested_bytes)} asked for" if error.requested_bytes else ""
     at = f" at {error.location}" if error.location else ""
     message = shorten(error.message or "", 160, placeholder=" ...")
-    return [("outcome", f"{run.outcome}{phase}{at}{asked}{f': {message}' if message else ''}")]
+    return [Line("outcome", f"{run.outcome}{phase}{at}{asked}{f': {message}' if message else ''}")]
 
 
 def where(run: RunRecord, path: Path) -> list[Line]:
@@ -369,4 +355,5 @@ def where(run: RunRecord, path: Path) -> list[Line]:
     has_dtypes = run.dtypes is not None and run.dtypes.notes_file
     dtypes = f"lmbench dtypes {shlex.quote(str(path))}" if has_dtypes else None
     commands = [("next", kernels), ("next", memory), ("next", dtypes), ("repeat", run.replay_command)]
-    return [("result", str(path)), *((label, command) for label, command in commands if command)]
+    lines = [("result", str(path)), *((label, command) for label, command in commands if command)]
+    return [Line(label, text, is_whole=True) for label, text in lines]

@@ -1,0 +1,189 @@
+"""One answer in every format: the same figures, nothing that obeys or hides, no cell cut."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from lmbench.errors import UsageError
+from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.console import make_console, shortened
+from lmbench.report.render import FORMATS, Output, csv_field, escaped, give, print_answer, render
+from lmbench.report.units import MS, PERCENT, mean_and_std
+from lmbench.standard_output import write_what_can_be
+
+KINDS = Table(
+    "kinds",
+    "By kind",
+    [Column("kind"), Column("time", MS, "total_s"), Column("share", PERCENT, "share_fraction")],
+    [
+        ["gemm", Cell(0.0123, std=0.0004, low=0.0119, high=0.0127), 0.925],
+        ["a|b<c>", None, Cell(None, text="OOM (forward)", notes=("it was refused",), style="outcome")],
+        ["all", 0.0133, 1.0],
+    ],
+    caption="H200",
+    has_total=True,
+)
+OTHER = Table("names", "Names", [Column("name", narrowing="fold"), Column("n")], [["x" * 9, "1"]])
+ANSWER = Answer(
+    headline=[Line("run", "small"), Line("WARN", "drifts"), Line("", "measure longer")],
+    tables=[KINDS, OTHER],
+    notes=[Line("trace", "/tmp/trace.json", is_whole=True)],
+    title="Kernels",
+    figures={"busy_s": 0.5, "idle_s": float("nan")},
+    first=["kinds"],
+)
+
+
+def test_markdown_is_aligned_and_its_notes_are_numbered():
+    assert render(ANSWER, "markdown").splitlines() == [
+        "## Kernels",
+        "",
+        "- **run**: small",
+        "- **WARN**: drifts  ",
+        "  measure longer",
+        "",
+        "**By kind**: H200",
+        "",
+        "| kind       |    time (ms) |         share (%) |",
+        "| ---------- | -----------: | ----------------: |",
+        "| gemm       | 12.30 ± 0.40 |              92.5 |",
+        "| a\\|b&lt;c> |            - | OOM (forward) [1] |",
+        "| all        |        13.30 |             100.0 |",
+        "",
+        "[1] it was refused",
+        "",
+        "**Names**",
+        "",
+        "| name      | n   |",
+        "| --------- | --- |",
+        "| xxxxxxxxx | 1   |",
+        "",
+        "- **trace**: /tmp/trace.json",
+    ]
+
+
+def test_csv_and_json_hold_every_figure_in_si_units():
+    rows = list(csv.DictReader(io.StringIO(render(ANSWER, "csv"))))
+    names = ["kind", "total_s", "total_std_s", "total_low_s", "total_high_s", "share_fraction"]
+    assert list(rows[0].values()) == ["gemm", "0.0123", "0.0004", "0.0119", "0.0127", "0.925"]
+    assert list(rows[0]) == names
+    told = json.loads(render(ANSWER, "json"))
+    assert told["tables"]["kinds"][0] == dict(zip(names, ["gemm", 0.0123, 0.0004, 0.0119, 0.0127, 0.925], strict=True))
+    assert (told["busy_s"], told["idle_s"]) == (0.5, None)
+    assert told["headline"][1] == ["WARN", "drifts"]
+
+
+def test_latex_escapes_what_it_would_obey():
+    text = render(Answer(tables=[Table("t", "50 % of a_b", [Column("x")], [["\\input{y} & #1"]])]), "latex")
+    assert r"\caption{50 \% of a\_b}" in text
+    assert r"\textbackslash{}input\{y\} \& \#1 \\" in text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_format_lets_text_obey(form):
+    evil = "\x1b[31m</script><img src=x> ![p](http://x) \u0007"
+    text = render(Answer([Line("run", evil)], [Table("t", evil, [Column(evil)], [[evil]])], title=evil), form)
+    assert "\x1b" not in text
+    assert "\u0007" not in text
+    assert form not in ("html", "markdown") or "<img" not in text
+    assert form != "markdown" or "![p](" not in text
+
+
+def test_the_first_screen_names_the_tables_that_wait(capsys):
+    assert give(ANSWER, Output()) == 0
+    out = capsys.readouterr().out
+    assert "By kind" in out
+    assert "Names" not in out
+    assert out.splitlines()[-1] == "tables       kinds, names; --table NAME or --all"
+    give(ANSWER, Output(all=True))
+    assert "trace        /tmp/trace.json" in capsys.readouterr().out
+    give(ANSWER, Output(table="names"))
+    assert "By kind" not in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--table 'kind' is unknown here; choose among kinds, names; did you mean"):
+        give(ANSWER, Output(table="kind"))
+
+
+def test_the_ending_of_a_file_says_its_format(tmp_path):
+    for name, start in {"a.md": "## Kernels", "a.tex": r"\begin{table}", "a.html": "<!DOCTYPE html>"}.items():
+        give(ANSWER, Output(output=tmp_path / name))
+        assert (tmp_path / name).read_text().startswith(start)
+    with pytest.raises(UsageError, match="--format is 'xml'; choose among terminal, markdown"):
+        Output(format="xml")
+    with pytest.raises(UsageError, match="cannot be written; name a file in a folder that exists"):
+        Output(output=tmp_path / "none" / "a.md")
+
+
+WIDE = Table(
+    "wide",
+    "Wide",
+    [Column("cell"), Column("mean", MS), Column("std", MS), Column("max", MS, is_extra=True), Column("verdict")],
+    [["one", 0.12345, 0.00012, 0.13, "slower"]],
+)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(60, ""), (40, "max"), (30, "std, max"), (22, "mean, std, max")])
+def test_a_table_too_wide_leaves_out_columns_with_a_word_and_cuts_no_cell(width, left_out, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    console = make_console(stream := io.StringIO())
+    console.width = width
+    print_answer(Answer(tables=[WIDE]), console)
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert " ".join(text.partition("COLUMNS=")[2].split())[4:] == left_out
+    row = next(line for line in text.splitlines() if line.startswith("one"))
+    assert set(row.split()) <= {"one", "123.45", "0.120", "130.00", "slower"}
+    assert row.endswith("slower")
+
+
+def test_a_path_too_long_for_its_column_goes_on_in_the_next_line():
+    path = "model.layers.*.self_attention.rotary_embedding.inverse_frequencies"
+    console = make_console(stream := io.StringIO())
+    console.width = 50
+    print_answer(
+        Answer(tables=[Table("p", "P", [Column("path", narrowing="fold"), Column("n")], [[path, "1"]])]), console
+    )
+    lines = stream.getvalue().splitlines()[4:]
+    assert re.sub(r"\s+1?\s*", "", "".join(lines)) == path
+    assert all(len(line) <= 50 for line in lines)
+    assert shortened("x" * 50 + "end", 20) == "xxxxxxxxxxxx..xxxend"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+x", "@x", "\uff1dx"])
+def test_no_field_of_csv_is_a_formula(text):
+    assert csv_field(text) == f"'{text}"
+    assert csv_field("-1.5") == "-1.5"
+
+
+def test_markdown_keeps_what_would_be_markup():
+    assert escaped("a*b|c `d` <e> [f](g)") == "a\\*b\\|c `d` &lt;e> [f]\\(g)"
+
+
+def test_an_encoding_without_the_signs_gets_plain_ones():
+    stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii", errors="strict")
+    with contextlib.redirect_stdout(stream):
+        write_what_can_be()
+        print("443 ± 112 ≤ ─ ü")
+        stream.flush()
+    assert raw.getvalue() == b"443 +- 112 <= - ?\n"
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "std_s", "text"),
+    [
+        (0.44321, 0.1125, "443 ± 112"),
+        (0.05059, 0.00012, "50.59 ± 0.12"),
+        (0.05059, 0.0, "50.59 ± 0.00"),
+        (0.002, 0.000004, "2.000 ± 0.004"),
+        (0.02, 0.0034, "20.0 ± 3.4"),
+        (2.5, 0.01, "2,500 ± 10"),
+        (0.02, None, "20.00"),
+    ],
+)
+def test_digits_follow_the_spread(mean_s, std_s, text):
+    assert mean_and_std(mean_s, std_s) == text

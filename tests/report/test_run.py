@@ -1,0 +1,139 @@
+"""A run as people see it: readable at 80 columns, without colour and in a log file; commands stay whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from fit_process import QUICK
+from paths import RUNS
+from rich.console import Console
+
+from lmbench.cli import main
+from lmbench.records.codec import decode_run
+from lmbench.records.guard import Guard
+from lmbench.records.measured import RunError
+from lmbench.records.run import RunRecord
+from lmbench.report.console import make_console
+from lmbench.report.render import print_answer
+from lmbench.report.run import run_answer
+from lmbench.standard_output import write_what_can_be
+
+DATA = (RUNS / "h200_run.json").read_bytes()
+H200 = decode_run(DATA)
+DEEP = Path("/a/folder/of/results/whose/path/is/longer/than/a/terminal/is/wide") / str(H200.run_id)
+TO_COPY = ("result ", "repeat ", "upload ")
+
+
+def shown(run, path=DEEP, **options):
+    stream = io.StringIO()
+    console = make_console(stream)
+    if options:
+        console = Console(file=stream, width=80, highlight=False, soft_wrap=True, **options)
+    print_answer(run_answer(run, path), console)
+    return stream.getvalue()
+
+
+def test_everything_but_what_is_to_be_copied_fits_80_columns():
+    lines = shown(H200).splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith(TO_COPY)] == []
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert f"result       {DEEP}" in lines
+    assert f"repeat       {H200.replay_command}" in lines
+
+
+def test_what_decides_comes_before_the_table_and_all_of_it_on_the_first_screen():
+    run = decode_run(DATA)
+    run.guards = [*run.guards, Guard("spread", "warn", message="steps vary", advice="measure longer")]
+    answer, phases, rest = shown(run).split("\n\n", 1)[1].partition("\ndevice span in ms")
+    assert answer.splitlines() == [
+        "mean step    50.59 ± 0.12 ms: backward 64.0 %, forward 33.9 %",
+        "limited by   the device: it always has work queued",
+        "throughput   40,482 tokens/s",
+        "MFU          47.3 % (45.5 % with causal attention counted half)",
+        "peak memory  4.14 GiB allocated, 4.33 GiB reserved of 139.80 GiB; in the window",
+        "             4.14 GiB",
+        "WARN         steps vary",
+        "             measure longer",
+    ]
+    assert phases
+    assert "power" not in answer
+    assert "guards       3 pass, 1 warn" in rest
+    run.probe.verdicts.forward.verdict = "host-bound"
+    assert "the device, but in forward (33.9 % of the step), where it waits for the host" in " ".join(
+        shown(run).split()
+    )
+    run.probe.verdicts.backward.verdict = "host-bound"
+    told = "limited by the host: the device waits for it in 97.9 % of the step (forward, backward)"
+    assert told in " ".join(shown(run).split())
+
+
+def test_guards_that_did_not_pass_are_coloured_on_a_terminal_only():
+    run = decode_run(DATA)
+    run.guards = [Guard("spread", "warn", message="steps vary", advice="look at [steps]")]
+    assert "\x1b[33mWARN" in shown(run, force_terminal=True, color_system="standard", _environ={})
+    assert "\x1b" not in shown(run)
+    assert "look at [steps]" in shown(run)
+
+
+def test_a_log_file_gets_no_colour_and_80_columns(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    write_what_can_be()
+    with (tmp_path / "log").open("w", encoding="ascii", errors="lmbench.plain") as file:
+        console = make_console(file)
+        assert console.width == 80
+        print_answer(run_answer(H200, DEEP), console)
+    text = (tmp_path / "log").read_text(encoding="ascii")
+    assert "\x1b" not in text
+    assert re.search(r"^forward +[|]17.13 ", text, re.MULTILINE)
+
+
+def test_a_run_that_came_to_nothing_says_only_what_is_known():
+    run = RunRecord(1, "error", error=RunError(phase="setup", message="no"))
+    assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
+
+
+def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["fit", "--config", "smoke", "--model.num_layers", "1", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    board = printed.splitlines()[-2:]
+    assert main(["show", "results"]) == 0
+    assert capsys.readouterr().out.splitlines() == printed.splitlines()[:-2]
+    assert board[0] == "W&B          offline, beside the result"
+    words = {line.split()[0]: shlex.split(line)[2:] for line in printed.splitlines() if line.startswith(TO_COPY[1:])}
+    assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
+    assert main([*words["repeat"], "--wandb.mode", "disabled"]) == 0
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path, capsys):
+    killed, damaged = tmp_path / "a", tmp_path / "b"
+    for folder in (killed, damaged):
+        folder.mkdir()
+        (folder / "steps.jsonl").write_text('{"step":0}\n{"step":1}\n')
+    (killed / "run.json").write_text(json.dumps({"schema_version": 1, "outcome": "running", "pid": 2**22 + 1}))
+    (damaged / "run.json").write_text("{")
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
+    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json is damaged: " in out
+
+
+@pytest.mark.parametrize(("flag", "lines"), [("--quiet", 1), ("--json", None)])
+def test_output_for_scripts_is_nothing_else(flag, lines, tmp_path, capsys):
+    words = ["--model.num_layers", "1", *QUICK, "--measure.results_dir", str(tmp_path)]
+    assert main(["fit", "--config", "smoke", *words, flag]) == 0
+    printed = capsys.readouterr()
+    (folder,) = tmp_path.iterdir()
+    if lines is not None:
+        assert printed.out == f"{folder}\n"
+    else:
+        assert json.loads(printed.out) == json.loads((folder / "run.json").read_text())
+    assert printed.err == ""
