@@ -29,4 +29,4 @@ class GradientNorm(Observer):
         if scaler is not None and scaler._scale is not None and unscales_itself(optimizer):
             norm = norm / scaler._scale
         session.track.leave()
-        session.note_gradient_norm(optimizer, norm)
+        session.log_scalar("gradient_norm", norm, source=optimizer)

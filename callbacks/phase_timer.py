@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.timeline import StepFacts, StepSpans, Timeline, step_record
 from lmbench.instruments.training import loss_scaler
 from lmbench.interruption import held
-from lmbench.records.step import StepRecord
+from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
 
 # What a SIGKILL may lose at most (design section 6).
@@ -114,7 +113,9 @@ class PhaseTimer(Observer):
         assert self._timeline is not None
         facts = StepFacts(self.session.step, self._losses)
         self._losses = []
-        facts.norm_slots = [self._ring.put(norm) for norm in self.session.take_gradient_norms()]
+        for (name, _), value in self.session.take_scalars().items():
+            slot = self._ring.put(value) if isinstance(value, torch.Tensor) else float(value)
+            facts.scalars.setdefault(name, []).append(slot)
         if self._scaler is not None and self._scaler._scale is not None:
             facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
@@ -203,8 +204,9 @@ class PhaseTimer(Observer):
         losses = [self._ring.get(slot) for slot in spans.facts.loss_slots]
         record = step_record(spans)
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
-        norms = [self._ring.get(slot) for slot in spans.facts.norm_slots]
-        record.gradient_norm = math.hypot(*norms) if norms else None
+        for name, slots in spans.facts.scalars.items():
+            values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
+            setattr(record, name, SCALARS[name].folded(values))
         record.is_skipped = False
         if spans.facts.scale_slot is not None:
             # GradScaler halves its scale exactly when it found an infinity and skipped the update.

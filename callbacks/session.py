@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.optim import Optimizer
 
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
+from lmbench.errors import UsageError
 from lmbench.instruments.bypass import BypassWatch
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
@@ -19,7 +19,7 @@ from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
 from lmbench.records.measured import Probe, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import StepRecord
+from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage
 
 
@@ -68,7 +68,7 @@ class MeasurementSession(LeanCallback):
         self._optimizer_steps_seen = 0
         self._micro_batches = 0
         self._tokens = 0
-        self._gradient_norms: dict[Optimizer, torch.Tensor] = {}
+        self._scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
 
@@ -154,16 +154,28 @@ class MeasurementSession(LeanCallback):
     def add_tokens(self, count: int) -> None:
         self._tokens += count
 
-    def note_gradient_norm(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
-        """Note the norm of an optimizer's gradients in the running step, a scalar on the device; the last one stands,
-        where the optimizer looks at them more than once."""
-        self._gradient_norms[optimizer] = norm
+    def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
+        """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.
 
-    def take_gradient_norms(self) -> list[torch.Tensor]:
-        """The norms of the step that ends, an optimizer each."""
-        taken = list(self._gradient_norms.values())
-        self._gradient_norms.clear()
-        return taken
+        Nothing waits for the device: the timer copies a device scalar behind the step's last kernel and reads it when
+        the device has passed the step.
+
+        Args:
+            name: a field of `StepRecord` that is declared with `Scalar`, which says unit, title and how sources join.
+            value: a number, or a tensor of one element on any device.
+            source: who logs it; of one source the step's last value stands.
+
+        Raises:
+            UsageError: the name is not declared.
+        """
+        if name not in SCALARS:
+            raise UsageError(f"no scalar {name!r} is declared in StepRecord; declared: {', '.join(SCALARS)}")
+        self._scalars[name, source] = value
+
+    def take_scalars(self) -> dict[tuple[str, Hashable], torch.Tensor | float]:
+        """The scalars of the step that ends, by name and source."""
+        scalars, self._scalars = self._scalars, {}
+        return scalars
 
     @property
     def window_elapsed_s(self) -> float:

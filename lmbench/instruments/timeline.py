@@ -27,11 +27,14 @@ class Mark(NamedTuple):
 @dataclass
 class StepFacts:
     """What is known of a step when it ends: its record as far as the host knows it, and where the ring of scalars will
-    have its losses (of each micro-batch), its gradient norms (of each optimizer) and its loss scale."""
+    have its losses (of each micro-batch) and its loss scale.
+
+    `scalars` are the logged values by name: a slot of the ring (int) for a device scalar, a float for a host number.
+    """
 
     record: StepRecord
     loss_slots: list[int] = field(default_factory=list)
-    norm_slots: list[int] = field(default_factory=list)
+    scalars: dict[str, list[int | float]] = field(default_factory=dict)
     scale_slot: int | None = None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -36,6 +37,23 @@ class About:
     @property
     def is_number(self) -> bool:
         return self.unit not in NOT_NUMBERS
+
+
+@dataclass(frozen=True)
+class Scalar(About):
+    """Metadata of a step record's field that callbacks fill by `session.log_scalar`: this declaration is all that a
+    new per-step metric needs beside the callback that measures it.
+
+    `fold` joins the values that several sources log in one step: their `mean`, `sum`, or 2-`norm`.
+    """
+
+    fold: Literal["mean", "sum", "norm"] = "mean"
+
+    def folded(self, values: Sequence[float]) -> float:
+        """One value of those that several sources logged in a step."""
+        if self.fold == "norm":
+            return math.hypot(*values)
+        return math.fsum(values) / (len(values) if self.fold == "mean" else 1)
 
 
 @dataclass(frozen=True)

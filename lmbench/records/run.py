@@ -27,6 +27,7 @@ from lmbench.records.measured import (
 )
 from lmbench.records.memory import MemoryHistoryRecord
 from lmbench.records.prediction import MemoryPrediction
+from lmbench.records.step import ScalarMeans
 from lmbench.records.vocabulary import Mode
 
 #: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
@@ -231,6 +232,7 @@ class RunRecord(Struct):
     phases: PerPhase[PhaseSummary] = field(default_factory=PerPhase)
     throughput: Throughput = field(default_factory=Throughput)
     loss: Loss = field(default_factory=Loss)
+    scalars: ScalarMeans = field(default_factory=ScalarMeans)
     memory: Memory = field(default_factory=Memory)
     device_state: DeviceState = field(default_factory=DeviceState)
     host_state: HostState = field(default_factory=HostState)

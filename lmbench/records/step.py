@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
-from msgspec import Struct, field
+from msgspec import Struct, defstruct, field
 
-from lmbench.records.field import About
+from lmbench.records.field import About, Scalar
 from lmbench.records.vocabulary import Border, Span, Stage
 
 _HOST = "Wall time the host needed to issue <phase>."
@@ -24,7 +25,7 @@ class StepRecord(Struct):
     micro_batches: Annotated[int | None, About("count", "micro-batches", "Micro-batches of this step; the last group of an epoch can be short.")] = None
     tokens: Annotated[int | None, About("count", "tokens", "Tokens of all micro-batches of this rank.")] = None
     loss: Annotated[float | None, About("nat", "loss", "Mean loss over the micro-batches, as `training_step` returned it.", "down")] = None
-    gradient_norm: Annotated[float | None, About("1", "gradient norm", "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.")] = None
+    gradient_norm: Annotated[float | None, Scalar("1", "gradient norm", "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.", fold="norm")] = None
     is_skipped: Annotated[bool | None, About("flag", "skipped", "The fp16 scaler skipped the update; the step is in no statistic.")] = None
     excluded_s: Annotated[float | None, About("s", "excluded", "Validation, checkpoints and record writing between this step and the one before; already subtracted.")] = None
     rank: Annotated[int | None, About("index", "rank", "Rank of the process that measured.")] = None
@@ -70,3 +71,28 @@ class StepRecord(Struct):
         """Lag at the end of a phase or of the step."""
         found: float | None = getattr(self, f"lag_{border}_s")
         return found
+
+
+#: The scalars that callbacks log by `session.log_scalar`: name and declaration.
+SCALARS: dict[str, Scalar] = {
+    name: note
+    for name, hint in get_type_hints(StepRecord, include_extras=True).items()
+    for note in getattr(hint, "__metadata__", ())
+    if isinstance(note, Scalar)
+}
+
+if TYPE_CHECKING:
+
+    class ScalarMeans(Struct):
+        """Scalars: means over the window's steps, a field for each of SCALARS."""
+
+else:
+    ScalarMeans = defstruct(
+        "ScalarMeans",
+        [
+            (name, Annotated[float | None, replace(about, title=f"mean {about.title}", meaning=f"Mean over the window: {about.meaning}")], None)
+            for name, about in SCALARS.items()
+        ],
+        namespace={"__doc__": "Scalars: means over the window's steps of what callbacks logged."},
+        module=__name__,
+    )

@@ -18,7 +18,7 @@ from lmbench.records.statistics import (
     sample_std,
     trend,
 )
-from lmbench.records.step import StepRecord
+from lmbench.records.step import SCALARS, ScalarMeans, StepRecord
 from lmbench.records.vocabulary import BORDERS, PHASES, SPANS, Span
 from lmbench.records.window import select_window
 
@@ -31,6 +31,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     _complete_window(run.window, steps, raw_wall_s)
     run.phases = summarize_steps(steps)
+    run.scalars = _mean_scalars(steps)
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
 
@@ -115,6 +116,13 @@ def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = N
         summary.lag = _lag(steps, span)
         found.set(span, summary)
     return found
+
+
+def _mean_scalars(records: Iterable[StepRecord]) -> ScalarMeans:
+    """Mean of each logged scalar over the window's steps that have it; skipped steps have no update to describe."""
+    steps = [step for step in records if step.stage == "window" and not step.is_skipped]
+    series = {name: _known(getattr(step, name) for step in steps) for name in SCALARS}
+    return ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
 
 
 def summarize(values: Sequence[float]) -> PhaseSummary:

@@ -11,7 +11,7 @@ from functools import cache
 
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.step import StepRecord
+from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.report import units
 from lmbench.report.units import MS, PERCENT, SECONDS, Unit
@@ -31,9 +31,11 @@ _OTHER_UNITS = {
 #: The section of a part of a run's record. Seconds are milliseconds only where a step is timed.
 _SECTIONS = {
     "phases": "time", "throughput": "throughput", "memory": "memory", "memory_prediction": "memory",
-    "loss": "train", "probe": "train", "compile": "compile", "device_state": "device", "window": "window",
-    "sweep": "cost", "kernels": "kernels",
+    "loss": "train", "scalars": "train", "probe": "train", "compile": "compile", "device_state": "device",
+    "window": "window", "sweep": "cost", "kernels": "kernels",
 }  # fmt: skip
+#: Tells a number of the run from the series of that name; probe steps come after the window's.
+_PREFIXES = {"memory_prediction": "predicted_", "probe": "probed_", "scalars": "mean_"}
 _IN_MILLISECONDS = ("time", "host", "lag", "kernels")
 
 #: Of a run's record: what decides. A phase's mean has the name of its series.
@@ -47,7 +49,7 @@ SUMMARY = (
     "memory.phase_peak_allocated_bytes.optimizer", "memory.host_peak_rss_bytes", "memory.run_alloc_retry_count",
     "memory.phase_begin_allocated_bytes.backward", "memory.saved_bytes",
     "memory_prediction.peak_allocated_bytes",
-    "loss.first", "loss.last", "loss.mean", "probe.training.gradient_norm",
+    "loss.first", "loss.last", "loss.mean", *(f"scalars.{name}" for name in SCALARS), "probe.training.gradient_norm",
     "compile.first_step_s", "compile.graph_count", "compile.graph_break_count",
     "device_state.mean_power_w", "device_state.mean_temperature_c", "device_state.power_capped_fraction",
     "device_state.sm_clock_drop_fraction",
@@ -136,14 +138,9 @@ def _run_place(field: SchemaField) -> tuple[str, str]:
     if field.span and last == field.span:
         # One number of each phase: `memory.phase_peak_allocated_bytes.forward`.
         return section, f"{last}_{own[-1].removeprefix('phase_')}"
-    if part == "memory_prediction":
-        return section, f"predicted_{last}"
-    if part == "probe":
-        # A step after the window: the series of that name are the steps within.
-        return section, f"probed_{last}"
     if part == "loss":
         return section, f"{last}_loss"
-    return section, last.removeprefix("run_")
+    return section, _PREFIXES.get(part, "") + last.removeprefix("run_")
 
 
 def of_run(run: RunRecord) -> dict[str, float]:

@@ -9,12 +9,16 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-from lmbench.callbacks import GradientNorm, MeasurementSession, PhaseTimer
+from lmbench.callbacks import GradientNorm, MeasurementSession, Observer, PhaseTimer
 from lmbench.cli import main
+from lmbench.errors import UsageError
 from lmbench.instruments.schedule import Schedule
 from lmbench.instruments.training import total_norm
+from lmbench.records.field import Scalar
 from lmbench.records.load import load_run
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASES
+from lmbench.report.logged import of_run
 
 from conftest import SlowBatches, quiet_trainer
 
@@ -91,8 +95,33 @@ def test_the_command_records_it_where_it_is_asked_for_and_refuses_it_without_an_
         assert main(["fit", *quick, f"--measure.run_id={run_id}", *given]) == 0
     found = load_run(tmp_path / "with")
     assert all(step.gradient_norm > 0 for step in found.steps)
+    mean = math.fsum(step.gradient_norm for step in found.steps if step.stage == "window") / 3
+    assert value_at(found.record, "scalars.gradient_norm") == pytest.approx(mean)
+    assert of_run(found.record)["train/mean_gradient_norm"] == pytest.approx(mean)
     assert found.steps[2].gradient_norm == pytest.approx(found.record.warmup.gradient_norm, rel=1e-5)
     assert all(step.gradient_norm is None for step in load_run(tmp_path / "without").steps)
     capsys.readouterr()
     assert main(["fit", *quick, "--measure.gradient_norm=true", "--measure.mode=forward"]) == 2
     assert "leave it out, or measure train_step" in capsys.readouterr().err
+
+
+class Logging(Observer):
+    """Logs a host's number and a device's, by several sources, and replaces one of them."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.session.log_scalar("gradient_norm", 99, source="first")
+        self.session.log_scalar("gradient_norm", 3, source="first")
+        self.session.log_scalar("gradient_norm", torch.full((1,), 4.0, requires_grad=True), source="second")
+
+
+def test_a_scalar_is_folded_over_its_sources_as_it_is_declared(sleeper):
+    timer = PhaseTimer()
+    quiet_trainer(Logging(), timer, MeasurementSession(Schedule(warmup_steps=1, steps=2))).fit(sleeper, SlowBatches())
+    assert [record.gradient_norm for record in timer.records] == [5.0, 5.0, 5.0]
+    folds = {fold: Scalar("1", "", "", fold=fold).folded([3.0, 4.0]) for fold in ("mean", "sum", "norm")}
+    assert folds == {"mean": 3.5, "sum": 7.0, "norm": 5.0}
+
+
+def test_a_scalar_that_nobody_declared_is_refused():
+    with pytest.raises(UsageError, match="no scalar 'speed'"):
+        MeasurementSession().log_scalar("speed", 1.0)
