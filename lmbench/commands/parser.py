@@ -150,7 +150,8 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
 
 def _parsed(name: str, parser: ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
     """The options by name; a mistake is told in one line, with the option that was probably meant."""
-    words = ["--format=json" if word == "--json" else word for word in words]
+    flags = {f"--{action.dest}" for action in parser._actions if action.default is False}
+    words = ["--format=json" if word == "--json" else f"{word}=true" if word in flags else word for word in words]
     try:
         return vars(parser.parse_args(words))
     except argparse.ArgumentError as error:
