@@ -1,8 +1,10 @@
 """A command is a typed function: its signature and docstring make the parser, its Answer is given in any format.
 
-Positional parameters are the command's arguments (`*results: str` takes several), keyword parameters its options. The
-docstring's text is the help, its Args section tells each option. A function that returns an `Answer` has the options of
-`report.render.Output` beside its own.
+Positional parameters are the command's arguments (`*results: str` takes several), keyword parameters its options: a
+`tuple[str, str]` takes two words, a `list` may be given again, a `bool` is a flag. Options that the signature does not
+have are collected for a parameter called `settings`, if there is one: they belong to `fit`. The docstring's text is the
+help, its Args section tells each option. A function that returns an `Answer` has the options of `report.render.Output`
+beside its own.
 """
 
 from __future__ import annotations
@@ -103,17 +105,16 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
 
     try:
         parser = _typed_parser(name, function)
-        options = _parsed(name, parser, words)
-        output = {key: options.pop(key) for key in Output.__dataclass_fields__ if key in options}
-        given = Output(**output)
-        arguments = []
+        options = _parsed(name, parser, words, takes_settings="settings" in inspect.signature(function).parameters)
+        output = Output(**{key: options.pop(key) for key in Output.__dataclass_fields__ if key in options})
+        arguments: list[Any] = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 arguments += options.pop(parameter.name)
             elif parameter.kind is not parameter.KEYWORD_ONLY:
                 arguments.append(options.pop(parameter.name))
         answer = function(*arguments, **options)
-        return give(answer, given) if isinstance(answer, Answer) else int(answer)
+        return give(answer, output) if isinstance(answer, Answer) else int(answer)
     except UsageError as error:
         tell(str(error))
         return ExitCode.USAGE
@@ -138,28 +139,54 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lmbench {name}", description=description, formatter_class=Help, exit_on_error=False, allow_abbrev=False
     )
-    parser.add_function_arguments(function, as_group=False, as_positional=True, fail_untyped=True)
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            told = next((each.description for each in text.params if each.arg_name.lstrip("*") == parameter.name), None)
-            parser.add_argument(parameter.name, nargs="+", type=str, help=told)
+    meanings = {each.arg_name.lstrip("*"): each.description for each in text.params}
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    several = {each.name: numbers for each in parameters if (numbers := _numbers_of_words(each))}
+    skipped: set[str | int] = {"settings", *several}
+    parser.add_function_arguments(function, as_group=False, as_positional=True, fail_untyped=True, skip=skipped)
+    for each in parameters:
+        if each.name in several:
+            dashes = "--" if each.kind is each.KEYWORD_ONLY else ""
+            parser.add_argument(f"{dashes}{each.name}", type=str, help=meanings.get(each.name), **several[each.name])
     if "Answer" in str(inspect.signature(function).return_annotation):
         parser.add_class_arguments(Output, as_group=False)
     return parser
 
 
-def _parsed(name: str, parser: ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
+def _numbers_of_words(parameter: inspect.Parameter) -> dict[str, Any]:
+    """How argparse takes a parameter of several words; nothing for one that jsonargparse knows by itself."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return {"nargs": "+"}
+    annotation = str(parameter.annotation).removesuffix(" | None")
+    is_list = annotation.startswith("list[")
+    count = annotation.count("str") if "tuple[" in annotation else 0
+    if parameter.name == "settings" or not (is_list or count):
+        return {}
+    return (
+        {"default": parameter.default} | ({"nargs": count} if count else {}) | ({"action": "append"} if is_list else {})
+    )
+
+
+def _parsed(name: str, parser: ArgumentParser, words: Sequence[str], takes_settings: bool) -> dict[str, Any]:
     """The options by name; a mistake is told in one line, with the option that was probably meant."""
+    known = [each.removeprefix("--") for each in parser._option_string_actions if each.startswith("--")]
     flags = {f"--{action.dest}" for action in parser._actions if action.default is False}
-    words = ["--format=json" if word == "--json" else f"{word}=true" if word in flags else word for word in words]
+    rest, taken, settings = list(words), list[str](), list[str]()
+    while rest:
+        word = rest.pop(0)
+        option, has_value, _ = word.removeprefix("--").partition("=")
+        if takes_settings and word.startswith("--") and option not in (*known, "json"):
+            settings += [word, *([rest.pop(0)] if not has_value and rest else [])]
+        else:
+            taken.append("--format=json" if word == "--json" else f"{word}=true" if word in flags else word)
     try:
-        return vars(parser.parse_args(words))
+        options = vars(parser.parse_args(taken))
     except argparse.ArgumentError as error:
         message = re.sub(r'Parser key "(\w+)":\s*', r"--\1: ", str(error))
         message = re.sub(r"<class '(\w+)'>", r"\1", message)
         unknown = re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL)
         if unknown and unknown[1].startswith("-"):
             option = unknown[1].partition("=")[0]
-            known = [each.removeprefix("--") for each in parser._option_string_actions if each.startswith("--")]
             message = f"unknown option {option}{suggest(option.removeprefix('--'), known, '--{}')}"
         raise UsageError(f"{name}: {message}; `lmbench {name} -h` tells the options") from None
+    return options | ({"settings": settings} if takes_settings else {})

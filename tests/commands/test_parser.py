@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_the_answer_is_given_in_any_format_with_its_exit_code(capsys):
     assert json.loads(told)["tables"]["letters"] == [{"word": "ab", "n": "4"}, {"word": "c", "n": "2"}]
     run_typed("count", count, ["ab", "c", "--format", "json"])
     assert json.loads(capsys.readouterr().out)["tables"]["letters"][0] == {"word": "ab", "n": "2"}
+
+
+def sides(
+    *names: str,
+    revision: tuple[str, str] | None = None,
+    variable: list[tuple[str, str, str]] | None = None,
+    settings: Sequence[str] = (),
+) -> int:
+    print(names, revision, variable, settings)
+    return 0
+
+
+def test_options_take_several_words_come_again_and_pass_on_what_belongs_to_fit(capsys):
+    words = "a b --revision main HEAD --variable X 1 2 --variable Y 3 4 --model.size tiny --measure.steps=3"
+    assert run_typed("sides", sides, words.split()) == 0
+    told = "('a', 'b') ['main', 'HEAD'] [['X', '1', '2'], ['Y', '3', '4']]"
+    assert capsys.readouterr().out == f"{told} ['--model.size', 'tiny', '--measure.steps=3']\n"
 
 
 @pytest.mark.parametrize(
