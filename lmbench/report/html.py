@@ -24,10 +24,11 @@ def page(answer: Answer) -> str:
     charts = [chart for part in (answer, *answer.sections) for chart in part.charts]
     scripts = [_file("table.js")]
     if charts:
-        from lmbench.report import vega  # type: ignore[attr-defined]
+        from lmbench.report import vega
 
         scripts = [vega.javascript(), *scripts]
-    sections = [part for part in (answer, *answer.sections) if part.title or part.headline or part.tables]
+    parts = (answer, *answer.sections)
+    sections = [part for part in parts if part.title or part.headline or part.tables or part.charts]
     text = _template().render(
         title=", ".join(part.title for part in sections if part.title),
         style=Markup(_file("page.css")),

@@ -21,7 +21,10 @@ from lmbench.report.answer import BLANK, Answer, Line, Table
 from lmbench.standard_output import write_result
 from lmbench.text import one_line, shown, shown_json
 
-_SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal"}
+_SUFFIXES = {
+    ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",
+    ".svg": "svg",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Output:
     """How an answer is given, the same for every command.
 
     Args:
-        format: terminal, markdown, csv, json, latex or html; by default what the ending of `output` says.
+        format: terminal, markdown, csv, json, latex, html or svg (the first chart); by default what the ending of
+            `output` says.
         output: write to this file instead of the screen.
         table: only these tables, by their names, separated by commas.
         all: every table and note, where the screen would hold the answer alone.
@@ -303,7 +307,7 @@ def _finite(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-# HTML
+# HTML and SVG
 
 
 def _html(answer: Answer) -> str:
@@ -312,10 +316,21 @@ def _html(answer: Answer) -> str:
     return page(answer)
 
 
+def _svg(answer: Answer) -> str:
+    """The first chart, as a picture of its own."""
+    from lmbench.report import vega
+
+    charts = [chart for part in (answer, *answer.sections) for chart in part.charts]
+    if not charts:
+        raise UsageError("there is no chart here; choose another format")
+    return vega.svg(charts[0].spec)
+
+
 def _headings(table: Table) -> list[str]:
     return [f"{each.title} ({each.unit.word})" if each.unit.word else each.title for each in table.columns]
 
 
 FORMATS: dict[str, Callable[[Answer], str]] = {
     "terminal": _terminal, "markdown": _markdown, "csv": _csv, "json": _json, "latex": _latex, "html": _html,
+    "svg": _svg,
 }  # fmt: skip

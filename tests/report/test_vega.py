@@ -1,0 +1,54 @@
+"""Charts of Vega-Lite: as a part of a page that loads nothing, and as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from browser import look, needs_browser, operate
+
+from lmbench.report import vega
+from lmbench.report.answer import Answer, Chart
+from lmbench.report.render import render
+
+
+def _spans(count: int) -> dict[str, object]:
+    rows = [
+        {"start": place, "end": place + 0.5, "row": place % 3, "text": f"<b> </script> \u202e {place % 7}"}
+        for place in range(count)
+    ]
+    return {
+        "data": {"values": rows},
+        "mark": {"type": "rect", "tooltip": True},
+        "encoding": {
+            "x": {"field": "start", "type": "quantitative"},
+            "x2": {"field": "end"},
+            "y": {"field": "row", "type": "ordinal"},
+            "color": {"field": "text", "type": "nominal"},
+        },
+    }
+
+
+@needs_browser
+@pytest.mark.parametrize(("count", "renderer"), [(30, "svg"), (20_000, "canvas")])
+def test_a_page_draws_its_charts_and_loads_nothing(tmp_path: Path, count: int, renderer: str) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(render(Answer(charts=[Chart("Spans", _spans(count))]), "html"))
+    assert page.stat().st_size < 2_200_000
+    for width in (500, 1280):
+        seen = look(page, width)
+        assert (seen["requests"], seen["scroll_width"]) == ([], seen["client_width"])
+    drawn = """
+        while (!page.querySelector(".vega[data-rows]")) await wait();
+        const box = page.querySelector(".vega");
+        return [box.dataset.rows, box.querySelector("svg.marks, canvas.marks").tagName.toLowerCase()];
+    """
+    assert operate(page, 500, drawn) == [str(count), renderer]
+
+
+def test_a_picture_of_a_file_has_its_colours_and_no_script() -> None:
+    picture = vega.svg(_spans(5))
+    assert picture.startswith("<svg")
+    assert "--series-1: #2f6fde" in picture
+    assert "<script" not in picture
+    assert "\u202e" not in vega.fragment(_spans(5))
