@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
+from msgspec import Struct
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
@@ -26,9 +27,6 @@ from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.guard import Guard
-from lmbench.records.kernels import KernelSummary
-from lmbench.records.memory import MemoryHistoryRecord
-from lmbench.records.prediction import MemoryPrediction
 from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -265,21 +263,15 @@ class RunRecorder(Observer):
 
     # the end
 
-    def complete(self, part: KernelSummary | MemoryHistoryRecord | MemoryPrediction, guards: list[Guard]) -> None:
-        """Add what the closed run's trace, history or prediction says; a guard that fails counts under `strict` as any
-        other.
+    def complete(self, field: str, part: Struct, guards: list[Guard]) -> None:
+        """Add what the closed run's trace, history or prediction says as a field of the record; a guard that fails
+        counts under `strict` as any other.
 
         Raises OSError if it cannot be written.
         """
         assert self.folder is not None
         with held():
-            match part:
-                case KernelSummary():
-                    self.run.kernels = part
-                case MemoryHistoryRecord():
-                    self.run.memory_history = part
-                case MemoryPrediction():
-                    self.run.memory_prediction = part
+            setattr(self.run, field, part)
             self.run.guards += guards
             if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))

@@ -11,6 +11,7 @@ from typing import Any
 from lmbench.compare.metrics import STEP
 from lmbench.errors import UsageError
 from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
@@ -105,13 +106,8 @@ def _not_its_own_speed(run: Run) -> str | None:
     """Why no step times can be read, or why they are not the step's own speed."""
     if run.outcome == DAMAGED:
         return f"damaged: {run.damage}"
-    if run.record.is_profiled:
-        return "profiled: its step times are in no comparison"
-    if run.record.memory_history is not None:
-        return "the allocator's history was on: its step times are in no comparison"
-    if run.record.clock == "sync":
-        return "clock sync: synchronizes at phase borders are in its step times"
-    return None
+    look = pass_of(run.record)
+    return None if look.has_timing else f"{look.label}: its step times are in no comparison"
 
 
 def _on_axis(run: Run, name: str) -> str:

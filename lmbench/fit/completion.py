@@ -6,117 +6,90 @@ Whatever goes wrong there, the run stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
+from pkgutil import resolve_name
+from typing import Any
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import UsageError, tell
-from lmbench.kernels.trace.findings import examine_run as examine_trace
 from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_of
-from lmbench.memory.forecast import Forecast
-from lmbench.memory.history.summary import examine_run as examine_history
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
-from lmbench.records.kernels import KernelSummary
-from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.passes import PASSES
 from lmbench.records.prediction import MemoryPrediction
 
-_Part = TypeVar("_Part", KernelSummary, MemoryHistoryRecord, MemoryPrediction)
 
+def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
+    """Complete a closed run's record with what its passes recorded, and with a prediction of its memory.
 
-def add_kernels(recorder: RunRecorder) -> None:
-    """Complete the record with `kernels` and the trace's guards.
-
-    Nothing happens without a trace, or where the run did not end well: it may be large, and nobody waits for it.
+    A run that did not end well is left as it is: a trace may be large, and nobody waits for it.
     """
     folder, run = recorder.folder, recorder.run
-    if folder is None or run.outcome != "ok" or run.profile is None or not run.profile.trace_file:
+    if folder is None:
         return
-    _complete(
-        recorder,
-        lambda reason: f"its trace is not examined: {reason}; `lmbench kernels {folder.path}`",
-        lambda: examine_trace(folder.path),
-        lambda reason: KernelSummary(reason=f"the trace could not be examined: {reason}"),
-    )
-
-
-def add_memory(recorder: RunRecorder) -> None:
-    """Complete the record with the history's figures and guards."""
-    folder, run = recorder.folder, recorder.run
-    history = run.memory_history
-    if folder is None or run.outcome not in ("ok", "oom") or history is None or not history.snapshot_file:
-        return
-
-    def unexamined(reason: str) -> MemoryHistoryRecord:
-        history.reason = f"the snapshot could not be examined: {reason}"
-        return history
-
-    _complete(
-        recorder,
-        lambda reason: f"its memory is not examined: {reason}; `lmbench memory {folder.path}`",
-        lambda: (history, examine_history(folder.path, history)),
-        unexamined,
-    )
-
-
-def add_prediction(recorder: RunRecorder) -> None:
-    """Complete the record with a prediction by the run's configuration, to hold its peak against. Of a run that ran out
-    of memory there is the prediction alone.
-
-    Training is predicted, so a run of `lmbench validate` is told that it has none.
-    """
-    folder, run = recorder.folder, recorder.run
-    if folder is None or run.outcome not in ("ok", "oom"):
-        return
-    _complete(
-        recorder,
-        lambda reason: f"its memory is not predicted: {reason}",
-        lambda: (_predicted(recorder, folder.path), []),
-        lambda reason: MemoryPrediction(reason=reason),
-    )
+    for look in PASSES:
+        if look.reader and run.outcome in look.outcomes and look.recorded(run):
+            record = getattr(run, look.field) or look.content()
+            what = f"its {look.noun} is not examined"
+            hint = f"; `lmbench {look.command} {folder.path}`"
+            reader = resolve_name(look.reader)
+            _complete(recorder, look.field, record, f"the {look.noun} could not be examined: ", what, hint, reader)
+    if is_predicted and run.outcome in ("ok", "oom"):
+        record = MemoryPrediction()
+        what = "its memory is not predicted"
+        _complete(recorder, "memory_prediction", record, "", what, "", lambda _: (_prediction(recorder), []))
 
 
 def _complete(
     recorder: RunRecorder,
-    failed: Callable[[str], str],
-    examine: Callable[[], tuple[_Part, list[Guard]]],
-    unexamined: Callable[[str], _Part],
+    field: str,
+    unread: Any,
+    unread_because: str,
+    what_is_missing: str,
+    hint: str,
+    read: Callable[[Any], tuple[Any, list[Guard]]],
 ) -> None:
-    """By a reason, `failed` tells what is missing then, and `unexamined` is what the record has instead."""
+    """Read, and write what was read into the record's `field`; `unread` with its reason where that fails."""
+    assert recorder.folder is not None
     try:
-        part, guards = examine()
+        part, guards = read(recorder.folder.path)
     except (KeyboardInterrupt, SystemExit):
-        tell(f"the run is complete, {failed('interrupted')}")
+        tell(f"the run is complete, {what_is_missing}: interrupted{hint}")
         return
     except Exception as fault:
-        is_told = isinstance(fault, (UsageError, PredictionFailed))
-        reason = " ".join((str(fault) if is_told else f"{type(fault).__name__}: {fault}").split())
-        tell(f"the run is complete, {failed(reason)}")
-        part, guards = unexamined(reason[:200]), []
+        is_expected = isinstance(fault, (UsageError, PredictionFailed))
+        reason = " ".join((str(fault) if is_expected else f"{type(fault).__name__}: {fault}").split())
+        tell(f"the run is complete, {what_is_missing}: {reason}{hint}")
+        part, guards = unread, []
+        part.reason = unread_because + reason[:200]
     try:
-        recorder.complete(part, guards)
+        recorder.complete(field, part, guards)
     except OSError as error:
-        tell(f"the run is complete, {failed(f'run.json cannot be written: {error.strerror}')}")
+        tell(f"the run is complete, {what_is_missing}: run.json cannot be written: {error.strerror}{hint}")
 
 
-def _predicted(recorder: RunRecorder, folder: Path) -> MemoryPrediction:
+def _prediction(recorder: RunRecorder) -> MemoryPrediction:
+    """A prediction by the run's configuration, to hold its peak against; of a run that ran out of memory the prediction
+    alone.
+
+    Raises:
+        UsageError: the run is one of `lmbench validate`, which trains nothing.
+        PredictionFailed: the predicting process failed.
+    """
     run = recorder.run
+    assert recorder.folder is not None
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
-    request = Request(gpu_of(run), finds_largest=False)
-    made = ask_forecast(["--config", str(folder / "config.yaml")], request)
-    return _as_record(made, run.memory.steady_peak_allocated_bytes)
-
-
-def _as_record(made: Forecast, measured_bytes: int | None) -> MemoryPrediction:
+    forecast = ask_forecast(
+        ["--config", str(recorder.folder.path / "config.yaml")], Request(gpu_of(run), finds_largest=False)
+    )
     phases: PerPhase[int] = PerPhase()
-    for one in made.phases:
-        phases.set(one.phase, one.peak.total_bytes)
-    peak_bytes = made.highest.peak.total_bytes
+    for each in forecast.phases:
+        phases.set(each.phase, each.peak.total_bytes)
+    peak_bytes, measured_bytes = forecast.highest.peak.total_bytes, run.memory.steady_peak_allocated_bytes
     return MemoryPrediction(
-        method=made.method,
+        method=forecast.method,
         peak_allocated_bytes=peak_bytes,
-        peak_reserved_bytes=made.reserved_bytes,
+        peak_reserved_bytes=forecast.reserved_bytes,
         phase_peak_allocated_bytes=phases,
         error_fraction=peak_bytes / measured_bytes - 1 if measured_bytes else None,
     )

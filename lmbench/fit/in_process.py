@@ -24,7 +24,7 @@ from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
 from lmbench.errors import ExitCode, UsageError, suggest
 from lmbench.fit.choice import LOADERS, OWN_DATA
-from lmbench.fit.completion import add_kernels, add_memory
+from lmbench.fit.completion import complete_record
 from lmbench.fit.harness import check_measured, measuring_callbacks
 from lmbench.fit.modes import apply_mode, usual_mode
 from lmbench.fit.settings import MeasureSettings, Mode, refuse_least
@@ -167,8 +167,7 @@ def _measured(
             if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
             return failure
-        add_kernels(recorder)
-        add_memory(recorder)
+        complete_record(recorder)
         assert recorder.folder is not None
         return read_run(recorder.folder.path)
 

@@ -18,7 +18,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.choice import OWN_PATHS
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.command_line import read
-from lmbench.fit.completion import add_kernels, add_memory, add_prediction
+from lmbench.fit.completion import complete_record
 from lmbench.fit.harness import check_measured
 from lmbench.fit.left_out import leave_out
 from lmbench.fit.messages import translate
@@ -79,10 +79,8 @@ def run(args: list[str]) -> int:
             return code
     recorder = _recorder()
     assert recorder is not None
-    add_kernels(recorder)
-    add_memory(recorder)
-    if _is_predicted():
-        add_prediction(recorder)
+    assert Measurement.latest is not None
+    complete_record(recorder, is_predicted=Measurement.latest.memory.predict)
     code = _finish(recorder, words.as_json, words.is_quiet)
     _publish(recorder, is_loud)
     signum = received()
@@ -171,10 +169,6 @@ def find_modules_in_current_folder() -> None:
 
 def _recorder() -> RunRecorder | None:
     return Measurement.latest.recorder if Measurement.latest else None
-
-
-def _is_predicted() -> bool:
-    return Measurement.latest is not None and Measurement.latest.memory.predict
 
 
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lmbench.masking import masked
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
+from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
 from lmbench.records.settings import leaves
 from lmbench.records.vocabulary import MODES
@@ -178,23 +179,20 @@ FACTS: tuple[Fact, ...] = (
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
 
 #: Axes that say how a cell is looked at, not what it is: the passes of one cell are joined.
-PASSES = ("timer.clock", "trainer.profiler", "pass")
+PASS_AXES = ("pass", *(option for look in PASSES for option in look.options))
 
 #: Axes that repeat a cell from another beginning: of its weights, of its data.
 SEEDS = ("seed_everything", "data.seed")
 
-#: The pass that the others of a cell are joined to.
-TIMING = "timing"
-
 #: Axes without rows of their own: passes, seeds, and what the size of a shape tells.
-_NO_ROWS = (*PASSES, *SEEDS, "model.d_model", "model.num_layers")
+_NO_ROWS = (*PASS_AXES, *SEEDS, "model.d_model", "model.num_layers")
 
 #: Options that say for how long is measured: no facts where the other ones tell cells apart.
 HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
 
 #: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
 _NO_FACTS = (
-    *PASSES, *SEEDS, *HOW_LONG,
+    *PASS_AXES, *SEEDS, *HOW_LONG,
     "measure.results_dir", "measure.run_id", "measure.strict", "data.vocab_size",
     "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "model.optimizer_variant",
     "trainer.devices",
@@ -212,18 +210,6 @@ def read_facts(run: RunRecord, plan: Planned) -> dict[str, Value]:
         if value is not None:
             found[fact.name] = plain(value)
     return found
-
-
-def pass_of(run: RunRecord, axes: Mapping[str, Any]) -> str:
-    """Which pass of its cell a run is: `timing`, or the other way in which it was looked at."""
-    asked = axes.get("pass")
-    if asked not in (None, TIMING):
-        return str(asked)
-    if run.is_profiled:
-        return "kernels"
-    if run.memory_history is not None:
-        return "memory"
-    return "sync" if run.clock == "sync" else TIMING
 
 
 def fact_of(option: str) -> str:

@@ -18,10 +18,11 @@ from lmbench.files import Unreadable, is_file, read_file
 from lmbench.records.codec import DamagedRecord, checked, decode
 from lmbench.records.guard import Guard
 from lmbench.records.load import Run, find_runs, load_run, read_steps
+from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.step import StepRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, STEPS_FILE, SWEEP_FILE
-from lmbench.report.facts import SEEDS, TIMING, Planned, Value, other_axes, other_settings, pass_of, read_facts
+from lmbench.report.facts import SEEDS, Planned, Value, other_axes, other_settings, read_facts
 from lmbench.text import shown
 
 #: Folder of one repeat of a cell: `<cell>-r<k>`.
@@ -216,7 +217,7 @@ def _sample(loaded: Run, plan: Mapping[str, _PlannedCell] | None, swept: Collect
         facts=facts,
         settings=other_settings(config) if plan is None else {},
         seeds=(told.get(SEEDS[0]), told.get(SEEDS[1])),
-        is_timing=pass_of(run, axes) == TIMING,
+        is_timing=pass_of(run, axes).name == TIMING,
         is_profiled=is_profiled,
         cell=cell if plan is not None else None,
         repeat=repeat,

@@ -12,6 +12,7 @@ from textwrap import shorten
 from lmbench.records.codec import as_dict
 from lmbench.records.guard import not_passed
 from lmbench.records.measured import PhaseSummary
+from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
@@ -57,9 +58,8 @@ def banner(run: RunRecord) -> list[Line]:
     window = run.window
     steps = window.requested_steps or window.steps or "all"
     seconds = f" and {window.requested_s:g} s" if window.requested_s else ""
-    least = ", profiled: in no timing table" if run.is_profiled else f"{seconds} at least"
-    if run.memory_history is not None:
-        least = ", with the allocator's history: in no timing table"
+    look = pass_of(run)
+    least = f"{seconds} at least" if look.has_timing else f", {look.label}: in no timing table"
     micro = window.micro_batches or 1
     accumulation = f", {micro} micro-batches a step" if micro > 1 else ""
     return [
@@ -347,13 +347,9 @@ def closing_lines(run: RunRecord) -> list[Line]:
 
 def where(run: RunRecord, path: Path) -> list[Line]:
     """The folder, and the commands that look into its trace and that repeat the run, each with its label."""
-    has_trace = run.profile is not None and run.profile.trace_file
-    kernels = f"lmbench kernels {shlex.quote(str(path))}" if has_trace else None
-    has_history = run.memory_history is not None and run.memory_history.snapshot_file
-    is_explained = has_history or (run.outcome == "oom" and run.memory.refused is not None)
-    memory = f"lmbench memory {shlex.quote(str(path))}" if is_explained else None
-    has_dtypes = run.dtypes is not None and run.dtypes.notes_file
-    dtypes = f"lmbench dtypes {shlex.quote(str(path))}" if has_dtypes else None
-    commands = [("next", kernels), ("next", memory), ("next", dtypes), ("repeat", run.replay_command)]
-    lines = [("result", str(path)), *((label, command) for label, command in commands if command)]
+    commands = [look.command for look in PASSES if look.recorded(run)]
+    if run.outcome == "oom" and run.memory.refused is not None and "memory" not in commands:
+        commands.append("memory")
+    lines = [("result", str(path)), *(("next", f"lmbench {command} {shlex.quote(str(path))}") for command in commands)]
+    lines += [("repeat", run.replay_command)] if run.replay_command else []
     return [Line(label, text, is_whole=True) for label, text in lines]

@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from lmbench.errors import UsageError
 from lmbench.records.environment import Revision
+from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.vocabulary import OUTCOMES
 from lmbench.report.cells import (
     Cell,
@@ -322,18 +323,15 @@ def _pass_lines(cells: Sequence[Cell], has_kernels: bool) -> list[str]:
         has_kernels: whether the view shows the profiled runs' kernels; else the line says which one does.
     """
     profiled = [s for cell in cells for s in cell.passes if s.record.is_profiled]
-    with_history = [s for cell in cells for s in cell.passes if s.record.memory_history is not None]
-    synchronized = [s for cell in cells for s in cell.passes if s.record.clock == "sync"]
-    lines = []
-    if synchronized:
-        lines.append(
-            f"{_count(len(synchronized), 'run')} with clock sync (synchronized at every phase): in no timing table"
-        )
-    if with_history:
-        lines.append(f"{_count(len(with_history), 'run')} with the allocator's history: in no timing table")
+    counts = Counter(pass_of(sample.record).name for cell in cells for sample in cell.passes)
+    lines = [
+        f"{_count(counts[look.name], 'run')} {look.label}: in no timing table"
+        for look in PASSES
+        if counts[look.name] and not look.has_timing
+    ]
     if profiled:
         where = "" if has_kernels else f"; `--view {_PROFILED_STUDY}` shows their kernels"
-        lines.append(f"{_count(len(profiled), 'run')} under a profiler: in no timing table{_slower(cells)}{where}")
+        lines[-1] += _slower(cells) + where
         unread = [s for s in profiled if s.outcome == "ok" and s.record.kernels is None]
         if has_kernels and unread:
             what = "without kernel figures in run.json: `lmbench kernels RUN` reads the trace"

@@ -7,7 +7,7 @@ import re
 import reprlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -15,21 +15,12 @@ from msgspec import Meta, Struct, field
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError, suggest
 from lmbench.masking import is_secret
+from lmbench.records.passes import PASS as PASSES
 from lmbench.records.vocabulary import MODES, Mode
 
 #: Options by their dotted names, each with its value as YAML has it: `{"model.size": "small"}`.
 Options = dict[str, Any]
 
-Pass = Literal["timing", "sync", "kernels", "memory"]
-#: What a pass sets. `timing` is the measurement itself; the others look at the same cell with another instrument, in a
-#: process of their own, once.
-PASSES: dict[Pass, Options] = {
-    "timing": {},
-    "sync": {"timer.clock": "sync"},
-    "kernels": {"trainer.profiler": "kernels"},
-    # The timing pass has the prediction already.
-    "memory": {"memory.history": True, "memory.predict": False},
-}
 #: Axes that stand beside the options, under keys of their own in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
 MOST_REPEATS = 1000
@@ -86,7 +77,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     exclude: list[Options] = field(default_factory=list)
     sides: dict[str, Options] = field(default_factory=dict)
     modes: list[Mode] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
     repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0
@@ -109,7 +100,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def axis_options(self) -> set[str]:
         """Every option that differs from cell to cell."""
         values = [value for axis in self.axes() for value in axis]
-        passes = [PASSES[name] for name in self.passes]
+        passes = [PASSES[name].options for name in self.passes]
         found = {option for options in (*values, *passes, *self.include, *self.sides.values()) for option in options}
         return found - {MODE, PASS, ENVIRONMENT, CONFIG}
 
@@ -190,6 +181,8 @@ def sweep_from(content: Any) -> SweepFile:
         sweep = msgspec.convert(given, SweepFile)
     except msgspec.ValidationError as error:
         raise UsageError(_what_is_wrong(str(error), given)) from None
+    if not PASSES.keys() >= {*sweep.passes}:
+        raise UsageError(f"passes is {sweep.passes}; it must be {_FORMS['passes']}")
     if not math.isfinite(sweep.timeout_s):
         raise UsageError(f"timeout_s is {sweep.timeout_s!r}; it must be {_FORMS['timeout_s']}")
     _check_options("base", sweep.base)

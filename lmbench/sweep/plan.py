@@ -19,9 +19,11 @@ import msgspec
 from lmbench.configs import read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
+from lmbench.records.passes import PASS as PASSES
+from lmbench.records.passes import TIMING
 from lmbench.records.vocabulary import SIDE
 from lmbench.sweep.environments import HERE, Environment, EnvironmentFacts, resolve
-from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, PASSES, Options, SweepFile
+from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFile
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _DIGEST_DIGITS = 8
@@ -52,7 +54,7 @@ class GridCell:
     @property
     def is_timing(self) -> bool:
         """Whether it is the measurement itself: other passes are made once, whatever the repeats."""
-        return self.axes.get(PASS) in (None, "timing")
+        return self.axes.get(PASS) in (None, TIMING)
 
     def words(self) -> list[str]:
         """The words after `lmbench`, without `--config`; what is no text or number stands there as JSON."""
@@ -282,7 +284,7 @@ def _cell(
 ) -> GridCell:
     mode, environment = point.get(MODE), point.get(ENVIRONMENT)
     own = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
-    of_pass = PASSES[point.get(PASS, "timing")]
+    of_pass = PASSES[point.get(PASS, TIMING)].options
     if both := set(own) & set(of_pass):
         raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
     options = {**sweep.base, **own, **of_pass}

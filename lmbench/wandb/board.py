@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lmbench.records.passes import TIMING
 from lmbench.records.vocabulary import PHASES
 from lmbench.report import logged
-from lmbench.report.facts import FACT, TIMING
+from lmbench.report.facts import FACT
 from lmbench.report.view import ChartSpec, View
 from lmbench.wandb.content import PHASE_TABLE
 

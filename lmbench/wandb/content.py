@@ -14,12 +14,13 @@ from typing import Any
 from lmbench.masking import masked, masked_words
 from lmbench.precision import short_label
 from lmbench.records.load import Run
+from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, leaves, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import PHASES, Span
 from lmbench.report import logged
-from lmbench.report.facts import EAGER, FACT, TIMING, Planned, Value, fact_of, other_axes, pass_of, read_facts
+from lmbench.report.facts import EAGER, FACT, Planned, Value, fact_of, other_axes, read_facts
 from lmbench.report.units import MS, PERCENT
 from lmbench.text import shown
 
@@ -119,7 +120,7 @@ def label_of(record: RunRecord) -> str:
     for name in dict.fromkeys(map(fact_of, axes)):
         if name in facts and name not in told:
             words.append(f"{name.rpartition('.')[2]}={facts[name]}")
-    if (looked_at := pass_of(record, axes)) != TIMING:
+    if (looked_at := pass_of(record, axes).name) != TIMING:
         words.append(looked_at)
     return shown(" ".join(word for word in words if word))[:_NAME_WIDTH] or str(record.run_id)
 
@@ -137,7 +138,7 @@ def _word(name: str, value: Value) -> str:
 def config_of(record: RunRecord) -> dict[str, Any]:
     """Facts by their names (`size`, `precision`, `batch`), then every other option as `trainer/max_steps`: each thing
     once, and no name with a dot, which W&B would take for a path."""
-    found: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record))}
+    found: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
     found |= {name.replace(".", "/"): value for name, value in facts_of(record).items()}
     for name, field in _FACTS.items():
         if (value := value_at(record, field)) is not None:

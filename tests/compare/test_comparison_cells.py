@@ -83,8 +83,8 @@ def test_a_figure_without_a_logarithm_is_left_out(tmp_path):
         ({"outcome": "running", "pid": 2**22 + 1}, "outcome killed"),
         ({"window__steps": 0, "window__wall_s": 0.0}, "empty window: no step was measured"),
         ({"window": {}}, "empty window: no step was measured"),
-        ({"is_profiled": True}, "profiled: its step times are in no comparison"),
-        ({"clock": "sync"}, "clock sync: synchronizes at phase borders are in its step times"),
+        ({"is_profiled": True}, "under a profiler: its step times are in no comparison"),
+        ({"clock": "sync"}, "with clock sync (synchronized at every phase): its step times are in no comparison"),
     ],
 )
 def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):

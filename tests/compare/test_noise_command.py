@@ -90,7 +90,7 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     odd = {
         make_run(folder, 0.07, outcome="oom"): "outcome oom",
         make_run(folder, 0.07, guards=[{"name": "trained", "status": "fail"}]): "guard trained failed",
-        make_run(folder, 0.07, is_profiled=True): "profiled: its step times are in no comparison",
+        make_run(folder, 0.07, is_profiled=True): "under a profiler: its step times are in no comparison",
     }
     assert main(["noise", str(folder)]) == 0
     out = capsys.readouterr().out

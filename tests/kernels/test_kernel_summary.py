@@ -18,7 +18,7 @@ from trace_events import HandWritten
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
-from lmbench.fit.completion import add_kernels
+from lmbench.fit.completion import complete_record
 from lmbench.kernels.trace.findings import as_record, examine, examine_run, summarize
 from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
@@ -92,7 +92,7 @@ def test_the_summary_is_small() -> None:
 
 def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
     folder = copied("small_bf16_compiled", tmp_path)
-    add_kernels(recorder_of(folder))
+    complete_record(recorder_of(folder))
     run = load_run(folder).record
     assert run.kernels.phases.step.kernel_s == pytest.approx(6.713e-3, rel=1e-3)
     assert run.kernels.reason is None
@@ -134,7 +134,7 @@ def unclassified(share: float, launches: int = 1) -> HandWritten:
 @pytest.mark.parametrize(("share", "status"), [(0.04, "pass"), (0.06, "warn")])
 def test_more_than_5_percent_without_a_part_warns(share: float, status: str, tmp_path: Path) -> None:
     folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(share))
-    add_kernels(recorder_of(folder))
+    complete_record(recorder_of(folder))
     run = load_run(folder).record
     assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == status
     assert run.kernels.unclassified_part_fraction == pytest.approx(share)
@@ -144,7 +144,7 @@ def test_more_than_5_percent_without_a_part_warns(share: float, status: str, tmp
 def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code: int, tmp_path: Path) -> None:
     folder = with_trace(copied("small_fp32_inference", tmp_path), unclassified(0.0, launches=5))
     recorder = recorder_of(folder, strict)
-    add_kernels(recorder)
+    complete_record(recorder)
     run = load_run(folder).record
     assert {guard.name: guard.status for guard in run.guards}["launches_without_kernel"] == "fail"
     assert (recorder.exit_code, run.exit_code, run.outcome) == (code, code, "ok")
@@ -158,7 +158,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_pat
     folder = copied("small_fp32_inference", tmp_path)
     (folder / "trace.json.gz").write_bytes(content)
     recorder = recorder_of(folder)
-    add_kernels(recorder)
+    complete_record(recorder)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "the run is complete" in lines[0]
@@ -170,7 +170,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_pat
 def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
     recorder = recorder_of(copied("small_fp32_inference", tmp_path))
     recorder.run.outcome = "interrupted"
-    add_kernels(recorder)
+    complete_record(recorder)
     assert recorder.run.kernels is None
 
 

@@ -35,7 +35,7 @@ def remembered(folder: Path, max_entries: int | None = None) -> Path:
     (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
     record = MemoryHistoryRecord(steps=2, snapshot_file="memory_snapshot.pickle")
     (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
-    examine_run(folder, record)
+    record, _ = examine_run(folder)
     (folder / "run.json").write_text(json.dumps({**copy.deepcopy(H200), "memory_history": as_dict(record)}))
     return folder
 

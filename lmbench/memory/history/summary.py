@@ -13,15 +13,16 @@ from lmbench.records.memory import MemoryHistoryRecord, SavedPerBlock, TopAlloca
 _TOP, _PARTS = 10, 40
 
 
-def examine_run(folder: Path, record: MemoryHistoryRecord) -> list[Guard]:
-    """Fill in what the history in a run's folder says; returns its guards, and leave its timeline there.
+def examine_run(folder: Path) -> tuple[MemoryHistoryRecord, list[Guard]]:
+    """The figures of the history in a run's folder and its guards; writes the timeline beside it.
 
-    Raises UsageError, see examine; OSError where the timeline cannot be written.
+    Raises UsageError for a history that cannot be read, OSError where the timeline cannot be written.
     """
     found = examine(folder)
+    record = (found.run and found.run.memory_history) or MemoryHistoryRecord()
     summarize(found, record)
     write_timeline(memory_timeline(found), folder)
-    return found.guards
+    return record, found.guards
 
 
 def summarize(found: Findings, record: MemoryHistoryRecord) -> None:
