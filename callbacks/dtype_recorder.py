@@ -13,7 +13,7 @@ from lmbench.dtypes.recorded import DTYPES_FILE, write_notes
 from lmbench.dtypes.recording.step import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.training import loss_scaler
-from lmbench.records.dtypes import DtypeRecord
+from lmbench.records.instruments import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
 _HOOKS = (

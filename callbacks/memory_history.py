@@ -17,7 +17,7 @@ from lmbench.instruments.schedule import ProbeKind
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
 from lmbench.memory.recording.history import CudaHistory, History
 from lmbench.memory.recording.ledger import Ledger
-from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmbench.errors import UsageError
 from lmbench.records import load as _load
 from lmbench.records.codec import as_dict
-from lmbench.records.schema import leaves
+from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.answer import Answer, Line
 from lmbench.report.html import fragment
@@ -90,7 +90,7 @@ def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> p
     if steps:
         return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in found for step in run.steps])
     rows = [
-        {"run_id": run.run_id} | {name: v for name, v in leaves(run.record).items() if not isinstance(v, list)}
+        {"run_id": run.run_id} | {name: v for name, v in recorded(run.record).items() if not isinstance(v, list)}
         for run in found
     ]
     return pd.DataFrame(rows)

@@ -17,9 +17,9 @@ from lmbench.records.settings import (
     brief,
     chosen_differences,
     is_named,
-    leaves_at,
     setting_differences,
     settings,
+    values_at,
 )
 
 
@@ -85,7 +85,7 @@ def check_about(about: Iterable[str], runs: Sequence[Run]) -> None:
     """Raises UsageError for a name of `--about` that is nothing in these runs."""
     known = {check.field for check in CHECKS} | {*CHOSEN, _VARIABLES}
     for run in runs:
-        known.update(settings(run.record), leaves_at(run.record, "environment"))
+        known.update(settings(run.record), values_at(run.record, "environment"))
     for name in about:
         if not any(is_named(each, (name,)) for each in known):
             raise UsageError(f"--about {name}: these runs record nothing of that name{suggest(name, known)}")
@@ -123,7 +123,7 @@ def mixture(runs: Sequence[Run]) -> list[str]:
     for name in (*CHOSEN, *(check.field for check in CHECKS if check.rule in rules)):
         values: dict[str, set[str]] = {}
         for run in runs:
-            for leaf, value in leaves_at(run.record, name).items():
+            for leaf, value in values_at(run.record, name).items():
                 values.setdefault(leaf, set()).add(as_text(value))
         found += [f"{leaf} is {_listed(texts)}" for leaf, texts in sorted(values.items()) if len(texts) > 1]
     return found

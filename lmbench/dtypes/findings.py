@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lmbench.dtypes.reasons import words
 from lmbench.dtypes.recorded import DtypeNotes, NotedModule, read_notes
 from lmbench.errors import UsageError
-from lmbench.records.dtypes import DtypeRecord
+from lmbench.records.instruments import DtypeRecord
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import RunRecord
 from lmbench.reference.published import load_dtypes

@@ -14,8 +14,8 @@ from lmbench.errors import UsageError, tell
 from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_of
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
+from lmbench.records.instruments import MemoryPrediction
 from lmbench.records.passes import PASSES
-from lmbench.records.prediction import MemoryPrediction
 
 
 def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:

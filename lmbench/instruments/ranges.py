@@ -10,8 +10,7 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
-from lmbench.records.ranges import MODULE, PHASE, STEP
-from lmbench.records.vocabulary import EXCLUDED
+from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
 
 
 class Range:

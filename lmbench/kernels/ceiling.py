@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.hardware import find_gpu
-from lmbench.records.codec import DamagedRecord, as_dict, checked, decode
+from lmbench.records.codec import DamagedRecord, as_dict, decode
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
@@ -126,7 +126,7 @@ def find_ceiling(folder: Path, run: RunRecord | None, given: Path | None = None)
 
 def _read(path: Path, follows_links: bool = False) -> CeilingRecord:
     try:
-        return checked(decode(read_file(path, _MAX_BYTES, follows_links), CeilingRecord))
+        return decode(read_file(path, _MAX_BYTES, follows_links), CeilingRecord)
     except Unreadable as error:
         raise DamagedRecord(str(error)) from error
 

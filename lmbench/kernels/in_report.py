@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from lmbench.kernels.trace.kinds import KINDS, PARTS
-from lmbench.records.kernels import AttentionTimes, KernelSummary, PhaseKernels, TopOperator
+from lmbench.records.instruments import AttentionTimes, KernelSummary, PhaseKernels, TopOperator
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span
 from lmbench.report import units

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
-from lmbench.records.memory import MemoryHistoryRecord
-from lmbench.records.prediction import MemoryPrediction
+from lmbench.records.instruments import MemoryHistoryRecord, MemoryPrediction
 from lmbench.report.cells import Cell
 from lmbench.report.columns import Column, Measure, Reader
 from lmbench.report.feature import Feature, PagePart

@@ -1,11 +1,17 @@
-"""What a field of a record says about itself, and what a record has of each phase."""
+"""How a field of a record says what it is, and what a record has of each phase.
+
+A field is written `name: Annotated[Seconds, "title", "Meaning.", "down"] = None`: the type with its unit, a short
+heading for tables, the meaning, and which direction is good, if one is. `<phase>` in title and meaning stands for the
+phase that the field belongs to. A part that occurs more than once has the placeholder of its name instead:
+`Annotated[DeviceReading, "<end>"]`. `lmbench fields` and the README's table read all of it from here, by `About`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -14,18 +20,24 @@ from lmbench.records.vocabulary import SPANS, Span
 Better = Literal["up", "down"]
 T = TypeVar("T")
 
+Text: TypeAlias = Annotated[str | None, "text"]
+Flag: TypeAlias = Annotated[bool | None, "flag"]
+Seconds: TypeAlias = Annotated[float | None, "s"]
+Bytes: TypeAlias = Annotated[int | None, "bytes"]
+Count: TypeAlias = Annotated[int | None, "count"]
+Fraction: TypeAlias = Annotated[float | None, "fraction"]
+Number: TypeAlias = Annotated[float | None, "1"]
+
 #: Units of what is not a number.
 NOT_NUMBERS = ("text", "flag", "tree")
 
 
 @dataclass(frozen=True)
 class About:
-    """Metadata of one field, beside its type in `Annotated`.
+    """What a field says about itself, read off its `Annotated` type.
 
     `unit` is an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
-    `tree` (a list, or what others make up). `better` says which direction is good, if one is. `title` is the short
-    heading for tables; `<phase>` in title and meaning stands for the phase that the field belongs to. `pattern` is the
-    name under which the table of fields tells several at once.
+    `tree` (a list, or what others make up). `pattern` is the name that several fields share in the table of fields.
     """
 
     unit: str
@@ -56,15 +68,8 @@ class Scalar(About):
         return math.fsum(values) / (len(values) if self.fold == "mean" else 1)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Metadata of a part that occurs more than once: the placeholder for its name in the table of fields."""
-
-    placeholder: str
-
-
 class PerPhase(Struct, Generic[T], omit_defaults=True):
-    """Something of each phase and of the whole step; None (and not in the file) where a phase was not seen."""
+    """A value of each phase and of the whole step; None (and not in the file) where a phase was not seen."""
 
     step: T | None = None
     data: T | None = None
@@ -77,15 +82,12 @@ class PerPhase(Struct, Generic[T], omit_defaults=True):
     other: T | None = None
 
     def get(self, span: Span) -> T | None:
-        found: T | None = getattr(self, span)
-        return found
+        value: T | None = getattr(self, span)
+        return value
 
     def set(self, span: Span, value: T) -> None:
         setattr(self, span, value)
 
     def items(self) -> Iterator[tuple[Span, T]]:
-        """What there is, the step first, then phases in the order of a table."""
-        for span in SPANS:
-            found: T | None = getattr(self, span)
-            if found is not None:
-                yield span, found
+        """Every phase that was seen with its value: the step first, then phases in the order of a table."""
+        return ((span, value) for span in SPANS if (value := self.get(span)) is not None)

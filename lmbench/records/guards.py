@@ -11,9 +11,8 @@ from lmbench.records.guard import BUSY_MACHINE, Guard, at_most, not_applicable
 from lmbench.records.measured import PhaseSummary, TrainingFacts
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_error_fraction, noise_fraction
-from lmbench.records.step import StepRecord
+from lmbench.records.step import StepRecord, select_window
 from lmbench.records.vocabulary import BACKWARD_MODES
-from lmbench.records.window import select_window
 
 # training itself (design section 7)
 

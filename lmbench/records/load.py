@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.files import Bounded, Unreadable, open_file, read_file
+from lmbench.files import Unreadable, open_file, read_file
 from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step
 from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -22,7 +23,6 @@ MAX_RUN_BYTES = 8 * 2**20
 MAX_STEPS = 1_000_000
 MAX_STEPS_BYTES = 2 * 2**30
 MAX_LINE_BYTES = 64 * 2**10
-_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _folder_of(path: Path) -> Path:
 def _walk(root: Path) -> Iterable[Path]:
     # Links to folders are not followed, so that one to a folder above does not go round.
     for folder, subfolders, files in os.walk(root):
-        if any(name in files or name in subfolders for name in (RUN_FILE, STEPS_FILE)):
+        if {RUN_FILE, STEPS_FILE} & {*files, *subfolders}:
             subfolders.clear()
             yield Path(folder)
 
@@ -100,20 +100,17 @@ def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
     path = folder / RUN_FILE
     try:
         return decode_run(read_file(path, MAX_RUN_BYTES)), None
-    except Unreadable as error:
-        said = f"{RUN_FILE} is missing" if error.is_missing else f"{RUN_FILE} is not read: {error}"
-        return RunRecord(SCHEMA_VERSION, DAMAGED), said
     except OtherSchema as other:
         if other.version is None:
-            raise UsageError(
-                f"{str(path)!r} is no lmbench result: it has no schema_version; give a run's folder"
-            ) from None
-        raise UsageError(
-            f"{str(path)!r} has schema version {other.version}, this lmbench reads {SCHEMA_VERSION}; "
-            "use the lmbench that wrote it"
-        ) from None
+            problem = "is no lmbench result: it has no schema_version; give a run's folder"
+        else:
+            problem = f"has {other}, this lmbench reads {SCHEMA_VERSION}; use the lmbench that wrote it"
+        raise UsageError(f"{str(path)!r} {problem}") from None
+    except Unreadable as error:
+        problem = "is missing" if error.is_missing else f"is not read: {error}"
     except DamagedRecord as error:
-        return RunRecord(SCHEMA_VERSION, DAMAGED), f"{RUN_FILE} is damaged: {error}"
+        problem = f"is damaged: {error}"
+    return RunRecord(SCHEMA_VERSION, DAMAGED), f"{RUN_FILE} {problem}"
 
 
 def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
@@ -128,48 +125,37 @@ def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
             else:
                 return steps, f"{STEPS_FILE}: more than {MAX_STEPS:,} steps; the others are not read"
     except Unreadable as error:
-        return steps, None if error.is_missing else f"{STEPS_FILE} is not read to its end: {error}"
+        return steps, None if error.is_missing else f"{STEPS_FILE} is not read: {error}"
+    except OSError as error:
+        return steps, f"{STEPS_FILE} is not read to its end: {error.strerror}"
     if not bad_count:
         return steps, None
     return steps, f"{STEPS_FILE}: {bad_count} unreadable line{'s' * (bad_count > 1)}, the first is line {first_bad}"
 
 
 def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
-    """Line numbers of a steps.jsonl with their records, None for a line that is none; read as far as is asked.
+    """Line numbers of a steps.jsonl with their records, None for an unreadable line; read as far as is asked.
 
     Empty lines and a torn last one are left out. Raises Unreadable.
     """
-    number, rest, is_too_long = 0, b"", False
     with open_file(path) as file:
-        stream = Bounded(file, MAX_STEPS_BYTES)
-        while chunk := stream.read(_CHUNK_BYTES):
-            if is_too_long:
-                if b"\n" not in chunk:
-                    continue
-                chunk, is_too_long = chunk.partition(b"\n")[2], False
-            *lines, rest = (rest + chunk).split(b"\n")
-            for index, line in enumerate(lines, start=number + 1):
-                if line:
-                    yield index, _step(line)
-            number += len(lines)
-            if len(rest) > MAX_LINE_BYTES:
-                number, rest, is_too_long = number + 1, b"", True
-                yield number, None
-    if rest and (last := _step(rest)) is not None:
-        yield number + 1, last
-
-
-def _step(line: bytes) -> StepRecord | None:
-    try:
-        return decode_step(line)
-    except DamagedRecord:
-        return None
+        if os.fstat(file.fileno()).st_size > MAX_STEPS_BYTES:
+            raise Unreadable(f"it holds more than {MAX_STEPS_BYTES / 2**30:g} GiB")
+        number, ends = 0, True
+        for piece in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+            begins, ends = ends, piece.endswith(b"\n")
+            number += begins
+            if not begins or piece == b"\n":
+                continue
+            try:
+                yield number, decode_step(piece)
+            except DamagedRecord:
+                if ends or len(piece) == MAX_LINE_BYTES:
+                    yield number, None
 
 
 def _outcome(record: RunRecord) -> str:
-    if record.outcome in OUTCOMES:
-        return record.outcome
     if record.outcome != RUNNING:
-        return DAMAGED
+        return record.outcome if record.outcome in OUTCOMES else DAMAGED
     alive = record.pid is not None and is_running(record.pid, record.boot_id, record.process_start_s)
     return RUNNING if alive else KILLED

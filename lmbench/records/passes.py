@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lmbench.records.kernels import KernelSummary
-from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.instruments import KernelSummary, MemoryHistoryRecord
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 

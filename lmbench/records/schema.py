@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,14 +13,14 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from lmbench.records.codec import as_dict
-from lmbench.records.field import About, Part, PerPhase
+from lmbench.records.field import About, PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import SPANS
 
 Kind = Literal["step", "run"]
 
-#: What stands for a phase or a border in titles and meanings.
+#: What stands for a phase or a border in names, titles and meanings.
 _PLACEHOLDER = re.compile("<(?:phase|border|end)>")
 
 RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
@@ -28,10 +28,10 @@ RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
 
 @dataclass(frozen=True)
 class SchemaField:
-    """One field: its dotted name, what it says about itself, and the heading of its group in the table of fields.
+    """A field: its dotted name, what it says about itself, and the heading of its group in the table of fields.
 
-    `pattern` is its name with placeholders (`phases.<phase>.mean_s`), the same for all that one row tells; `span` is
-    what `<phase>` stands for in this one.
+    `pattern` is its name with placeholders (`phases.<phase>.mean_s`), the same for all that share a row of the table;
+    `span` is what `<phase>` stands for here.
     """
 
     name: str
@@ -56,53 +56,43 @@ class SchemaField:
 @cache
 def fields(kind: Kind) -> dict[str, SchemaField]:
     """Every field of a kind of record by its dotted name, in the order of the classes."""
-    return {found.name: found for found in _walk(RECORDS[kind], "", "", "")}
+    return {field.name: field for field in _walk(RECORDS[kind])}
 
 
-def _walk(owner: Any, prefix: str, pattern: str, span: str) -> Iterator[SchemaField]:
+def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
     """Fields of a class, then those of its parts."""
-    group = str(owner.__doc__).partition(":")[0].strip()
+    group = str(record.__doc__).partition(":")[0].strip()
     parts: list[tuple[str, Any, str, str]] = []
-    for name, hint in _hints(owner).items():
-        kinds, notes = _taken_apart(hint)
-        about = next((note for note in notes if isinstance(note, About)), None)
-        part = next((kind for kind in kinds if _is_record(kind)), None)
+    for name, hint in _hints(record).items():
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+        kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+        part = next((kind for kind in kinds if _is_record(typing.get_origin(kind) or kind)), None)
         is_per_phase = typing.get_origin(part) is PerPhase
+        about = next((note for note in notes if isinstance(note, About)), About(*notes) if len(notes) > 1 else None)
         if about is not None and is_per_phase:
-            # One number of each phase: the field tells of all of them.
-            for each in SPANS:
-                yield SchemaField(f"{prefix}{name}.{each}", about, group, f"{pattern}{name}.<phase>", each)
+            for phase in SPANS:
+                yield SchemaField(f"{prefix}{name}.{phase}", about, group, f"{pattern}{name}.<phase>", phase)
         elif about is not None:
-            before, found, after = _PLACEHOLDER.sub("\0", about.pattern or "").partition("\0")
-            own = name.removeprefix(before).removesuffix(after) if found else span
-            yield SchemaField(f"{prefix}{name}", about, group, pattern + (about.pattern or name), own)
+            shared = about.pattern or name
+            same = re.fullmatch(_PLACEHOLDER.sub("(.+)", shared), name)
+            own_span = same[1] if same and same.groups() else span
+            yield SchemaField(f"{prefix}{name}", about, group, pattern + shared, own_span)
         elif is_per_phase:
             (inner,) = typing.get_args(part)
-            parts += [(f"{name}.{each}", inner, f"{name}.<phase>", each) for each in SPANS]
+            parts += [(f"{name}.{span}", inner, f"{name}.<phase>", span) for span in SPANS]
         elif part is not None:
-            placeholder = next((note.placeholder for note in notes if isinstance(note, Part)), name)
-            parts.append((name, part, placeholder, span))
-    for name, part, placeholder, own in parts:
-        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{placeholder}.", own)
-
-
-@cache
-def _hints(owner: Any) -> dict[str, Any]:
-    return typing.get_type_hints(owner, include_extras=True)
-
-
-def _taken_apart(hint: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The types of a union (or the only one), and the notes beside them."""
-    notes: Sequence[Any] = ()
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *notes = typing.get_args(hint)
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return kinds, notes
+            parts.append((name, part, notes[0] if notes else name, span))
+    for name, part, placeholder, own_span in parts:
+        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{placeholder}.", own_span)
 
 
 def _is_record(kind: Any) -> bool:
-    kind = typing.get_origin(kind) or kind
     return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+@cache
+def _hints(record: Any) -> dict[str, Any]:
+    return typing.get_type_hints(record, include_extras=True)
 
 
 def value_at(record: Struct, name: str) -> Any:
@@ -115,15 +105,17 @@ def value_at(record: Struct, name: str) -> Any:
     return value
 
 
-def leaves(record: Struct) -> dict[str, Any]:
-    """Every value of a record by its dotted name, also of what is inside a mapping (`config.model.size`); lists are
-    values. What is null or empty is left out."""
-    return dict(_leaves(as_dict(record), ""))
-
-
-def _leaves(plain: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif value is not None:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted name, value) of a tree whose value is not a filled mapping; lists count as values."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
             yield f"{prefix}{key}", value
+
+
+def recorded(tree: Struct | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value of a record by its dotted name, also of what is inside a mapping (`config.model.size`), without what
+    is null or an empty mapping."""
+    plain = tree if isinstance(tree, Mapping) else as_dict(tree)
+    return {name: value for name, value in leaves(plain, prefix) if value is not None and value != {}}

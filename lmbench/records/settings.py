@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
 
 from lmbench.masking import masked
-from lmbench.records.codec import as_dict
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
+from lmbench.records.schema import leaves, recorded, value_at
 
 #: Settings that say where a result goes or which random numbers it sees, not what is measured.
 _NOT_MEASURED = (
@@ -58,23 +57,22 @@ class Difference:
 def settings(record: RunRecord) -> dict[str, Any]:
     """The run's settings by dotted name: the mode and the configuration, or facts where no configuration is known."""
     if record.config is None:
-        return {"mode": record.mode, **{name: v for fact in FACTS for name, v in leaves_at(record, fact).items()}}
-    found = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
+        return {"mode": record.mode, **values_at(record, *FACTS)}
+    known = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
     # A logger costs time, whatever the names that its run goes by.
-    return {"mode": record.mode, **found, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
+    return {"mode": record.mode, **known, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
 
 def setting_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Settings in which two runs differ, and the environments of their sweeps."""
-    mine, theirs = settings(a), settings(b)
-    pairs = {name: (mine.get(name), theirs.get(name)) for name in dict.fromkeys((*mine, *theirs))}
     environment = "sweep.environment"
-    return _differing({**pairs, environment: (value_at(a, environment), value_at(b, environment))})
+    return _differing(*({**settings(run), environment: value_at(run, environment)} for run in (a, b)))
 
 
 def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What somebody chose: settings, code, versions, the sweep's environment."""
-    return list(dict.fromkeys([*setting_differences(a, b), *_fact_differences(a, b, CHOSEN)]))
+    facts = _differing(*(values_at(run, *CHOSEN) for run in (a, b)))
+    return list(dict.fromkeys([*setting_differences(a, b), *facts]))
 
 
 def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
@@ -82,45 +80,32 @@ def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     chosen = chosen_differences(a, b)
     if any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen):
         return chosen
-    return list(dict.fromkeys([*chosen, *_fact_differences(a, b, CONSEQUENCES)]))
+    return list(dict.fromkeys([*chosen, *_differing(*(values_at(run, *CONSEQUENCES) for run in (a, b)))]))
 
 
-def _fact_differences(a: RunRecord, b: RunRecord, names: Iterable[str]) -> list[Difference]:
-    mine, theirs = ({leaf: v for name in names for leaf, v in leaves_at(one, name).items()} for one in (a, b))
-    return _differing({name: (mine.get(name), theirs.get(name)) for name in dict.fromkeys((*mine, *theirs))})
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    texts = [{name: as_text(value) for name, value in values.items() if value is not None} for values in (a, b)]
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    return [Difference(name, *(values.get(name) for values in texts)) for name in names]
 
 
-def _differing(pairs: dict[str, tuple[Any, Any]]) -> list[Difference]:
-    return [
-        Difference(name, *(None if value is None else as_text(value) for value in (a, b)))
-        for name, (a, b) in pairs.items()
-        if a != b
-    ]
-
-
-def leaves_at(record: RunRecord, name: str) -> dict[str, Any]:
-    """What the record has at a dotted name, field by field where it is a part; nothing that was not recorded."""
-    value = value_at(record, name)
-    if isinstance(value, Struct):
-        value = as_dict(value)
-    if isinstance(value, dict):
-        return {leaf: each for leaf, each in leaves(value, f"{name}.") if each is not None and each != {}}
-    return {} if value is None else {name: value}
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted name, value) whose value is not a filled mapping; lists count as values."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def values_at(record: RunRecord, *names: str) -> dict[str, Any]:
+    """What the record has at dotted names, field by field where a name is that of a part; nothing that was not
+    recorded."""
+    known: dict[str, Any] = {}
+    for name in names:
+        value = value_at(record, name)
+        if isinstance(value, Struct | dict):
+            known |= recorded(value, f"{name}.")
+        elif value is not None:
+            known[name] = value
+    return known
 
 
 def is_named(name: str, names: Iterable[str]) -> bool:
     """Whether a dotted name is one of these or lies under one; `gpu` stands for `environment.gpu`."""
     short = name.removeprefix("environment.")
-    return any(each == known or each.startswith(f"{known}.") for known in names for each in (name, short))
+    return any(f"{alias}.".startswith(f"{known}.") for known in names for alias in (name, short))
 
 
 def as_text(value: Any) -> str:

@@ -39,10 +39,9 @@ class RunFolder:
     there.
     """
 
-    def __init__(self, path: Path, made_parents: tuple[Path, ...] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.steps_written = 0
-        self._made_parents = made_parents
         self._steps_fd: int | None = None
         self._ends_torn = False
 
@@ -58,18 +57,25 @@ class RunFolder:
         parent = Path(results_dir).absolute()
         if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
             raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+        words = _UNFIT.sub("-", slug).strip("-.")[:60]
+        problem = f"run {run_id!r} exists already in the results folder {str(results_dir)!r}"
         try:
-            made = tuple(folder for folder in (parent, *parent.parents) if not folder.exists())
             parent.mkdir(parents=True, exist_ok=True)
-            path = _make_new(parent, run_id, slug)
-        except FileExistsError as exc:
-            what = f"run {run_id!r} exists already in" if parent.is_dir() else "a file stands in the way of"
-            raise UsageError(f"{what} the results folder {str(results_dir)!r}; choose another one") from exc
-        except OSError as exc:
-            raise UsageError(
-                f"results folder {str(results_dir)!r} cannot be written: {exc.strerror}; choose another one"
-            ) from exc
-        return cls(path, made)
+            while True:
+                random_id = filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4)))
+                path = parent / (run_id or "-".join(random_id))
+                try:
+                    path.mkdir()
+                    return cls(path)
+                except FileExistsError:
+                    if run_id is not None:
+                        raise
+        except FileExistsError:
+            if not parent.is_dir():
+                problem = f"a file stands in the way of the results folder {str(results_dir)!r}"
+        except OSError as error:
+            problem = f"results folder {str(results_dir)!r} cannot be written: {error.strerror}"
+        raise UsageError(f"{problem}; choose another one")
 
     @property
     def run_id(self) -> str:
@@ -118,20 +124,16 @@ class RunFolder:
             while written < len(data):
                 written += os.write(self._steps_fd, data[written:])
         except OSError:
-            whole = data.rfind(b"\n", 0, written) + 1
-            self._cut(start + whole, torn=written > whole)
-            self.steps_written += data.count(b"\n", 0, whole) - data.startswith(b"\n") * (whole > 0)
+            kept = data[: data.rfind(b"\n", 0, written) + 1]
+            self.steps_written += kept.count(b"\n") - kept.startswith(b"\n")
+            try:
+                os.ftruncate(self._steps_fd, start + len(kept))
+            except OSError:
+                # A partial line stays; the next write begins a new one, so that only this one is lost.
+                self._ends_torn = self._ends_torn or written > len(kept)
             raise
         self.steps_written += len(lines)
         self._ends_torn = False
-
-    def _cut(self, length: int, torn: bool) -> None:
-        assert self._steps_fd is not None
-        try:
-            os.ftruncate(self._steps_fd, length)
-        except OSError:
-            # A partial line stays; the next write begins a new one, so that only this one is lost.
-            self._ends_torn = self._ends_torn or torn
 
     def close(self) -> None:
         """Bring the steps to the disk and close their file; may be called again.
@@ -145,39 +147,6 @@ class RunFolder:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-    def remove_if_empty(self) -> bool:
-        """Remove the folder, and the parents made for it, if nothing was written; True if it is gone.
-
-        For mistakes found before the first record, which should leave no half-made result behind.
-        """
-        if any(file.is_dir() or file.stat().st_size for file in self.path.iterdir()):
-            return False
-        self.close()
-        for file in self.path.iterdir():
-            file.unlink()
-        self.path.rmdir()
-        with contextlib.suppress(OSError):
-            for folder in self._made_parents:
-                folder.rmdir()
-        return True
-
-
-def _make_new(parent: Path, run_id: str | None, slug: str) -> Path:
-    if run_id is not None:
-        path = parent / run_id
-        path.mkdir()
-        return path
-    while True:
-        path = parent / _new_id(slug)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir()
-            return path
-
-
-def _new_id(slug: str) -> str:
-    words = _UNFIT.sub("-", slug).strip("-.")[:60]
-    return "-".join(filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4))))
 
 
 def _sync_folder(path: Path) -> None:

@@ -18,9 +18,8 @@ from lmbench.records.statistics import (
     sample_std,
     trend,
 )
-from lmbench.records.step import SCALARS, ScalarMeans, StepRecord
+from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
 from lmbench.records.vocabulary import BORDERS, PHASES, SPANS, Span
-from lmbench.records.window import select_window
 
 
 def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float | None = None) -> None:

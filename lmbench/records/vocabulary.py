@@ -1,4 +1,4 @@
-"""The words that records are made of (design section 2): phases, modes, outcomes, stages."""
+"""The words that records are made of : phases, modes, outcomes, stages."""
 
 from __future__ import annotations
 
@@ -52,3 +52,7 @@ KILLED = "killed"
 
 #: Read where run.json cannot tell the outcome.
 DAMAGED = "damaged"
+
+#: Names of the ranges that lmbench sets around what runs, and that a recording's reader looks for, each before a step's
+#: number, a phase or a module's path.
+STEP, PHASE, MODULE = "lmbench.step:", "lmbench.phase:", "lmbench.module:"

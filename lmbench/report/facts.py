@@ -12,7 +12,7 @@ from lmbench.masking import masked
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
-from lmbench.records.settings import leaves
+from lmbench.records.schema import leaves
 from lmbench.records.vocabulary import MODES
 from lmbench.sizes import SIZES
 from lmbench.text import shown

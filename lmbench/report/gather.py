@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, read_file
-from lmbench.records.codec import DamagedRecord, checked, decode
+from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.guard import Guard
 from lmbench.records.load import Run, find_runs, load_run, read_steps
 from lmbench.records.passes import TIMING, pass_of
@@ -183,7 +183,7 @@ def _sweep_of(folder: Path) -> Path | None:
 def _read_sweep(home: Path) -> _Sweep:
     """What its sweep.json says; nothing where that is damaged."""
     try:
-        return checked(decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep))
+        return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep)
     except (Unreadable, DamagedRecord):
         return _Sweep()
 

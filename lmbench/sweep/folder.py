@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, is_folder, read_file
 from lmbench.masking import masked_whole
-from lmbench.records.codec import DamagedRecord, checked, decode, indented_json
+from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
@@ -296,7 +296,7 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
 
 
 def _read_stored(path: Path) -> StoredSweep:
-    return checked(decode(read_file(path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep))
+    return decode(read_file(path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep)
 
 
 def _open_own(path: Path, flags: int) -> int:

@@ -16,7 +16,7 @@ from lmbench.precision import short_label
 from lmbench.records.load import Run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import fields, leaves, value_at
+from lmbench.records.schema import fields, recorded, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import PHASES, Span
 from lmbench.report import logged
@@ -153,7 +153,7 @@ def config_of(record: RunRecord) -> dict[str, Any]:
 def _options(record: RunRecord) -> Iterator[tuple[str, Any]]:
     """Options that no fact tells, and what module and data say of themselves."""
     told = {name for fact in FACT.values() for name in fact.settings} | set(_NOT_OPTIONS)
-    for name, value in leaves(record).items():
+    for name, value in recorded(record).items():
         option = name.removeprefix("config.")
         if name.startswith(("model.described.", "data.described.")):
             option = name.replace("described.", "")
@@ -269,7 +269,7 @@ def _times(value: float | None, factor: float) -> float | None:
 def _record_rows(record: RunRecord) -> Iterator[list[Any]]:
     """Every value of the record by its dotted name, in SI units, with what the schema says of it."""
     known = fields("run")
-    found: Mapping[str, Any] = masked(leaves(record))
+    found: Mapping[str, Any] = masked(recorded(record))
     for name, value in found.items():
         if name == "guards":
             continue

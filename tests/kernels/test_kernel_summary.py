@@ -23,7 +23,7 @@ from lmbench.kernels.trace.findings import as_record, examine, examine_run, summ
 from lmbench.kernels.trace.kernels import load_trace
 from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
 from lmbench.records.codec import DamagedRecord, as_dict
-from lmbench.records.kernels import KernelSummary
+from lmbench.records.instruments import KernelSummary
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.store import RunFolder
 

@@ -22,7 +22,7 @@ from lmbench.memory.history.summary import examine_run
 from lmbench.memory.timeline import TIMELINE_FILE, memory_timeline, read_timeline, write_timeline
 from lmbench.memory.timeline_picture import memory_picture
 from lmbench.records.codec import DamagedRecord, as_dict
-from lmbench.records.memory import MemoryHistoryRecord
+from lmbench.records.instruments import MemoryHistoryRecord
 
 H200 = json.loads((RUNS / "h200_run.json").read_text())
 

@@ -12,10 +12,9 @@ from scipy import stats
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import HostSpan
 from lmbench.records.statistics import mean_error_fraction, median_interval, noise_fraction, trend
-from lmbench.records.step import StepRecord
+from lmbench.records.step import StepRecord, select_window
 from lmbench.records.summary import summarize, summarize_steps
 from lmbench.records.vocabulary import Stage
-from lmbench.records.window import select_window
 
 SIZES = [1, 2, 3, 5, 6, 19, 20, 37, 99, 100, 101, 250, 1000]
 

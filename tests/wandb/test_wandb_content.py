@@ -12,7 +12,7 @@ from wandb_results import step, write_result
 
 from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord, SweepPlace
-from lmbench.records.schema import leaves, value_at
+from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
 from lmbench.wandb.content import (
     began_at,
@@ -135,7 +135,7 @@ def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_pat
     assert rows["forward"]["verdict"] == "queued"
     assert [row[0] for row in guards.rows] == [guard.name for guard in record.guards]
     told = {row[0]: dict(zip(whole.columns, row, strict=True)) for row in whole.rows}
-    assert set(told) == set(leaves(record)) - {"guards"}
+    assert set(told) == set(recorded(record)) - {"guards"}
     assert told["phases.step.median_s"]["value"] == str(value_at(record, "phases.step.median_s"))
     assert told["phases.step.median_s"]["unit"] == "s"
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmbench.dtypes.recording.autocast import name_of
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
-from lmbench.records.ranges import MODULE, PHASE
+from lmbench.records.vocabulary import MODULE, PHASE
 
 #: What makes no value from values, though it takes a tensor.
 _FACTORIES = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand", "aten::_local")

@@ -27,7 +27,7 @@ from lmbench.dtypes.recorded import DtypeNotes, NotedModule, NotedOperator
 from lmbench.dtypes.recording.autocast import Asking, listed, name_of
 from lmbench.dtypes.recording.modules import ModuleWatch, counted, takes_hooks, tensors_in
 from lmbench.dtypes.recording.operators import OperatorCall, OperatorRecording
-from lmbench.records.dtypes import NotedTensors
+from lmbench.records.instruments import NotedTensors
 
 #: What has its lists told apart from those of the run's device, where they differ.
 _OTHER_DEVICES = {"cpu": "cuda", "cuda": "cpu"}

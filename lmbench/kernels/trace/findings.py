@@ -31,8 +31,8 @@ from lmbench.kernels.trace.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.trace.verdicts import PhaseVerdict, judge_phases
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
-from lmbench.records.kernels import AnnotationKernels, KernelSummary, PhaseKernels, TopKernel, TopOperator
-from lmbench.records.kernels import AttentionTimes as InsideAttention
+from lmbench.records.instruments import AnnotationKernels, KernelSummary, PhaseKernels, TopKernel, TopOperator
+from lmbench.records.instruments import AttentionTimes as InsideAttention
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from lmbench.kernels.trace.events import NONE, HostEvents
 from lmbench.kernels.trace.kinds import PARTS, UNCLASSIFIED
 from lmbench.kernels.trace.scopes import ACCUMULATE, ENGINE, Scopes
-from lmbench.records.ranges import MODULE
+from lmbench.records.vocabulary import MODULE
 
 _ORDER = {part: place for place, part in enumerate(PARTS)}
 

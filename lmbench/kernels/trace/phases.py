@@ -11,8 +11,7 @@ import numpy as np
 from lmbench.errors import UsageError
 from lmbench.kernels.trace.events import NONE, Events, HostEvents, Integers
 from lmbench.kernels.trace.scopes import ENGINE, flatten, forward_of_nodes, parents
-from lmbench.records.ranges import PHASE, STEP
-from lmbench.records.vocabulary import PHASES, Phase
+from lmbench.records.vocabulary import PHASE, PHASES, STEP, Phase
 
 #: A phase, or where a kernel lies whose launch is in none, or that has no launch in the trace.
 TracePhase = Literal[Phase, "outside", "unlinked"]

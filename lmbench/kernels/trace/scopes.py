@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from lmbench.kernels.trace.events import NONE, HostEvents, Integers
-from lmbench.records.ranges import MODULE
+from lmbench.records.vocabulary import MODULE
 
 #: Beginnings of names: an autograd node's event of the engine, a call of a compiled graph.
 ENGINE = "autograd::engine::evaluate_function: "

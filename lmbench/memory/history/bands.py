@@ -11,7 +11,7 @@ import numpy as np
 from lmbench.memory.history.replay import Integers
 from lmbench.memory.history.snapshot import Annotation
 from lmbench.memory.recorded import BACKWARD, MOMENT, WORKSPACES
-from lmbench.records.ranges import MODULE, PHASE, STEP
+from lmbench.records.vocabulary import MODULE, PHASE, STEP
 
 #: The index of no name.
 NONE = -1

@@ -8,7 +8,7 @@ from lmbench.memory.categories import CATEGORY_LABELS
 from lmbench.memory.history.findings import Findings, examine
 from lmbench.memory.timeline import memory_timeline, write_timeline
 from lmbench.records.guard import Guard
-from lmbench.records.memory import MemoryHistoryRecord, SavedPerBlock, TopAllocation
+from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 
 _TOP, _PARTS = 10, 40
 

@@ -76,22 +76,6 @@ def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path):
         RunFolder.create(target / "results")
 
 
-def test_an_unused_folder_goes_with_the_parents_made_for_it(tmp_path):
-    folder = RunFolder.create(tmp_path / "new" / "results")
-    folder.append_steps([])
-    assert folder.remove_if_empty()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_used_folder_and_parents_that_were_there_stay(tmp_path):
-    used = RunFolder.create(tmp_path)
-    used.append_steps([StepRecord(step=0)])
-    assert not used.remove_if_empty()
-    assert load_run(used.path).steps == [StepRecord(step=0)]
-    assert RunFolder.create(tmp_path).remove_if_empty()
-    assert list(tmp_path.iterdir()) == [used.path]
-
-
 def test_run_json_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
     folder = RunFolder.create(tmp_path)
     for outcome in ("running", "ok"):

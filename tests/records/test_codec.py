@@ -1,0 +1,111 @@
+"""Records as JSON: they come back as they were, and what does not fit its class is damage in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmbench.records.codec import DamagedRecord, OtherSchema, as_dict, decode_run, decode_step, encode_run, encode_step
+from lmbench.records.guard import Guard
+from lmbench.records.measured import PhaseSummary
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
+
+
+def _json(**parts):
+    return json.dumps({"schema_version": SCHEMA_VERSION, "outcome": "ok", **parts}).encode()
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ({"phases": {"step": {"mean_s": "fast"}}}, "got str - at phases.step.mean_s"),
+        ({"window": None}, "got null - at window"),
+        ({"guards": [{"name": "mfu"}]}, "Object missing required field status - at guards[0]"),
+        ({"model": {"num_layers": 2.5}}, "got float - at model.num_layers"),
+        ({"is_profiled": 1}, "got int - at is_profiled"),
+        ({"environment": {"host": {"affinity": ["a"]}}}, "got str - at environment.host.affinity[0]"),
+        ({"pid": 10**30}, "it has a number of more than 64 bits"),
+        ({"config": {"n": 10**400}}, "it has a number of more than 64 bits"),
+        ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
+        ({"nonfinite": {"model": "nan"}}, "nonfinite.model is 'nan', or leads to no number"),
+        ({"nonfinite": {"outcome": "nan"}}, "nonfinite.outcome is 'nan', or leads to no number"),
+        ({"nonfinite": {"loss.last": "12"}, "loss": {"last": None}}, "nonfinite.loss.last is '12'"),
+        ({"nonfinite": {"nowhere.at.all": "nan"}}, "nonfinite.nowhere.at.all"),
+        ({"nonfinite": {"mode": "nan"}, "mode": None}, "got float - at mode"),
+    ],
+)
+def test_a_record_that_does_not_fit_says_which_field_in_one_line(parts, line):
+    with pytest.raises(DamagedRecord) as caught:
+        decode_run(_json(**parts))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\0\0", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"null"])
+@pytest.mark.parametrize("decode", [decode_run, decode_step])
+def test_what_is_no_record_is_damaged_whatever_it_is(decode, data):
+    with pytest.raises(DamagedRecord) as caught:
+        decode(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "version"),
+    [(b'{"schema_version": 99, "phases": "in another form"}', 99), (b'{"name": "of somebody else"}', None)],
+)
+def test_another_schema_version_is_told_apart_from_damage(data, version):
+    with pytest.raises(OtherSchema) as caught:
+        decode_run(data)
+    assert caught.value.version == version
+
+
+def test_fields_of_a_later_lmbench_are_left_out():
+    assert decode_run(_json(colour="red", window={"wall_s": 1.0, "wall_ms": 1000})).window.wall_s == 1.0
+
+
+def test_a_record_comes_back_as_it_was():
+    run = RunRecord(SCHEMA_VERSION, "ok", argv=["fit"], config={"a": {"b": [1, None, "c"]}}, process_start_s=1 / 3)
+    run.guards = [Guard("mfu", "fail", 1.5, 1.0, "fraction", "too good", "check")]
+    run.phases.step = PhaseSummary(n=3, mean_s=5e-324, std_s=0.1)
+    assert decode_run(encode_run(run)) == run
+    step = StepRecord(step=3, loss=0.1, forward_s=2.0**60)
+    assert decode_step(encode_step(step)) == step
+
+
+def test_nonfinite_numbers_are_null_for_strict_readers_and_come_back():
+    run = RunRecord(SCHEMA_VERSION, "ok", config={"limits": [1.0, -math.inf], "1": {"2": math.nan}})
+    run.loss.first = math.nan
+    run.guards = [Guard("finite_loss", "fail", math.inf)]
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    stored = encode_run(run)
+    assert json.loads(stored, parse_constant=refuse)["nonfinite"] == {
+        "config.limits.1": "-inf", "config.1.2": "nan", "loss.first": "nan", "guards.0.value": "inf",
+    }  # fmt: skip
+    back = decode_run(stored)
+    assert math.isnan(back.loss.first)
+    assert back.config["limits"] == [1.0, -math.inf]
+    assert (back.guards[0].value, back.nonfinite) == (math.inf, {})
+    step = decode_step(encode_step(StepRecord(step=1, loss=-math.inf)))
+    assert (step.loss, step.nonfinite) == (-math.inf, {})
+
+
+def test_foreign_values_of_a_config_are_stored_readably():
+    config = {
+        "path": Path("a/b"), "n": np.float32(0.5), "k": np.int64(3), "dtype": np.dtype("int8"), "t": (1, 2), 5: {2},
+    }  # fmt: skip
+    stored = decode_run(encode_run(RunRecord(SCHEMA_VERSION, "ok", config=config))).config
+    assert stored == {"path": "a/b", "n": 0.5, "k": 3, "dtype": "int8", "t": [1, 2], "5": [2]}
+
+
+def test_a_record_as_a_dictionary_has_every_field_that_is_not_of_an_unseen_phase():
+    plain = as_dict(RunRecord(SCHEMA_VERSION, "ok"))
+    assert plain["device_state"]["open"]["power_w"] is plain["window"]["wall_s"] is None
+    assert plain["phases"] == {}

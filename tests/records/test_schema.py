@@ -1,0 +1,59 @@
+"""The schema: a meaning for each name, units in names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lmbench.records.measured import PhaseSummary
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.schema import fields, value_at
+
+SUFFIXES = {
+    "s": ("_s",), "bytes": ("_bytes", "_bytes.<phase>"), "W": ("_w",), "J": ("_j",), "Hz": ("_hz",), "°C": ("_c",),
+    "FLOP": ("_flops",), "FLOP/s": ("_flops_per_s",), "tokens/s": ("_tokens_per_s", ".tokens_per_s"),
+    "fraction": ("_fraction",),
+}  # fmt: skip
+ENDINGS = tuple(ending for suffixes in SUFFIXES.values() for ending in suffixes)
+
+
+def test_a_number_with_a_unit_ends_in_it_and_no_other_name_does():
+    for field in [*fields("step").values(), *fields("run").values()]:
+        assert field.pattern.endswith(SUFFIXES.get(field.unit, ENDINGS)) == (field.unit in SUFFIXES), field.pattern
+        assert field.meaning.endswith("."), field.pattern
+        assert field.title, field.pattern
+        assert field.about.better is None or field.about.is_number, field.pattern
+
+
+def test_a_field_of_a_phase_says_which():
+    field = fields("run")["phases.backward.lag.min_s"]
+    assert (field.unit, field.about.better, field.pattern) == ("s", None, "phases.<phase>.lag.min_s")
+    assert "of backward" in field.meaning
+    assert fields("step")["lag_step_s"].title == "lag at step's end"
+    assert fields("run")["memory.phase_peak_allocated_bytes.forward"].title == "peak in forward"
+
+
+@pytest.mark.parametrize("name", ["phases.sideways.mean_s", "lag_other_s", "windowXwall_s", "window", ""])
+def test_unknown_names_are_no_fields(name):
+    assert name not in {**fields("run"), **fields("step")}
+
+
+def test_every_field_of_a_record_can_be_read_by_its_name():
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    run.device_state.close.power_w = 412.5
+    run.phases.step = PhaseSummary(p99_s=0.25)
+    names = ("device_state.close.power_w", "phases.step.p99_s", "phases.forward.p99_s", "kernels.kernel_s")
+    assert [value_at(run, name) for name in names] == [412.5, 0.25, None, None]
+
+
+def test_results_need_neither_torch_nor_lightning_nor_numpy():
+    code = (
+        "import sys, pkgutil, importlib, json, lmbench.records as r\n"
+        "[importlib.import_module(f'lmbench.records.{m.name}') for m in pkgutil.iter_modules(r.__path__)]\n"
+        "print(json.dumps([n for n in ('torch', 'lightning', 'numpy', 'scipy') if n in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
