@@ -231,7 +231,7 @@ def columns(**changes: Any) -> dict[str, Any]:
     ("change", "reason"),
     [
         ({"end_ns": 0}, "end_ns"),
-        ({"end_ns": "x"}, "end_ns is text"),
+        ({"end_ns": "x"}, "got str - at end_ns"),
         ({"end_ns": 1e300}, "end_ns"),
         ({"name": [9, 0, 0, 0]}, "none of its names"),
         ({"phases": []}, "none of its phases"),
@@ -240,7 +240,7 @@ def columns(**changes: Any) -> dict[str, Any]:
         ({"duration_ns": [-900, 1, 1, 1]}, "duration_ns"),
         ({"start_ns": []}, "empty, or not of one length"),
         ({"stream": [7]}, "not of one length"),
-        ({"host_phases": None}, "host_phases is null"),
+        ({"host_phases": None}, "got null - at host_phases"),
     ],
     ids=str,
 )
