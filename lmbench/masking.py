@@ -13,22 +13,24 @@ from typing import Any
 MASK = "***"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-#: A name with one of these words is a secret's, whatever stands around it.
-_ALWAYS = frozenset({
-    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "credential", "credentials", "bearer",
-    "apikey", "pat", "dsn",
-})  # fmt: skip
-#: These only at the end of a name (`hf_token`, not `token_type`), and only where its value is text.
-_AT_THE_END = frozenset({"token", "auth", "authorization", "cookie", "cookies", "session"})
-#: What makes a `key` one that opens something, or a `token` in the midst of a name: `access_key_id`, `hf_token_read`.
-_OPENING = frozenset({
-    "api", "access", "private", "auth", "account", "storage", "service", "signing", "encryption", "ssh", "license",
-    "hf", "huggingface", "hub", "github", "gitlab", "gh", "wandb", "aws", "azure", "openai", "refresh", "login", "id",
-})  # fmt: skip
-#: A tokenizer's own words.
-_SPECIAL_TOKENS = frozenset({"pad", "padding", "eos", "bos", "unk", "cls", "sep", "mask", "stop", "end", "start",
-                             "special", "per", "new", "image", "prompt", "next", "last", "first"})  # fmt: skip
-_DIRECTORIES = frozenset({"PWD", "OLDPWD"})
+#: Words before a `key` that opens something, and before a `token` in the midst of a name: `access_key_id`.
+_OPENING = (
+    "(?:api|access|private|auth|account|storage|service|signing|encryption|ssh|license|hf|huggingface|hub|github|gitlab"
+    "|gh|wandb|aws|azure|openai|refresh|login|id)"
+)
+#: Words before a `token` of a tokenizer.
+_SPECIAL = "pad|padding|eos|bos|unk|cls|sep|mask|stop|end|start|special|per|new|image|prompt|next|last|first"
+#: Names of secrets whatever their value, as lower-case words between underscores.
+_SECRET = re.compile(
+    "_(?:secrets|passwords|passwd|pwd|credentials?|bearer|pat|dsn|[a-z]*(?:password|passphrase|apikey|secret))_"
+    f"|_{_OPENING}_keys?_"
+)
+_KEY_AT_THE_END = re.compile(r"_keys?_(?:\d+_)*$")
+#: Names of secrets where the value is text: `hf_token` and `token_2`, not `token_type` or `eos_token`.
+_SECRET_TEXT = re.compile(
+    rf"_{_OPENING}_tokens?_|(?:^|_(?!(?:{_SPECIAL})_)[a-z0-9]+)"
+    r"_(?:auth|authorization|cookies?|session|[a-z]*(?:token|accesskey|privatekey|secretkey))_(?:\d+_)*$"
+)
 
 #: Keys whose issuers gave them a mark of their own: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack,
 #: Google, JSON Web Tokens (RFC 7519), PEM (RFC 7468).
@@ -44,55 +46,45 @@ _LOOKS = re.compile(
 _USER = re.compile(r"""(?<![\w+.-])([A-Za-z][\w+.-]*://)(?:[^\s"'<>?#/]*|[^\s"'<>?#/:]*:(?!\d+/)[^\s"'<>?#]*)@""")
 _QUERY = re.compile(r"""([?&;]([\w.-]+)=)[^&;\s#"'<>]+""")
 
-#: Values that this process was given under a secret's name.
-_given: set[str] = set()
-#: Shorter ones would mask what only happens to be the same.
+#: Secrets that this process received under such a name; shorter values would mask text that happens to be the same.
+_received: set[str] = set()
 _SHORTEST = 6
 
 
 def is_secret(name: str, value: object = "") -> bool:
     """Whether an option, a variable or a field of this name holds a secret; dotted names by their parts.
 
-    Words are told apart by underscores, dots and capitals: `num_tokens`, `tokenizer`, `path`, `author` are none. True,
-    false, zero and nothing are never secrets; a number is only where the name leaves no doubt.
+    Words are told apart by underscores, dots and capitals: `num_tokens`, `tokenizer`, `path`, `author` name no secret.
+    True, false, zero and nothing are never secrets; a number is only where the name leaves no doubt.
     """
-    if value is None or value == 0 or isinstance(value, bool) or name in _DIRECTORIES:
+    if value is None or value == 0 or isinstance(value, bool) or name in ("PWD", "OLDPWD"):
         return False
     is_text = not isinstance(value, int | float)
     for part in name.split("."):
-        words = [word.lower() for word in _WORDS.findall(part)]
-        for place, word in enumerate(words):
-            before = words[place - 1] if place else ""
-            is_last = all(rest.isdigit() for rest in words[place + 1 :])
-            if word in _ALWAYS or word.endswith(("password", "passphrase", "apikey", "secret")):
-                return True
-            if word in ("key", "keys") and (before in _OPENING or (part.isupper() and is_last)):
-                return True
-            if is_text and word in ("token", "tokens") and before in _OPENING:
-                return True
-            if is_text and is_last and _ends_secret(word) and before not in _SPECIAL_TOKENS:
-                return True
+        words = "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
+        if (
+            _SECRET.search(words)
+            or (part.isupper() and _KEY_AT_THE_END.search(words))
+            or (is_text and _SECRET_TEXT.search(words))
+        ):
+            return True
     return False
 
 
-def _ends_secret(word: str) -> bool:
-    return word in _AT_THE_END or word.endswith(("token", "accesskey", "privatekey", "secretkey"))
-
-
 def masked(tree: Any, name: str = "") -> Any:
-    """A configuration, or any other tree of plain values, without its secrets; of text that holds one (an address), the
-    rest stays."""
+    """A tree of plain values, such as a configuration, without its secrets; of text that holds one (an address) only
+    that part is masked."""
     return _masked(tree, name, masked_text)
 
 
 def masked_whole(tree: Any) -> Any:
-    """The same for what is to be used again: text that holds a secret is one, and has to be filled in."""
+    """A tree without its secrets, to be used again: text that holds a secret is masked as a whole, to be filled in."""
     return _masked(tree, "", lambda text: text if masked_text(text) == text else MASK)
 
 
 def _masked(tree: Any, name: str, mask: Callable[[str], str]) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _masked(value, f"{name}.{key}" if name else str(key), mask) for key, value in tree.items()}
+        return {key: _masked(value, _dotted(name, key), mask) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_masked(value, name, mask) for value in tree]
     if is_secret(name, tree) and tree != "":
@@ -100,69 +92,73 @@ def _masked(tree: Any, name: str, mask: Callable[[str], str]) -> Any:
     return mask(tree) if isinstance(tree, str) else tree
 
 
-def masked_words(words: Sequence[str]) -> list[str]:
-    """A command line without its secrets: `--model.hf_token X`, `--model.hf_token=X`."""
-    found = list(words)
-    for place, value in _secret_words(words):
-        name, equals, _ = found[place].partition("=")
-        found[place] = f"{name}={MASK}" if equals and value != found[place] else MASK
-    return [masked_text(word) for word in found]
+def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a tree's secrets; of those within a list, the list's name."""
+    for path, value in _leaves(tree, name):
+        if _masked(value, path, masked_text) != value:
+            yield path, value
+
+
+def to_fill_in(tree: Any) -> list[str]:
+    """Dotted names of the masked values of a stored tree."""
+    return list(dict.fromkeys(path for path, value in _leaves(tree, "") if value == MASK))
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, _dotted(name, key))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _leaves(value, name)
+    else:
+        yield name, tree
+
+
+def _dotted(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def masked_text(text: str) -> str:
     """Text without what looks like a secret, and without the users and passwords of addresses."""
     if "://" in text:
         text = _USER.sub(r"\1", text)
-        text = _QUERY.sub(lambda found: f"{found[1]}{MASK}" if is_secret(found[2]) else found[0], text)
+        text = _QUERY.sub(lambda match: f"{match[1]}{MASK}" if is_secret(match[2]) else match[0], text)
     return _LOOKS.sub(MASK, text)
 
 
 def masked_message(text: str) -> str:
-    """The same without the secrets that this process was given: libraries quote them in what they complain of."""
-    for value in sorted(_given, key=len, reverse=True):
+    """A message without secrets, also those that this process received: libraries quote them in their complaints."""
+    for value in sorted(_received, key=len, reverse=True):
         text = text.replace(value, MASK)
     return masked_text(text)
 
 
-def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a tree's secrets; of those within a list, the list's name."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from secrets_of(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from secrets_of(value, name)
-    elif tree != "" and (is_secret(name, tree) or (isinstance(tree, str) and masked_text(tree) != tree)):
-        yield name, tree
-
-
-def to_fill_in(tree: Any) -> list[str]:
-    """Dotted names of what was masked in a tree that was stored."""
-    if isinstance(tree, Mapping):
-        found = [(str(key), name) for key, value in tree.items() for name in to_fill_in(value)]
-        return list(dict.fromkeys(f"{key}.{name}".removesuffix(".") for key, name in found))
-    if isinstance(tree, list | tuple):
-        return list(dict.fromkeys(name for value in tree for name in to_fill_in(value)))
-    return [""] if tree == MASK else []
-
-
 def keep_secret(values: Iterable[object]) -> None:
     """Mask these in every message that this process stores and shows."""
-    _given.update(text for value in values if len(text := str(value)) >= _SHORTEST)
+    _received.update(text for value in values if len(text := str(value)) >= _SHORTEST)
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """A command line without its secrets: `--model.hf_token ***`, `--model.hf_token=***`."""
+    result = list(words)
+    for index, value in _secret_words(words):
+        result[index] = words[index].removesuffix(value) + MASK
+    return [masked_text(word) for word in result]
 
 
 def keep_words_secret(words: Sequence[str]) -> None:
-    """The same of a command line's secrets, before anybody has understood it."""
+    """Mask the secrets of a command line in every message, before anybody has understood the line."""
     keep_secret(value for _, value in _secret_words(words))
 
 
 def _secret_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Where a command line has a secret, and which."""
-    for place, word in enumerate(words):
+    """The index of each word that is or ends in a secret, and the secret."""
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not name.startswith("--") or not is_secret(name.lstrip("-")):
             continue
         if equals and value:
-            yield place, value
-        elif not equals and place + 1 < len(words) and not words[place + 1].startswith("--"):
-            yield place + 1, words[place + 1]
+            yield index, value
+        elif not equals and index + 1 < len(words) and not words[index + 1].startswith("--"):
+            yield index + 1, words[index + 1]

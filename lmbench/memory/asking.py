@@ -36,7 +36,7 @@ def gpu_for(named: str | None) -> Gpu | None:
     if named is not None:
         known = named_gpu(named)
         offered = int(known.memory_size_bytes * OFFERED_FRACTION)
-        return Gpu(known.names[0], offered, matmul_workspace_bytes(known.names[0]), is_here=False)
+        return Gpu(known.name, offered, matmul_workspace_bytes(known.name), is_here=False)
     return _gpu_here()
 
 

@@ -34,7 +34,7 @@ READING = {
     "kernels": ["kernels", TRACE],
     "memory": ["memory", "memory_snapshot.pickle"],
     "noise": ["noise", "a"],
-    "numerics": ["numerics", "--n", "100", "--width", "64"],
+    "numerics": ["numerics", "--width", "64"],
     "ceiling": ["ceiling", "--sustained_s", "0.05"],
 }
 #: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
@@ -72,7 +72,7 @@ def test_every_command_that_offers_json_is_tried_here(capsys: pytest.CaptureFixt
             main([name, "-h"])
         if "--json" in capsys.readouterr().out:
             offering.add(name)
-    assert offering == {words[0] for words in READING.values()} | MEASURING
+    assert offering <= {words[0] for words in READING.values()} | MEASURING
 
 
 def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path: Path) -> None:

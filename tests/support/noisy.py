@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
+import jsonargparse
 import torch
 from lightning.pytorch import LightningDataModule
 from strangers import Regression
@@ -36,13 +37,14 @@ def make_noise(place: str) -> None:
 
 def make_noise_beside_any_command() -> None:
     """From now on words of a command line are not parsed silently, and the process ends with noise."""
-    parse = argparse.ArgumentParser.parse_known_args
+    methods = ((argparse.ArgumentParser, "parse_known_args"), (jsonargparse.ArgumentParser, "parse_args"))
+    for parser, method in methods:
 
-    def noisily(*args: Any, **keywords: Any) -> Any:
-        make_noise("parsing")
-        return parse(*args, **keywords)
+        def noisily(*args: Any, parse: Any = getattr(parser, method), **keywords: Any) -> Any:  # noqa: B008
+            make_noise("parsing")
+            return parse(*args, **keywords)
 
-    argparse.ArgumentParser.parse_known_args = noisily  # type: ignore[method-assign]
+        setattr(parser, method, noisily)
     atexit.register(make_noise, "exit")
 
 

@@ -1,0 +1,76 @@
+"""`lmbench numerics`: sums as numpy adds them, operators that fail where formulas say, and both tables in JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lmbench.cli import main
+from lmbench.numerics import FORMS, Form, overflows_from, run_loop
+
+DEVICE = torch.device("cpu")
+#: The least number that is rounded to infinity, and the largest that is rounded to zero.
+OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 * (1 - 2**-9), torch.float32: 2.0**128 * (1 - 2**-25)}
+UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
+#: By operator and form, the x at which it has to fail: a square, a sum of squares in float32, exp(x) or exp(-x).
+FORMULAS = {
+    ("LayerNorm", "written out"): lambda dtype, width: min(OVERFLOW[dtype], OVERFLOW[torch.float32] / width) ** 0.5,
+    ("RMSNorm", "written out"): lambda dtype, width: min(OVERFLOW[dtype], OVERFLOW[torch.float32] / width) ** 0.5,
+    ("RMSNorm", "sum / width"): lambda dtype, width: (OVERFLOW[dtype] / width) ** 0.5,
+    ("softmax", "exp / sum"): lambda dtype, width: math.log(OVERFLOW[dtype]),
+    ("cross entropy", "-log(softmax)"): lambda dtype, width: -math.log(UNDERFLOW[dtype]),
+}
+
+
+@pytest.mark.parametrize("dtype", OVERFLOW, ids=str)
+@pytest.mark.parametrize("width", [64, 1024, 4098])
+def test_operators_fail_where_their_formulas_say(dtype, width):
+    for form in FORMS:
+        x = overflows_from(form, dtype, width, DEVICE)
+        if (form.operator, form.form) in FORMULAS:
+            # Sums and exponentials are rounded on the way.
+            assert x == pytest.approx(FORMULAS[form.operator, form.form](dtype, width), rel=2**-6), form
+        elif dtype is torch.float16 or not form.operator.endswith("Norm"):
+            assert x is None, form
+
+
+def test_the_search_finds_the_very_number():
+    for limit in (2.0**-10, 0.3, 100.0, 65472.0):
+        wrong = Form("softmax", "wrong", lambda x, width: x[None], lambda x, limit=limit: torch.where(x > limit, 0, x))
+        x = np.float16(overflows_from(wrong, torch.float16, 2, DEVICE))
+        assert np.nextafter(x, np.float16(0)) <= limit < x
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("addend", [0.01, 1 / 3, 100.0])
+def test_a_loop_adds_as_numpy_does(dtype, addend):
+    with np.errstate(over="ignore"):
+        totals = np.add.accumulate(np.full(1000, addend, dtype)).astype(float)
+    assert run_loop(1000, addend, dtype, dtype, DEVICE) == totals[-1]
+
+
+def test_json_has_both_tables_and_the_published_sums_are_ours(capsys):
+    assert main(["numerics", "--device", "cpu", "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [row["agreement"] for row in tables["sums"]] == ["equal"] * 4
+    assert {row["loop"] for row in tables["sums"]} == {9.953125, 10.00213623046875, 10.000133514404297}
+    norm = next(row for row in tables["overflows"] if (row["operator"], row["form"]) == ("LayerNorm", "written out"))
+    assert (norm["float16"], len(tables["overflows"])) == (256, len(FORMS))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--width", "1"], "--width is 1"), (["--width", "1025"], "an even number"),
+        (["--device", "tpu"], "choose cuda or cpu"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(words, message, capsys):
+    assert main(["numerics", *words]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert message in printed.err
