@@ -13,9 +13,10 @@ from lmbench.commands.compare import add_output_options, check_output_options, p
 from lmbench.commands.parser import CommandParser
 from lmbench.commands.sweep import carry_out, read_options
 from lmbench.compare.comparison import Comparison, compare
-from lmbench.compare.verdict import INVALID, MIN_REPEATS, UNDECIDED
+from lmbench.compare.verdict import INVALID, UNDECIDED
 from lmbench.errors import UsageError
 from lmbench.records.load import is_run_folder
+from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration

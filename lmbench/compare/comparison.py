@@ -24,11 +24,11 @@ from lmbench.compare.sides import (
     split_usable,
 )
 from lmbench.compare.slow import SlowProcess, one_sided, slow_processes
-from lmbench.compare.verdict import EXIT_CODES, INVALID, MIN_REPEATS, SAME, UNDECIDED, Decision, decide, holm, overall
+from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, Decision, decide, holm, overall
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.settings import Difference, differences
-from lmbench.records.welch import Ratio, geometric_mean, ratio_of
+from lmbench.records.statistics import MIN_REPEATS, Ratio, geometric_mean, ratio_of
 from lmbench.report.units import change_percent
 
 #: A guard that fails in more of a side's rounds than this is no accident.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta, Struct
 from rich.console import Console
 
 from lmbench.compare.comparability import mixture
 from lmbench.compare.metrics import METRICS, STEP
 from lmbench.compare.sides import LeftOut, join_cells, read_side, split_usable
-from lmbench.compare.verdict import MIN_REPEATS
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
@@ -32,9 +30,8 @@ from lmbench.records.environment import Environment
 from lmbench.records.load import Run, is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.settings import as_text, settings
-from lmbench.records.statistics import quantile
+from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, ratio_of, std_of_logs
 from lmbench.records.store import write_whole
-from lmbench.records.welch import CONFIDENCE, detectable_fraction, ratio_of
 from lmbench.report.screen import print_table
 from lmbench.report.table import Entry, Heading, Table, fact
 
@@ -134,25 +131,18 @@ def measure_noise(values: Sequence[float], seed: int = 0) -> Noise:
     n, half = len(values), len(values) // 2
     if n < MIN_NOISE_REPEATS:
         raise ValueError(f"{n} repeats; a noise floor takes {MIN_NOISE_REPEATS}")
-    shuffled, generator = list(values), random.Random(seed)
-    changes, alarms = [], 0
-    for _ in range(_SPLITS):
-        generator.shuffle(shuffled)
-        found = ratio_of(shuffled[:half], shuffled[half : 2 * half])
-        changes.append(abs(math.log(found.ratio)))
-        alarms += found.excludes_one
-    drift = math.log(ratio_of(values[:half], values[-half:]).ratio)
-    usual = quantile(sorted(changes), CONFIDENCE)
-    pairs = [
-        ratio_of(values[i : i + MIN_REPEATS], values[i + MIN_REPEATS : i + 2 * MIN_REPEATS])
-        for i in range(n - 2 * MIN_REPEATS + 1)
-    ]
+    shuffled = np.random.default_rng(seed).permuted(np.tile(values, (_SPLITS, 1)), axis=1)
+    splits = [ratio_of(row[:half], row[half : 2 * half]) for row in shuffled]
+    later = range(MIN_REPEATS, n - MIN_REPEATS + 1)
+    pairs = [ratio_of(values[i - MIN_REPEATS : i], values[i : i + MIN_REPEATS]) for i in later]
+    drift = math.log(ratio_of(values[:half], values[-half:]).point)
+    usual = float(np.quantile([abs(math.log(split.point)) for split in splits], CONFIDENCE))
     return Noise(
         n=n,
-        std_fraction=statistics.stdev(map(math.log, values)),
+        std_fraction=std_of_logs(logs_of(values)) or 0.0,
         drift_fraction=math.expm1(drift),
         floor_fraction=math.expm1(max(usual, abs(drift))),
-        false_alarm_fraction=alarms / _SPLITS,
+        false_alarm_fraction=sum(split.excludes_one for split in splits) / _SPLITS,
         consecutive_alarm_count=sum(pair.excludes_one for pair in pairs),
         consecutive_count=len(pairs),
     )

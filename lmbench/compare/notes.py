@@ -11,7 +11,7 @@ from lmbench.compare.metrics import METRICS, STEP
 from lmbench.records.environment import Host
 from lmbench.records.load import Run
 from lmbench.records.settings import Difference
-from lmbench.records.welch import geometric_mean
+from lmbench.records.statistics import geometric_mean
 
 #: Host scores repeat within this on one machine.
 _SCORE_LIMIT_FRACTION = 0.10

@@ -43,60 +43,48 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lmbench.compare.verdict import FIRST_LOOK
-from lmbench.records.welch import (
+from lmbench.records.statistics import (
     CONFIDENCE,
+    EQUAL,
     EQUIVALENCE_CONFIDENCE,
     POWER,
     STD_PER_MAD,
+    Floats,
     Ratio,
+    logs_of,
     ratio_from,
     std_of_logs,
 )
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
+#: Rounds after which the first look may decide.
+FIRST_LOOK = 4
 #: Variance of the effect that Student's bet expects, in units of a difference's: best near 5 to 30 rounds.
 _G = 2.0
-_STAKES = (0.4, 0.7, 0.95)
+_STAKES = np.array([-0.95, -0.7, -0.4, 0.4, 0.7, 0.95])
 _FAR = 3.0
-_GRID = 101
-#: Differences whose spread is below this are equal but for rounding.
-_EQUAL = 1e-12
+_GRID = 1001
 _RESAMPLES = 200
-_MOST = 200
+_MAX_ROUNDS = 200
 
 
 @dataclass(frozen=True)
 class RoundsRatio(Ratio):
-    """A ratio with the differences of logarithms that it comes from, a round each."""
+    """A ratio of sides that were measured in turn, judged by the evidence of its rounds."""
 
-    differences: tuple[float, ...] = ()
-
-    @property
-    def is_by_rounds(self) -> bool:
-        return True
+    def lies_within(self, tolerance: float) -> bool:
+        return self.n_a >= FIRST_LOOK and bool(looks(np.array(self.differences), tolerance).same[-1])
 
     def needed(self, tolerance: float) -> int | None:
         """Rounds, all together, see `rounds_needed`."""
         return rounds_needed(self.differences, tolerance)
-
-    def lies_within(self, tolerance: float) -> bool:
-        return len(self.differences) >= FIRST_LOOK and bool(looks(np.array(self.differences), tolerance).same[-1])
 
 
 @dataclass(frozen=True)
 class Looks:
     """What a look after each round finds: evidence of a change, or of less than the tolerance."""
 
-    changed: Flags
-    same: Flags
-
-
-def log_evidence(differences: Floats) -> Floats:
-    """The logarithm of the evidence against "no difference" after each round (the last axis)."""
-    return np.logaddexp(_student(differences), _signs(differences)) - math.log(2)
+    changed: npt.NDArray[np.bool_]
+    same: npt.NDArray[np.bool_]
 
 
 def looks(differences: Floats, tolerance: float) -> Looks:
@@ -106,97 +94,77 @@ def looks(differences: Floats, tolerance: float) -> Looks:
     directions of which share 0.1, and the median lies between them. It comes first.
     """
     limit = math.log1p(tolerance)
-    medians = np.stack([np.median(differences[..., : n + 1], axis=-1) for n in range(differences.shape[-1])], axis=-1)
-    enough = -math.log(1 - EQUIVALENCE_CONFIDENCE)
-    ends = [log_evidence(differences - end) >= enough for end in (-limit, limit)]
-    same = ends[0] & ends[1] & (np.abs(medians) < limit)
-    changed = (log_evidence(differences) >= -math.log(1 - CONFIDENCE)) & ~same
-    same[..., : FIRST_LOOK - 1] = False
-    changed[..., : FIRST_LOOK - 1] = False
-    return Looks(changed, same)
+    enough = np.arange(1, differences.shape[-1] + 1) >= FIRST_LOOK
+    same = enough & (np.abs(_medians(differences)) < limit)
+    for end in (-limit, limit):
+        same &= log_evidence(differences - end) >= _threshold(EQUIVALENCE_CONFIDENCE)
+    return Looks(enough & ~same & (log_evidence(differences) >= _threshold(CONFIDENCE)), same)
 
 
-def _student(x: Floats) -> Floats:
+def _threshold(confidence: float) -> float:
+    """The logarithm of the evidence that a comparison without a change exceeds as rarely as the confidence says."""
+    return -math.log(1 - confidence)
+
+
+def log_evidence(differences: Floats) -> Floats:
+    """The logarithm of the evidence against "no difference" after each round (the last axis)."""
+    x = differences
     n = np.arange(1, x.shape[-1] + 1)
-    total, squares = np.cumsum(x, axis=-1), np.cumsum(x * x, axis=-1)
+    squares = np.cumsum(x * x, axis=-1)
     # t^2 / (n - 1 + t^2); differences that are all 0 say nothing against 0.
-    share = np.divide(total * total, n * squares, out=np.zeros_like(x), where=squares > 0)
-    evidence: Floats = -0.5 * np.log1p(n * _G) - n / 2 * np.log1p(-np.minimum(share, 1.0) * n * _G / (1 + n * _G))
+    share = np.divide(np.cumsum(x, axis=-1) ** 2, n * squares, out=np.zeros_like(x), where=squares > 0)
+    student = -0.5 * np.log1p(n * _G) - n / 2 * np.log1p(-np.minimum(share, 1.0) * n * _G / (1 + n * _G))
+    coins = np.sign(x) * (np.abs(x) <= _FAR * _medians(np.abs(x)))
+    bets = np.cumsum(np.log1p(np.multiply.outer(_STAKES, coins)), axis=-1)
+    signs = np.logaddexp.reduce(bets, axis=0) - math.log(len(_STAKES))
+    evidence: Floats = np.logaddexp(student, signs) - math.log(2)
     return evidence
 
 
-def _signs(x: Floats) -> Floats:
-    size = np.abs(x)
-    usual = np.stack([np.median(size[..., : n + 1], axis=-1) for n in range(x.shape[-1])], axis=-1)
-    coins = np.sign(x) * (size <= _FAR * usual)
-    bets = [np.cumsum(np.log1p(side * stake * coins), axis=-1) for stake in _STAKES for side in (1, -1)]
-    evidence: Floats = np.logaddexp.reduce(bets, axis=0) - math.log(len(bets))
-    return evidence
+def _medians(x: Floats) -> Floats:
+    """The median of the first n values along the last axis, for every n."""
+    return np.stack([np.median(x[..., : n + 1], axis=-1) for n in range(x.shape[-1])], axis=-1)
 
 
 def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     """B over A, value by value of the same round.
 
-    The intervals are what no evidence of 20 (95 %) or 10 (90 %) is against, None while that is everything; `p` is the
-    inverse of the evidence against a ratio of 1. The ratio is where there is the least. Where the differences have no
-    spread it is the ratio itself.
+    The ratio is where there is the least evidence. The intervals are what lies around it without evidence of 20 (95 %)
+    or 10 (90 %) against it, None while that is everything; `p` is the inverse of the evidence against a ratio of 1.
+    What is beyond the first point that has more goes with it: evidence that a difference lies below m is evidence
+    against all that is above m. Where the differences have no spread the ratio and its intervals are one.
     """
-    logs_a, logs_b = ([math.log(value) for value in side] for side in (a, b))
-    differences = np.array(logs_b) - np.array(logs_a)
+    logs_a, logs_b = logs_of(a), logs_of(b)
+    differences: Floats = logs_b - logs_a
+    n, mean, std = differences.size, float(differences.mean()), float(differences.std())
     std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
-    found = tuple(differences.tolist())
-    n, middle = len(found), float(np.mean(differences))
-    if n < 2:
-        return RoundsRatio(ratio_from(middle), None, None, None, n, n, std_a, std_b, None, None, found)
-    if float(np.std(differences)) < _EQUAL:
-        ratio, p = ratio_from(middle), 1.0 if abs(middle) < _EQUAL else 0.0
-        return RoundsRatio(ratio, ratio, ratio, p, n, n, std_a, std_b, ratio, ratio, found)
-    p = min(1.0, math.exp(-float(log_evidence(differences)[-1])))
-    middle = _least_evidence(differences)
-    low, high = _interval(differences, middle, CONFIDENCE)
-    equal_low, equal_high = _interval(differences, middle, EQUIVALENCE_CONFIDENCE)
-    return RoundsRatio(ratio_from(middle), low, high, p, n, n, std_a, std_b, equal_low, equal_high, found)
+    if n < 2 or std < EQUAL:
+        point = ratio_from(mean)
+        end, p = (point, float(abs(mean) < EQUAL)) if n > 1 else (None, None)
+        return RoundsRatio(point, end, end, p, n, n, std_a, std_b, end, end, tuple(differences.tolist()))
+    # Student's half alone has twice the evidence that is allowed beyond these (solved for t): the ends lie within.
+    largest = 1 + n * _G
+    shares = [
+        (2 * math.sqrt(largest) / (1 - confidence)) ** (2 / n) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+    ]
+    reaches = [std * math.sqrt((share - 1) / (1 - share / largest)) if share < largest else 0.0 for share in shares]
+    low, high = min(mean - reaches[0], differences.min()), max(mean + reaches[0], differences.max())
+    points = np.linspace(low, high, _GRID)
+    evidence = log_evidence(differences - points[:, None])[:, -1]
+    best = int(np.argmin(evidence))
 
+    def interval(reach: float, confidence: float) -> tuple[float | None, float | None]:
+        if not reach:
+            return None, None
+        beyond = np.flatnonzero(evidence >= _threshold(confidence))
+        ends = [beyond[beyond < best].max(initial=-1) + 1, beyond[beyond > best].min(initial=_GRID) - 1]
+        first, last = (ratio_from(points[end]) for end in ends)
+        return first, last
 
-def _against(differences: Floats, points: Floats) -> Floats:
-    """The evidence after the last round against each of the points."""
-    return log_evidence(differences - points[:, None])[:, -1]
-
-
-def _least_evidence(differences: Floats) -> float:
-    low, high = float(np.min(differences)), float(np.max(differences))
-    for _ in range(2):
-        points = np.linspace(low, high, _GRID)
-        best = float(points[np.argmin(_against(differences, points))])
-        step = float(points[1] - points[0])
-        low, high = best - step, best + step
-    return best
-
-
-def _interval(differences: Floats, middle: float, confidence: float) -> tuple[float | None, float | None]:
-    """The ratios around the one of least evidence that have less than 1 / (1 - confidence) against them; None without
-    such ends.
-
-    What is beyond the first that has more goes with it: evidence that a difference lies below m is evidence against all
-    that is above m.
-    """
-    n = differences.size
-    # Student's half alone has twice that beyond these (solved for t): the ends lie within.
-    at_most, whole = (2 * math.sqrt(1 + n * _G) / (1 - confidence)) ** (2 / n), 1 + n * _G
-    if at_most >= whole:
-        return None, None
-    reach = math.sqrt((at_most - 1) / (1 - at_most / whole)) * float(np.std(differences))
-    mean = float(np.mean(differences))
-    ends = []
-    for end in (mean - reach, mean + reach):
-        inside, outside = middle, end
-        for _ in range(2):
-            points = np.linspace(inside, outside, _GRID)
-            beyond = _against(differences, points[1:]) >= -math.log(1 - confidence)
-            first = int(np.argmax(beyond)) if beyond.any() else _GRID - 2
-            inside, outside = float(points[first]), float(points[first + 1])
-        ends.append(ratio_from(inside))
-    return ends[0], ends[1]
+    wide, narrow = interval(reaches[0], CONFIDENCE), interval(reaches[1], EQUIVALENCE_CONFIDENCE)
+    p = min(1.0, math.exp(-log_evidence(differences)[-1]))
+    point = ratio_from(points[best])
+    return RoundsRatio(point, *wide, p, n, n, std_a, std_b, *narrow, tuple(differences.tolist()))
 
 
 def rounds_needed(differences: Sequence[float], tolerance: float) -> int | None:
@@ -208,12 +176,12 @@ def rounds_needed(differences: Sequence[float], tolerance: float) -> int | None:
     """
     seen = np.array(differences) - np.median(differences)
     spread = min(float(np.std(seen, ddof=1)), STD_PER_MAD * float(np.median(np.abs(seen))))
-    generator, size = np.random.default_rng(0), (_RESAMPLES, _MOST)
+    generator, size = np.random.default_rng(0), (_RESAMPLES, _MAX_ROUNDS)
     drawn = generator.choice(seen, size) * generator.choice([-1.0, 1.0], size)
     drawn += generator.normal(0.0, 0.9 * spread * seen.size**-0.2, size)
-    for rounds in (25, 50, 100, _MOST):
-        found = looks(drawn[:, :rounds], tolerance)
-        reached = np.maximum.accumulate(found.changed | found.same, axis=-1).mean(axis=0) >= POWER
+    for rounds in (25, 50, 100, _MAX_ROUNDS):
+        look = looks(drawn[:, :rounds], tolerance)
+        reached = np.maximum.accumulate(look.changed | look.same, axis=-1).mean(axis=0) >= POWER
         if reached.any():
             return int(np.argmax(reached)) + 1
     return None

@@ -14,7 +14,7 @@ from lmbench.compare.comparison import CellResult, Comparison, MetricResult
 from lmbench.compare.metrics import SAMPLE, TIME_WORDS
 from lmbench.compare.sides import LeftOut, Side
 from lmbench.compare.verdict import GRAVEST_FIRST, INVALID, SAME, UNDECIDED, interval
-from lmbench.records.welch import CONFIDENCE
+from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.chosen import Chosen, more, print_chosen
 from lmbench.report.markdown import parts_to_markdown
 from lmbench.report.table import BLANK, Entry, Heading, Line, Part, Table, fact
@@ -90,7 +90,7 @@ def _carried(cell: CellResult) -> list[str]:
 def _largest(cells: Sequence[CellResult]) -> list[Line]:
     """The largest changes that are proven, a line each, and how many more there are."""
     proven = [(cell, cell.metrics[0]) for cell in cells if cell.verdict in TIME_WORDS]
-    proven.sort(key=lambda pair: -abs(math.log(pair[1].ratio.ratio)))
+    proven.sort(key=lambda pair: -abs(math.log(pair[1].ratio.point)))
     lines = []
     for cell, step in proven[:_CHANGES]:
         times = f"{milliseconds(step.a)} -> {milliseconds(step.b)} ms"
@@ -183,7 +183,7 @@ def _headings(first: str) -> list[Heading]:
 
 def _figures(found: MetricResult) -> list[Entry]:
     ratio = found.ratio
-    change = f"{ratio.ratio:.4f}" if ratio.ratio < 10 else f"{ratio.ratio:.4g}"
+    change = f"{ratio.point:.4f}" if ratio.point < 10 else f"{ratio.point:.4g}"
     limits = interval(ratio) if ratio.low is not None else MISSING
     share = MISSING if found.step_share is None else change_percent(found.step_share)
     return [
@@ -302,7 +302,7 @@ def _metric_record(found: MetricResult) -> dict[str, Any]:
         "unit": found.metric.unit,
         "a": {"n": ratio.n_a, "geometric_mean": found.a, "std_fraction": ratio.std_a},
         "b": {"n": ratio.n_b, "geometric_mean": found.b, "std_fraction": ratio.std_b},
-        "ratio": ratio.ratio,
+        "ratio": ratio.point,
         "ratio_low": ratio.low,
         "ratio_high": ratio.high,
         "equivalence_low": ratio.equal_low,

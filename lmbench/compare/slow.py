@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lmbench.compare.metrics import STEP
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
-from lmbench.records.welch import STD_PER_MAD, ratio_from
+from lmbench.records.statistics import STD_PER_MAD, ratio_from
 from lmbench.report.units import percent_short
 
 #: A process is slow from so many standard deviations on, of the differences of all rounds (from their median absolute

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmbench.compare.metrics import TIME_WORDS
+from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.errors import ExitCode
-from lmbench.records.welch import CONFIDENCE, POWER, Ratio
+from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, POWER, Ratio
 from lmbench.report.units import change_percent, change_range, percent_short
 
-#: Fewer processes than this on a side decide nothing.
-MIN_REPEATS = 3
-#: Rounds after which the first look of sides that are measured in turn may decide.
-FIRST_LOOK = 4
 DEFAULT_TOLERANCE_FRACTION = 0.01
 
 SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
@@ -74,7 +71,7 @@ def decide(
         words: what a ratio above 1 and one below are called.
         has_hint: say of one that is undecided how many repeats would do.
     """
-    by_rounds = found.is_by_rounds
+    by_rounds = bool(found.differences)
     if by_rounds and found.n_a < FIRST_LOOK:
         why = f"{_count(found.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
         return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
@@ -88,14 +85,14 @@ def decide(
         return Decision(SAME, why)
     if adjusted_p >= 1.0 - CONFIDENCE:
         return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family, has_hint))
-    if floor is not None and abs(math.log(found.ratio)) <= math.log1p(floor):
+    if floor is not None and abs(math.log(found.point)) <= math.log1p(floor):
         why = f"the interval {interval(found)} excludes 0, but {change_percent(found.change)}"
         return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent_short(floor)}")
     above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent_short(floor)}"
     if by_rounds:
         above = f"after {found.n_a} rounds"
     corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
-    word = words[0] if found.ratio > 1 else words[1]
+    word = words[0] if found.point > 1 else words[1]
     return Decision(word, f"{change_percent(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
 
 
@@ -115,7 +112,7 @@ def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int, h
     text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent_short(tolerance)}"
     if not has_hint:
         return text
-    what = "rounds" if found.is_by_rounds else "repeats a side"
+    what = "rounds" if bool(found.differences) else "repeats a side"
     needed = found.needed(tolerance)
     if needed is None:
         what_helps = "widen the gate, or quiet the machine"

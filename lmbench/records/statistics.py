@@ -1,28 +1,43 @@
-"""Statistics of one series of values (design section 8), on the standard library alone but for Student's t."""
+"""Statistics of one series of values, and the ratio of two groups of processes.
+
+NumPy and SciPy do the work. `import scipy` alone takes 20 ms; its submodules load at their first use (0.3 s for
+`special`, 0.9 s for `stats`, which Lightning has loaded before a run ends), so what only reads results waits for none.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import Literal
 
-#: Confidence asked of the median's interval; the real coverage is stated beside it.
-MEDIAN_CONFIDENCE = 0.95
+import numpy as np
+import numpy.typing as npt
+import scipy  # type: ignore[import-untyped]
 
+Floats = npt.NDArray[np.float64]
+Verdict = Literal["same", "larger", "smaller", "undecided"]
+
+CONFIDENCE = 0.95
+#: Of the interval that has to lie within a tolerance: two one-sided tests at 5 % each (Schuirmann, Journal of
+#: Pharmacokinetics and Biopharmaceutics 15, 1987).
+EQUIVALENCE_CONFIDENCE = 0.90
+#: With this probability the repeats that a hint names give the verdict.
+POWER = 0.90
+#: Fewer processes than this on a side decide nothing.
+MIN_REPEATS = 3
+#: The standard deviation of normal values over their median absolute deviation.
+STD_PER_MAD = 1.4826
 #: Modified z-score of an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
 OUTLIER_SCORE = 3.5
-
 #: The trend is fitted to medians of at most so many blocks: all pairs of 10 000 steps would take seconds.
 TREND_BLOCKS = 100
-
-
-def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Quantile of sorted values, linear between order statistics (type 7 of Hyndman and Fan 1996)."""
-    position = fraction * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+#: Logarithms whose spread is below this are equal but for rounding (peaks of memory often are).
+EQUAL = 1e-12
+_POINTS = 100
+_MAX_REPEATS = 1000
 
 
 def sample_std(values: Sequence[float], mean: float) -> float | None:
@@ -32,20 +47,22 @@ def sample_std(values: Sequence[float], mean: float) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of independent values, such as the means of processes, by Student's t.
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of independent values, such as the means of processes, by Student's t.
 
     Raises ValueError below two values, which have no spread.
     """
-    # SciPy is imported only where an interval is shown: reading and summarizing do without it.
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
     mean = statistics.fmean(values)
     std = sample_std(values, mean)
     if std is None:
         raise ValueError("an interval of the mean takes two values")
-    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * std / math.sqrt(len(values))
+    half = _student(len(values) - 1, CONFIDENCE) * std / math.sqrt(len(values))
     return mean - half, mean + half
+
+
+def _student(freedom: float, confidence: float) -> float:
+    """Student's t that a two-sided interval reaches to."""
+    return float(scipy.special.stdtrit(freedom, 0.5 + confidence / 2))
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float, float] | None:
@@ -56,42 +73,17 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float, float] | No
     largest k with at least 95 % is taken; below n = 6 there is none.
     """
     n = len(ordered)
-    rank, coverage = _median_rank(n)
-    return None if rank == 0 else (ordered[rank - 1], ordered[n - rank], coverage)
-
-
-def _median_rank(n: int) -> tuple[int, float]:
-    """The largest k whose interval covers enough, with its coverage; k = 0 if there is none."""
-    tail = (1 - MEDIAN_CONFIDENCE) / 2
-    # The normal approximation starts the search; a few exact steps from above finish it.
-    rank = min(n // 2, math.ceil(n / 2 - 0.97998 * math.sqrt(n)) + 2)
-    while rank > 0:
-        below = _binomial_below(n, rank)
-        if below <= tail:
-            return rank, 1 - 2 * below
-        rank -= 1
-    return 0, 0.0
-
-
-def _binomial_below(n: int, k: int) -> float:
-    """P(B < k) for B binomial(n, 1/2), summed downwards from its largest term."""
-    i = k - 1
-    log_term = math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-    term = math.exp(log_term)
-    total = 0.0
-    while i >= 0 and term > total * 1e-17:
-        total += term
-        term *= i / (n - i + 1)
-        i -= 1
-    return total
+    if n < 6:
+        return None
+    rank = int(scipy.special.bdtrik((1 - CONFIDENCE) / 2, n, 0.5)) + 1
+    return ordered[rank - 1], ordered[n - rank], 1 - 2 * float(scipy.special.bdtr(rank - 1, n, 0.5))
 
 
 def lag1_autocorrelation(values: Sequence[float], mean: float) -> float | None:
     """Correlation of each value with the next, None below three values or for a constant series."""
-    square = math.fsum((value - mean) ** 2 for value in values)
-    if len(values) < 3 or square == 0:
-        return None
-    return math.fsum((a - mean) * (b - mean) for a, b in pairwise(values)) / square
+    deviations = np.asarray(values) - mean
+    square = float(deviations @ deviations)
+    return float(deviations[:-1] @ deviations[1:]) / square if len(values) > 2 and square else None
 
 
 def outlier_count(values: Sequence[float], median: float) -> int:
@@ -101,40 +93,31 @@ def outlier_count(values: Sequence[float], median: float) -> int:
     takes its place (the same standard deviation for normal values), so that a coarse clock does not make
     outliers.
     """
-    deviations = [abs(value - median) for value in values]
-    scale = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
-    return sum(deviation > OUTLIER_SCORE * scale for deviation in deviations)
+    deviations = np.abs(np.asarray(values) - median)
+    scale = STD_PER_MAD * np.median(deviations) or 1.2533 * deviations.mean()
+    return int((deviations > OUTLIER_SCORE * scale).sum())
 
 
 def trend(values: Sequence[float]) -> tuple[float, float] | None:
     """Drift from the first to the last value, and the chance of such an order without one; None below six.
 
-    The drift is that of a line whose slope is the median of the slopes between all pairs (Theil 1950, Sen 1968) and
-    whose height is the median of what is left. A series that changes once has slopes that no line through it has; so
-    the line begins within what the first half of the values spans, and ends within the span of the last half. The
-    chance is the two-sided p of Kendall's S against time with the tie-corrected normal approximation (Mann 1945). Over
-    100 values all is taken on the medians of 100 equal blocks.
+    The drift is that of Theil and Sen's line (Theil 1950, Sen 1968), whose ends are clamped to the range of each half
+    of the values, so that one level shift is not extrapolated. The chance is the two-sided p of Kendall's S against
+    time with the tie-corrected normal approximation (Mann 1945). Over 100 values all is taken on medians of 100 blocks.
     """
-    if len(values) < 6:
+    n = len(values)
+    if n < 6:
         return None
-    times, levels = _blocks(values)
-    slopes, score = [], 0
-    for i, (time, level) in enumerate(zip(times, levels, strict=True)):
-        for later in range(i + 1, len(times)):
-            rise = levels[later] - level
-            slopes.append(rise / (times[later] - time))
-            score += (rise > 0) - (rise < 0)
-    slopes.sort()
-    slope = quantile(slopes, 0.5)
-    height = statistics.median(level - slope * time for time, level in zip(times, levels, strict=True))
-    half = (len(levels) + 1) // 2
-    first = _within(height, levels[:half])
-    last = _within(height + slope * (len(values) - 1), levels[-half:])
-    return last - first, _kendall_p(score, levels)
-
-
-def _within(value: float, span: Sequence[float]) -> float:
-    return min(max(value, min(span)), max(span))
+    blocks = np.array_split(np.asarray(values), min(n, TREND_BLOCKS))
+    ends = np.cumsum([block.size for block in blocks])
+    times = ends - np.array([block.size + 1 for block in blocks]) / 2
+    levels = np.array([np.median(block) for block in blocks])
+    line = scipy.stats.theilslopes(levels, times, method="joint")
+    half = (levels.size + 1) // 2
+    first = np.clip(line.intercept, levels[:half].min(), levels[:half].max())
+    last = np.clip(line.intercept + line.slope * (n - 1), levels[-half:].min(), levels[-half:].max())
+    chance = scipy.stats.kendalltau(times, levels, method="asymptotic").pvalue
+    return float(last - first), 1.0 if math.isnan(chance) else float(chance)
 
 
 def noise_fraction(values: Sequence[float]) -> float | None:
@@ -145,9 +128,9 @@ def noise_fraction(values: Sequence[float]) -> float | None:
     """
     if len(values) < 6:
         return None
-    squares = sorted((later - earlier) ** 2 for earlier, later in pairwise(values))
-    kept = squares[: len(squares) - max(2, math.ceil(len(squares) / 10))]
-    return math.sqrt(statistics.fmean(kept) / 2) / statistics.fmean(values)
+    squares = np.sort(np.diff(values) ** 2)
+    kept = squares[: squares.size - max(2, math.ceil(squares.size / 10))]
+    return float(np.sqrt(kept.mean() / 2) / np.mean(values))
 
 
 def mean_error_fraction(values: Sequence[float]) -> float:
@@ -156,29 +139,151 @@ def mean_error_fraction(values: Sequence[float]) -> float:
     Student's t on as many independent values as have the same information, (1 - r) / (1 + r) of them, r the lag-1
     autocorrelation of a first-order process (Bayley and Hammersley 1946). Two at least, as an interval takes.
     """
-    from scipy.special import stdtrit
-
     mean, n = statistics.fmean(values), len(values)
     alike = max(0.0, lag1_autocorrelation(values, mean) or 0.0)
     independent = max(2.0, n * (1 - alike) / (1 + alike))
-    std = sample_std(values, mean) or 0.0
-    return float(stdtrit(independent - 1, 0.975)) * std / math.sqrt(independent) / mean
+    return _student(independent - 1, CONFIDENCE) * (sample_std(values, mean) or 0.0) / math.sqrt(independent) / mean
 
 
-def _blocks(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Middle index and median of at most TREND_BLOCKS contiguous, near equal blocks."""
-    count = min(len(values), TREND_BLOCKS)
-    edges = [round(block * len(values) / count) for block in range(count + 1)]
-    spans = list(pairwise(edges))
-    times = [(start + end - 1) / 2 for start, end in spans]
-    return times, [statistics.median(values[start:end]) for start, end in spans]
+@dataclass(frozen=True)
+class Ratio:
+    """How many times A's value B's is, from the geometric means of both sides; one process is one sample.
+
+    `low` and `high` are the ends of the 95 % interval, `equal_low` and `equal_high` those of the 90 % interval, `p` is
+    two-sided for a ratio of 1; None with fewer than two values on a side. `std_a` and `std_b` are standard deviations
+    of logarithms, which for a spread of a few percent is the spread as a fraction.
+    """
+
+    point: float
+    low: float | None
+    high: float | None
+    p: float | None
+    n_a: int
+    n_b: int
+    std_a: float | None
+    std_b: float | None
+    equal_low: float | None
+    equal_high: float | None
+    #: Differences of logarithms of sides that were measured in turn, a round each; empty where they were not.
+    differences: tuple[float, ...] = ()
+
+    @property
+    def change(self) -> float:
+        """The change from A to B as a fraction: 0.02 is 2 % more."""
+        return self.point - 1.0
+
+    @property
+    def excludes_one(self) -> bool:
+        return self.low is not None and self.high is not None and (self.low > 1.0 or self.high < 1.0)
+
+    def lies_within(self, tolerance: float) -> bool:
+        """Whether the ratio does, from 1 / (1 + tolerance) to 1 + tolerance, by two one-sided tests at 5 %: whether
+        the whole 90 % interval does."""
+        if self.equal_low is None or self.equal_high is None:
+            return False
+        return self.equal_low >= 1.0 / (1.0 + tolerance) and self.equal_high <= 1.0 + tolerance
+
+    def verdict(self, tolerance: float) -> Verdict:
+        """`same` where the 90 % interval lies within the tolerance, `larger` or `smaller` where the 95 % interval
+        excludes 1, else `undecided`, as with fewer than three processes on a side."""
+        if min(self.n_a, self.n_b) < MIN_REPEATS or not (self.excludes_one or self.lies_within(tolerance)):
+            return "undecided"
+        return "same" if self.lies_within(tolerance) else "larger" if self.point > 1 else "smaller"
+
+    def needed(self, tolerance: float) -> int | None:
+        """Repeats a side that give a verdict with 90 % probability, see `repeats_for`."""
+        spread = math.hypot(self.std_a or 0.0, self.std_b or 0.0) / math.sqrt(2)
+        return repeats_for(spread, self.n_a + self.n_b - 2, tolerance)
 
 
-def _kendall_p(score: int, levels: Sequence[float]) -> float:
-    n = len(levels)
-    ties: dict[float, int] = {}
-    for level in levels:
-        ties[level] = ties.get(level, 0) + 1
-    correction = sum(t * (t - 1) * (2 * t + 5) for t in ties.values())
-    variance = (n * (n - 1) * (2 * n + 5) - correction) / 18
-    return 1.0 if variance <= 0 else math.erfc(abs(score) / math.sqrt(2 * variance))
+def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """B over A, each value the mean of one process.
+
+    The interval is Welch's (Biometrika 34, 1947, with the degrees of freedom of Satterthwaite 1946) for the
+    difference of the mean logarithms, as `scipy.stats.ttest_ind` has it. Where the values of both sides have no spread
+    it is the ratio itself. Raises ValueError for an empty side or a value that is not above 0.
+    """
+    logs_a, logs_b = logs_of(a), logs_of(b)
+    difference = float(logs_b.mean() - logs_a.mean())
+    std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
+    point, sizes, stds = ratio_from(difference), (len(a), len(b)), (std_a, std_b)
+    if std_a is None or std_b is None:
+        return Ratio(point, None, None, None, *sizes, *stds, None, None)
+    part_a, part_b = std_a**2 / len(a), std_b**2 / len(b)
+    error = math.sqrt(part_a + part_b)
+    if error == 0:
+        return Ratio(point, point, point, float(abs(difference) < EQUAL), *sizes, *stds, point, point)
+    freedom = error**4 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
+    p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))
+    wide, narrow = (_student(freedom, confidence) * error for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE))
+    low, high, equal_low, equal_high = (ratio_from(difference + half) for half in (-wide, wide, -narrow, narrow))
+    return Ratio(point, low, high, p, *sizes, *stds, equal_low, equal_high)
+
+
+def detectable_fraction(std: float, repeats: int) -> float:
+    """The change that two sides of `repeats` processes each tell from none in 95 % of cases.
+
+    `std` is that of the logarithms of process means. By the usual sum of two quantiles of Student's t for a
+    two-sided test (Cohen, Statistical Power Analysis, 1988, section 2.4), with Welch's degrees of freedom to expect of
+    two sides with one spread: with u the share of one side's squared error they are (n - 1) / (u^2 + (1 - u)^2), and u
+    has mean 1/2 and variance 1 / (4 n), being Beta((n - 1) / 2, (n - 1) / 2).
+    """
+    freedom = 2.0 * (repeats - 1) * repeats / (repeats + 1)
+    quantiles = _student(freedom, CONFIDENCE) + _student(freedom, 2 * CONFIDENCE - 1)
+    return math.expm1(quantiles * std * math.sqrt(2.0 / repeats))
+
+
+def repeats_for(std: float, freedom: float, tolerance: float) -> int | None:
+    """Repeats a side that give a verdict with 90 % probability: `same` where nothing changed, and `faster` or `slower`
+    where the tolerance's worth did, whichever takes more; None above 1000.
+
+    By the power of both tests for two normal sides with one spread: of two one-sided t tests at no change, of Welch's t
+    at the tolerance. The spread is what `std` says, seen with `freedom` degrees of freedom: the power is the mean over
+    what the true one may be (sigma^2 = freedom * std^2 / chi^2) and over what the repeats will show of it, each at
+    `_POINTS` equally likely values. Without the former 90 % would be about 70 %, since a spread from a few repeats is
+    as often too small as too large.
+    """
+    if std == 0:
+        return 2
+    special, limit = scipy.special, math.log1p(tolerance)
+    shares = (np.arange(_POINTS) + 0.5) / _POINTS
+    true = std * np.sqrt(freedom / special.chdtri(freedom, shares))[:, None]
+
+    def has_power(repeats: int) -> bool:
+        ours, error = 2 * (repeats - 1), math.sqrt(2 / repeats)
+        seen = true * np.sqrt(special.chdtri(ours, shares) / ours)
+        two_sided, one_sided = (
+            special.ndtr((limit - _student(ours, confidence) * seen * error) / (true * error))
+            for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+        )
+        return bool(min(two_sided.mean(), np.maximum(0.0, 2 * one_sided - 1).mean()) >= POWER)
+
+    repeats = bisect_left(range(_MAX_REPEATS + 1), True, lo=2, key=has_power)
+    return repeats if repeats <= _MAX_REPEATS else None
+
+
+def ratio_from(log: float) -> float:
+    """The ratio that a difference of logarithms is; infinite where no float is so large."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(log))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(logs_of(values).mean())
+
+
+def logs_of(values: Sequence[float]) -> Floats:
+    """Their logarithms. Raises ValueError for no value, or one that is not above 0."""
+    array = np.asarray(values, dtype=float)
+    if not array.size or not ((array > 0) & np.isfinite(array)).all():
+        raise ValueError("a ratio takes values above 0 on both sides")
+    logs: Floats = np.log(array)
+    return logs
+
+
+def std_of_logs(logs: Floats) -> float | None:
+    """Their standard deviation, None for fewer than two; 0 where they are equal but for rounding."""
+    if logs.size < 2:
+        return None
+    std = float(logs.std(ddof=1))
+    return std if std > EQUAL else 0.0

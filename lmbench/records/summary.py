@@ -6,20 +6,21 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, Throughput, Window
-from lmbench.records.run import Flops, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.statistics import (
     lag1_autocorrelation,
     median_interval,
     outlier_count,
-    quantile,
     sample_std,
     trend,
 )
 from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
-from lmbench.records.vocabulary import BORDERS, PHASES, SPANS, Span
+from lmbench.records.vocabulary import PHASES, SPANS
 
 
 def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float | None = None) -> None:
@@ -58,26 +59,22 @@ def _throughput(run: RunRecord) -> Throughput:
     reason = _why_no_mfu(run)
     if tokens is None or not wall_s:
         return Throughput(mfu_reason=reason or "tokens per batch unknown")
-    rate, peak, energy_j = tokens / wall_s, flops.peak_flops_per_s, run.device_state.energy_j
+    rate, energy_j = tokens / wall_s, run.device_state.energy_j
+    share = rate / flops.peak_flops_per_s if flops.peak_flops_per_s else None
+
+    def product(factor: float | None, *counts: int | None) -> float | None:
+        known = [count for count in counts if count is not None]
+        return factor * sum(known) if factor is not None and len(known) == len(counts) else None
+
     return Throughput(
         tokens_per_s=rate,
-        model_flops_per_s=_times(rate, flops.per_token_flops),
-        mfu_fraction=_times(rate / peak, flops.per_token_flops) if peak else None,
-        mfu_causal_fraction=_times(rate / peak, flops.causal_per_token_flops) if peak else None,
-        hfu_fraction=_times(rate / peak, _hardware_flops(flops)) if peak else None,
+        model_flops_per_s=product(rate, flops.per_token_flops),
+        mfu_fraction=product(share, flops.per_token_flops),
+        mfu_causal_fraction=product(share, flops.causal_per_token_flops),
+        hfu_fraction=product(share, flops.per_token_flops, flops.recomputed_per_token_flops),
         mfu_reason=reason,
         joules_per_token=None if energy_j is None else energy_j / tokens,
     )
-
-
-def _hardware_flops(flops: Flops) -> int | None:
-    if flops.per_token_flops is None or flops.recomputed_per_token_flops is None:
-        return None
-    return flops.per_token_flops + flops.recomputed_per_token_flops
-
-
-def _times(factor: float, value: int | None) -> float | None:
-    return None if value is None else factor * value
 
 
 def _why_no_mfu(run: RunRecord) -> str | None:
@@ -91,30 +88,31 @@ def _why_no_mfu(run: RunRecord) -> str | None:
 
 def host_bound_fraction(run: RunRecord) -> float | None:
     """Share of the step in phases in which the device waited for the host, by the lag probes; None without them."""
-    verdicts = run.probe.verdicts
-    if verdicts is None or not any(True for _ in verdicts.items()):
+    verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
+    if not verdicts:
         return None
-    bound = [span for span, found in verdicts.items() if found.verdict == "host-bound" and span in PHASES]
-    summaries = [run.phases.get(span) for span in bound]
-    return math.fsum(summary.share_fraction or 0.0 for summary in summaries if summary is not None)
+    bound = [span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span in PHASES]
+    return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 
 def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = None) -> PerPhase[PhaseSummary]:
     """Statistics of the step and of every phase that was seen, over the steps that `select_window` keeps."""
     steps = select_window(records, micro_batches).used
-    found: PerPhase[PhaseSummary] = PerPhase()
-    step_mean_s: float | None = None
+    phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
         values = _known(step.span_s(span) for step in steps)
         if not values:
             continue
         summary = summarize(values)
-        step_mean_s = summary.mean_s if span == "step" else step_mean_s
+        step_mean_s = phases.step.mean_s if phases.step else summary.mean_s if span == "step" else None
         summary.share_fraction = summary.mean_s / step_mean_s if summary.mean_s is not None and step_mean_s else None
-        summary.host = _host_span(_known(step.host_s(span) for step in steps))
-        summary.lag = _lag(steps, span)
-        found.set(span, summary)
-    return found
+        if hosts := _known(step.host_s(span) for step in steps):
+            summary.host = HostSpan(statistics.fmean(hosts), min(hosts), statistics.median(hosts), max(hosts))
+        if span != "other":
+            lags = _known(step.lag_s(span) for step in steps)
+            summary.lag = Lag(min(lags), statistics.median(lags), max(lags)) if lags else Lag()
+        phases.set(span, summary)
+    return phases
 
 
 def _mean_scalars(records: Iterable[StepRecord]) -> ScalarMeans:
@@ -130,50 +128,38 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
     None where the series is too short (std below 2 values, autocorrelation below 3, trend and the median's interval
     below 6, p5 and p95 below 20, p99 below 100). Raises ValueError for a value that is not finite.
     """
-    if not all(math.isfinite(value) for value in values):
+    series, n = np.asarray(values, dtype=float), len(values)
+    if not np.isfinite(series).all():
         raise ValueError("a series with a non-finite value has no summary")
-    if not values:
+    if not n:
         return PhaseSummary(n=0)
-    ordered = sorted(values)
-    n, mean, median = len(ordered), statistics.fmean(ordered), quantile(ordered, 0.5)
-    std = sample_std(ordered, mean)
-    found = PhaseSummary(
+    quantiles = np.quantile(series, [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1]).tolist()
+    least, p5, p25, median, p75, p95, p99, most = quantiles
+    mean = statistics.fmean(values)
+    std = sample_std(values, mean)
+    low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
+    drift, chance = trend(values) or (None, None)
+    return PhaseSummary(
         n=n,
         mean_s=mean,
         std_s=std,
-        min_s=ordered[0],
-        p25_s=quantile(ordered, 0.25),
+        min_s=least,
+        p5_s=p5 if n >= 20 else None,
+        p25_s=p25,
         median_s=median,
-        p75_s=quantile(ordered, 0.75),
-        max_s=ordered[-1],
+        p75_s=p75,
+        p95_s=p95 if n >= 20 else None,
+        p99_s=p99 if n >= 100 else None,
+        max_s=most,
         cv_fraction=std / mean if std is not None and mean > 0 else None,
+        median_low_s=low,
+        median_high_s=high,
+        median_coverage_fraction=coverage,
         lag1_autocorrelation=lag1_autocorrelation(values, mean),
         outlier_count=outlier_count(values, median),
+        trend_fraction=drift / median if drift is not None and median > 0 else None,
+        trend_p=chance,
     )
-    if n >= 20:
-        found.p5_s, found.p95_s = quantile(ordered, 0.05), quantile(ordered, 0.95)
-    if n >= 100:
-        found.p99_s = quantile(ordered, 0.99)
-    if (interval := median_interval(ordered)) is not None:
-        found.median_low_s, found.median_high_s, found.median_coverage_fraction = interval
-    if (drift := trend(values)) is not None:
-        found.trend_fraction = drift[0] / median if median > 0 else None
-        found.trend_p = drift[1]
-    return found
-
-
-def _host_span(values: list[float]) -> HostSpan:
-    if not values:
-        return HostSpan()
-    return HostSpan(statistics.fmean(values), min(values), statistics.median(values), max(values))
-
-
-def _lag(steps: Sequence[StepRecord], span: Span) -> Lag | None:
-    border = next((border for border in BORDERS if border == span), None)
-    if border is None:
-        return None
-    values = _known(step.lag_s(border) for step in steps)
-    return Lag(min(values), statistics.median(values), max(values)) if values else Lag()
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

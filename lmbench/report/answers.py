@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from lmbench.records.welch import ratio_of
+from lmbench.records.statistics import ratio_of
 from lmbench.report.cells import Cell, Pairing, differing, in_order, in_short, told
 from lmbench.report.columns import Column, Measure, numbers
 from lmbench.report.facts import EAGER, heading, sort_key

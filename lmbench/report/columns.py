@@ -17,10 +17,9 @@ from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.statistics import sample_std
+from lmbench.records.statistics import ratio_of, sample_std
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
-from lmbench.records.welch import ratio_of
 from lmbench.report import units
 from lmbench.report.cells import Cell, Pairing
 from lmbench.report.gather import Sample

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lmbench.records.welch import ratio_of
+from lmbench.records.statistics import ratio_of
 from lmbench.report.cells import Cell, in_order, in_short, outcome_word
 from lmbench.report.columns import Column, host_bound, numbers
 from lmbench.report.table import Entry, Heading, Table, fact

@@ -43,7 +43,7 @@ def test_two_single_runs_show_their_ratio(tmp_path):
     a, b = make_run(tmp_path, 0.05), make_run(tmp_path, 0.06)
     found = compared(a, b)
     assert found.verdict == "undecided"
-    assert found.cells[0].metrics[0].ratio.ratio == pytest.approx(1.2)
+    assert found.cells[0].metrics[0].ratio.point == pytest.approx(1.2)
 
 
 def test_phases_and_memory_come_after_the_step(tmp_path):

@@ -10,8 +10,8 @@ from comparison_runs import make_run
 from simulated_rounds import CONDITIONS, EFFECT, Noise, differences, simulate, table
 
 from lmbench.compare.comparison import compare
-from lmbench.compare.rounds import looks, ratio_by_rounds, rounds_needed
-from lmbench.compare.verdict import FIRST_LOOK, decide
+from lmbench.compare.rounds import FIRST_LOOK, looks, ratio_by_rounds, rounds_needed
+from lmbench.compare.verdict import decide
 
 TRIALS = 800
 #: Four standard errors of 5 % in so many trials.
@@ -75,7 +75,7 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
         assert (word in ("faster", "slower")) == bool(look.changed[-1])
         # What is shown is what was tested.
         assert (word in ("faster", "slower")) == (found.excludes_one and word != "same")
-        assert found.low - 1e-5 <= found.equal_low <= found.ratio <= found.equal_high <= found.high + 1e-5
+        assert found.low - 1e-5 <= found.equal_low <= found.point <= found.equal_high <= found.high + 1e-5
 
 
 def test_drift_between_rounds_changes_nothing():
@@ -92,7 +92,7 @@ def test_drift_between_rounds_changes_nothing():
 def test_sides_that_change_places_give_the_inverse():
     a, b = draws(6, 9, 0.004, 0.01)
     there, back = ratio_by_rounds(a, b), ratio_by_rounds(b, a)
-    assert back.ratio == pytest.approx(1 / there.ratio, rel=1e-4)
+    assert back.point == pytest.approx(1 / there.point, rel=1e-4)
     assert back.p == pytest.approx(there.p)
 
 

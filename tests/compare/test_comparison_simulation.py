@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 
 from lmbench.compare.verdict import decide, holm
-from lmbench.records.welch import detectable_fraction, ratio_of
+from lmbench.records.statistics import detectable_fraction, ratio_of
 
 TRIALS = 4000
 TOLERANCE = 0.01

@@ -61,7 +61,7 @@ def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason
     assert cell.verdict == "invalid"
     assert any(line.startswith(reason) for line in cell.reasons), cell.reasons
     # The figures are still there to be looked at.
-    assert cell.metrics[0].ratio.ratio == pytest.approx(1.04, rel=1e-3)
+    assert cell.metrics[0].ratio.point == pytest.approx(1.04, rel=1e-3)
 
 
 @pytest.mark.parametrize(

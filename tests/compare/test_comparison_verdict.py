@@ -7,7 +7,7 @@ import pytest
 from lmbench.compare.metrics import SIZE_WORDS
 from lmbench.compare.verdict import EXIT_CODES, decide, interval, overall
 from lmbench.errors import ExitCode
-from lmbench.records.welch import Ratio, ratio_of
+from lmbench.records.statistics import Ratio, ratio_of
 from lmbench.report.units import change_percent, percent_short
 
 
