@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -10,9 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.window import AllocatorPeaks
 from lmbench.memory.recording.held import held_by, watch_refusals
 from lmbench.records.field import PerPhase
-from lmbench.records.measured import Memory, RefusedAllocation
+from lmbench.records.measured import RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage
 
 
@@ -30,80 +32,55 @@ class MemoryRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._trainer = trainer
-        self._module = pl_module
+        self._trainer, self._module = trainer, pl_module
         # The allocator calls it before anything is freed by the exception's way up.
         watch_refusals(self._refused)
-        self._run_allocated = 0
-        self._run_reserved = 0
+        # The session knows its device only once the run has started.
+        self._device = trainer.strategy.root_device
+        self._peaks = AllocatorPeaks(self._device)
         self._phase_peaks: dict[str, int] = {}
         self._phase_begins: dict[str, int] = {}
         self._phase = "other"
 
-    @property
-    def _device(self) -> torch.device:
-        return self.session.device
-
     def run_started(self) -> None:
         memory = self.session.run.memory
         memory.host_peak_rss_bytes = peak_rss_bytes()
-        tell = getattr(self._module, "expected_saved_bytes", None)
-        if callable(tell) and self._module.training:
-            memory.expected_saved_bytes = tell()
+        memory.expected_saved_bytes = self._answer("expected_saved_bytes")
+
+    def _answer(self, method: str) -> Any:
+        """What the module itself says of the bytes that it saves for the backward; None of one that does not."""
+        method_of_module = getattr(self._module, method, None)
+        return method_of_module() if callable(method_of_module) and self._module.training else None
 
     def before_window(self) -> None:
-        if self._device.type != "cuda":
-            return
-        self._take_run_peak()
-        stats = torch.cuda.memory_stats(self._device)
-        self._retries = stats.get("num_alloc_retries", 0)
-        self._reserved = torch.cuda.memory_reserved(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._peaks.begin_window()
 
     def window_closed(self) -> None:
-        memory = self.session.run.memory
-        memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self._device.type != "cuda":
-            return
-        stats = torch.cuda.memory_stats(self._device)
-        memory.steady_peak_allocated_bytes = torch.cuda.max_memory_allocated(self._device)
-        memory.steady_peak_reserved_bytes = torch.cuda.max_memory_reserved(self._device)
-        memory.window_alloc_retry_count = stats.get("num_alloc_retries", 0) - self._retries
-        memory.window_reserved_growth_bytes = torch.cuda.memory_reserved(self._device) - self._reserved
-        self._take_run_peak()
-        self._leave_run_peak(memory)
+        self._peaks.end_window(self.session.run.memory)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+        if kind is ProbeKind.MEMORY and self._peaks.is_known:
             self._phase = self.session.track.current
             torch.cuda.reset_peak_memory_stats(self._device)
             self.session.track.listeners.append(self._border)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if kind is ProbeKind.MEMORY and self._device.type == "cuda":
+        if kind is ProbeKind.MEMORY and self._peaks.is_known:
             self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
-        count = getattr(self._module, "count_saved_bytes", None)
-        if callable(count) and self._module.training:
-            self.session.run.memory.saved_bytes = count()
-        if self._device.type == "cuda":
+        memory = self.session.run.memory
+        memory.saved_bytes = self._answer("count_saved_bytes")
+        if self._peaks.is_known:
             self.session.track.listeners.remove(self._border)
-            memory = self.session.run.memory
             memory.phase_peak_allocated_bytes = _per_phase(self._phase_peaks)
             memory.phase_begin_allocated_bytes = _per_phase(self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
-        if exception is None:
-            return
-        memory = self.session.run.memory
-        memory.host_peak_rss_bytes = peak_rss_bytes()
-        # The session knows its device only once the run has started.
-        if self._trainer.strategy.root_device.type == "cuda":
-            self._take_run_peak()
-            self._leave_run_peak(memory)
+        if exception is not None:
+            self._peaks.end_run(self.session.run.memory)
 
     def _refused(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
         held = held_by(self._module, self._trainer.optimizers)
@@ -132,17 +109,7 @@ class MemoryRecorder(Observer):
         torch.cuda.reset_peak_memory_stats(self._device)
         self._phase_peaks[self._phase] = max(peak, self._phase_peaks.get(self._phase, 0))
 
-    def _take_run_peak(self) -> None:
-        self._run_allocated = max(self._run_allocated, torch.cuda.max_memory_allocated())
-        self._run_reserved = max(self._run_reserved, torch.cuda.max_memory_reserved())
 
-    def _leave_run_peak(self, memory: Memory) -> None:
-        memory.run_peak_allocated_bytes = self._run_allocated
-        memory.run_peak_reserved_bytes = self._run_reserved
-        memory.run_alloc_retry_count = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-        memory.device_total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-
-
-def _per_phase(found: Mapping[str, int]) -> PerPhase[int]:
-    """What is known of phases that have a place in the record."""
-    return PerPhase(**{phase: found[phase] for phase in PHASES if phase in found})
+def _per_phase(sizes_bytes: Mapping[str, int]) -> PerPhase[int]:
+    """Sizes of the phases that have a place in the record."""
+    return PerPhase(**{phase: sizes_bytes[phase] for phase in PHASES if phase in sizes_bytes})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
 from lmbench.callbacks.observer import Observer
+from lmbench.instruments.window import QuietCollector
 
 
 class QuietHost(Observer):
@@ -14,31 +13,18 @@ class QuietHost(Observer):
     """
 
     def __init__(self) -> None:
-        self._is_off = False
+        self._collector = QuietCollector()
 
     def before_window(self) -> None:
+        run = self.session.run
         if self.session.only_watches:
-            self.session.run.gc_policy = "left alone"
+            run.gc_policy = "left alone"
             return
-        self.session.run.gc_policy = "collected and frozen, off in the window"
-        self._was_enabled = gc.isenabled()
-        gc.collect()
-        # Objects frozen by somebody else must stay so afterwards, and unfreezing knows no difference. To count them
-        # takes 50 ms in a fork of a sweep's server; the record has them counted.
-        environment = self.session.run.environment
-        self._is_frozen = not (gc.get_freeze_count() if environment is None else environment.gc.frozen_count)
-        if self._is_frozen:
-            gc.freeze()
-        gc.disable()
-        self._is_off = True
+        run.gc_policy = "collected and frozen, off in the window"
+        self._collector.begin(None if run.environment is None else run.environment.gc.frozen_count)
 
     def window_closed(self) -> None:
-        if self._is_off:
-            if self._is_frozen:
-                gc.unfreeze()
-            if self._was_enabled:
-                gc.enable()
-            self._is_off = False
+        self._collector.end()
 
     def run_closing(self, exception: BaseException | None) -> None:
-        self.window_closed()
+        self._collector.end()

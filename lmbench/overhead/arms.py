@@ -11,9 +11,10 @@ import msgspec
 
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.interruption import received
-from lmbench.overhead.result import ARMS, Arm, ArmFigures, HookFigures, Measurement, Overhead, overhead_of
+from lmbench.overhead.result import ARMS, Arm, Measurement, overhead_answer
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
+from lmbench.report.answer import Answer
 
 # More than rounding and the order of sums makes: the arms did not do the same work.
 LOSS_TOLERANCE_FRACTION = 1e-3
@@ -28,7 +29,7 @@ class ArmFailed(Exception):
         self.exit_code = exit_code
 
 
-def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str) -> Overhead:
+def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str) -> Answer:
     """Run every arm `rounds` times, one round after the other, each round beginning with another arm.
 
     Args:
@@ -42,35 +43,26 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         ArmFailed: a process did not end well, or did other work than the others.
     """
     pilot = run_fit(fit_options, folder / "pilot")
-    _progress(f"a first run of lmbench fit settled on {pilot.window.steps} steps a window")
+    tell(f"overhead: a first run of lmbench fit settled on {pilot.window.steps} steps a window")
     fixed = ["--measure.steps", str(pilot.window.steps), "--measure.min_window_s", "0"]
     options = [*fit_options, *fixed, "--measure.probe_steps", "0", "--measure.strict", "false"]
     measurements: list[Measurement] = []
     try:
-        _measure_rounds(measurements, options, rounds, folder)
+        for index in range(rounds):
+            turn = index % len(ARMS)
+            for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
+                record = measure_arm(arm, options, folder / f"{arm}-{index}")
+                measurements.append(Measurement.of(arm, index, record))
+                check_same_work(measurements)
+                tell(f"overhead: round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
     except BaseException:
         complete = len(measurements) // len(ARMS)
         # An interval needs two rounds; with them, what was measured before a signal is shown.
         if received() is None or complete < 2:
             raise
-        measurements = measurements[: complete * len(ARMS)]
-        _progress(f"stopped; below is what {complete} complete rounds say")
-    return overhead_of(pilot, measurements, command)
-
-
-def _measure_rounds(measurements: list[Measurement], options: list[str], rounds: int, folder: Path) -> None:
-    for index in range(rounds):
-        turn = index % len(ARMS)
-        for arm in (*ARMS[turn:], *ARMS[:turn]):
-            figures = measure_arm(arm, options, folder / f"{arm}-{index}")
-            found = Measurement(**msgspec.structs.asdict(figures), arm=arm, round=index)
-            measurements.append(found)
-            check_same_work(measurements)
-            _progress(f"round {index + 1} of {rounds}, {arm}: {found.step_s * 1e3:.3f} ms/step")
-
-
-def _progress(text: str) -> None:
-    tell(f"overhead: {text}")
+        del measurements[complete * len(ARMS) :]
+        tell(f"overhead: stopped; below is what {complete} complete rounds say")
+    return overhead_answer(pilot, measurements, command)
 
 
 def check_same_work(measurements: list[Measurement]) -> None:
@@ -80,31 +72,33 @@ def check_same_work(measurements: list[Measurement]) -> None:
         ArmFailed: one did.
     """
     reference = measurements[0]
-    for found in measurements[1:]:
-        if found.steps != reference.steps:
-            raise ArmFailed(found.arm, f"took {found.steps} steps where {reference.arm} took {reference.steps}")
-        mine, theirs = (math.nan if loss is None else loss for loss in (found.first_loss, reference.first_loss))
-        if not math.isclose(mine, theirs, rel_tol=LOSS_TOLERANCE_FRACTION):
-            raise ArmFailed(found.arm, f"its first loss is {mine}, that of {reference.arm} {theirs}")
+    first_loss = math.nan if reference.first_loss is None else reference.first_loss
+    for m in measurements[1:]:
+        if m.steps != reference.steps:
+            raise ArmFailed(m.arm, f"took {m.steps} steps where {reference.arm} took {reference.steps}")
+        loss = math.nan if m.first_loss is None else m.first_loss
+        if not math.isclose(loss, first_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
+            raise ArmFailed(m.arm, f"its first loss is {loss}, that of {reference.arm} {first_loss}")
 
 
-def measure_arm(arm: Arm, options: list[str], folder: Path) -> ArmFigures:
+def measure_arm(arm: Arm, options: list[str], folder: Path) -> RunRecord:
     """Measure an arm once, with options of `lmbench fit`; `folder` is new and takes what it leaves.
+
+    Returns a record with a closed window, memory and losses.
 
     Raises:
         UsageError: the options are wrong.
         ArmFailed: the process did not end well.
     """
-    if arm == "harness":
-        return harness_figures(run_fit(options, folder))
-    file = folder.with_suffix(".json")
-    results = ["--measure.results_dir", str(folder)]
-    execute(arm, ["-m", "lmbench.overhead.control", arm, str(file), "fit", *options, *results])
-    if arm != "hooks":
-        return msgspec.json.decode(file.read_bytes(), type=ArmFigures)
-    figures = harness_figures(_load(folder))
-    figures.hooks = msgspec.json.decode(file.read_bytes(), type=HookFigures)
-    return figures
+    if arm != "harness":
+        file = folder.with_suffix(".json")
+        results = ["--measure.results_dir", str(folder)]
+        execute(arm, ["-m", "lmbench.overhead.control", arm, str(file), "fit", *options, *results])
+        return msgspec.json.decode(file.read_bytes(), type=RunRecord)
+    record = run_fit(options, folder)
+    if not record.window.steps or record.window.wall_s is None:
+        raise ArmFailed("harness", "its result has no window")
+    return record
 
 
 def run_fit(options: list[str], folder: Path) -> RunRecord:
@@ -120,27 +114,6 @@ def run_fit(options: list[str], folder: Path) -> RunRecord:
     return _load(folder)
 
 
-def harness_figures(record: RunRecord) -> ArmFigures:
-    """The figures of a run in the form that the control arms give theirs.
-
-    The wall time has the pauses in it that the run itself takes out of its steps: they too are the harness's cost.
-    """
-    window, memory, loss = record.window, record.memory, record.loss
-    if not window.steps or window.wall_s is None:
-        raise ArmFailed("harness", "its result has no window")
-    pauses_s = window.excluded_s or 0.0
-    return ArmFigures(
-        steps=window.steps,
-        wall_s=window.wall_s + pauses_s,
-        steady_peak_allocated_bytes=memory.steady_peak_allocated_bytes,
-        run_peak_allocated_bytes=memory.run_peak_allocated_bytes,
-        host_peak_rss_bytes=memory.host_peak_rss_bytes,
-        first_loss=loss.first,
-        last_loss=loss.last,
-        excluded_s=pauses_s,
-    )
-
-
 def execute(arm: str, words: list[str]) -> None:
     """Run this Python with the given words, to its end. Raises like `measure_arm`."""
     # -P: the installed lmbench, as this process, whatever lies in the working directory.
@@ -152,8 +125,8 @@ def execute(arm: str, words: list[str]) -> None:
         raise UsageError(done.stderr.rpartition("lmbench: ")[2].partition("\n")[0])
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     why = " | ".join(lines[-_LAST_LINES:]) or "nothing on standard error"
-    out_of_memory = done.returncode == ExitCode.OUT_OF_MEMORY
-    exit_code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.INTERNAL
+    is_known = done.returncode == ExitCode.OUT_OF_MEMORY
+    exit_code = ExitCode.OUT_OF_MEMORY if is_known else ExitCode.INTERNAL
     raise ArmFailed(arm, f"failed with exit code {done.returncode}: {why}", exit_code)
 
 

@@ -1,6 +1,6 @@
 """The control arms of `lmbench overhead`: `python -m lmbench.overhead.control ARM RESULT fit [OPTIONS]`.
 
-One process measures one arm and leaves its figures as JSON in the file RESULT. Every arm reads the very same
+One process measures one arm and leaves a run's record as JSON in the file RESULT. Both arms read the very same
 configuration as `lmbench fit`; where that compiles, a control compiles too, with the cache on the disk.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 import lmbench.fit.startup  # noqa: F401
 
 # isort: split
-import functools
-import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -24,40 +23,186 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor
+from torch.optim import Optimizer
 
-from lmbench.callbacks import Compiler, MeasurementSession, Observer
-from lmbench.callbacks.observer import STEP_HOOKS
+from lmbench.callbacks import Compiler
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.cli import BenchCLI
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.trainer import TRAINER_DEFAULTS
+from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.oom import out_of_memory
-from lmbench.instruments.phases import BorderProfiler, Scope
-from lmbench.instruments.schedule import ProbeKind, Schedule
-from lmbench.overhead.bare_loop import BareLoop, ControlWindow, LoopSettings
-from lmbench.overhead.result import ArmFigures, HookFigures, HookTime
-from lmbench.records.vocabulary import Stage
+from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import AllocatorPeaks, QuietCollector
+from lmbench.precision import PRECISIONS
+from lmbench.records.measured import Loss, Window
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 
 
-class WallClock(Callback):
-    """The least a Trainer needs to be clocked: counts steps and stops the run when its window is complete."""
+class ControlWindow:
+    """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
 
-    window: ControlWindow
+    Schedule, collection of garbage and peaks are the session's: one policy for all arms. A control has no probe steps.
+
+    `record` has window, memory and losses when the window is complete.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
+        self.record = RunRecord(SCHEMA_VERSION, "ok")
         self._schedule = schedule
-        self._losses: list[Tensor] = []
-        self.compile_options: CompileOptions | None = None
+        self._steps_done = 0
+        self._start_ns: int | None = None
+        self._first_losses: list[Tensor] = []
+
+    def begin(self, device: torch.device, loss_divisor: int = 1) -> None:
+        """The first step is about to begin; losses come divided by `loss_divisor`."""
+        self._device, self._loss_divisor = device, loss_divisor
+        self._collector, self._peaks = QuietCollector(), AllocatorPeaks(device)
+        if self._schedule.warmup_steps == 0:
+            self._open()
+
+    def step_ended(self, losses: list[Tensor]) -> bool:
+        """A step ended, with its micro-batches' losses, still on the device; True if it was the last one."""
+        self._first_losses = self._first_losses or losses
+        self._steps_done += 1
+        if self._start_ns is None:
+            if self._steps_done == self._schedule.warmup_steps:
+                self._open()
+            return False
+        steps = self._steps_done - self._schedule.warmup_steps
+        is_complete = self._schedule.is_window_complete(steps, (time.perf_counter_ns() - self._start_ns) * 1e-9)
+        if is_complete:
+            synchronize(self._device)
+            wall_s = (time.perf_counter_ns() - self._start_ns) * 1e-9
+            self.record.window = Window(steps=steps, wall_s=wall_s)
+            self._peaks.end_window(self.record.memory)
+            self._collector.end()
+            self.record.loss = Loss(first=self._mean(self._first_losses), last=self._mean(losses))
+        return is_complete
+
+    def _open(self) -> None:
+        self._collector.begin()
+        self._peaks.begin_window()
+        synchronize(self._device)
+        self._start_ns = time.perf_counter_ns()
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        return float(torch.stack(losses).double().mean()) * self._loss_divisor
+
+
+class BareLoop:
+    """Trains a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step`.
+
+    Args:
+        trainer: its flags say precision, clipping, micro-batches and device; it trains nothing.
+        mode: forward, forward_backward or train_step.
+        zero_grad: `after_step`, or `native`: Lightning's place, between forward and backward.
+
+    Raises:
+        UsageError: a precision that a plain loop has no counterpart of, or several optimizers.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        trainer: Trainer,
+        mode: str = "train_step",
+        zero_grad: str = "after_step",
+        compile_options: CompileOptions | None = None,
+    ) -> None:
+        self.module, self.mode, self.zero_grad = module, mode, zero_grad
+        self.device = trainer.strategy.root_device
+        self.micro_batches = trainer.accumulate_grad_batches
+        self._clip_value = float(trainer.gradient_clip_val or 0.0)
+        by_value = trainer.gradient_clip_algorithm == "value"
+        self._clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
+        precision = plain_precision(str(trainer.precision))
+        mixed_dtype = precision.compute_dtype() if precision.is_mixed else None
+        self._autocast = nullcontext if mixed_dtype is None else lambda: torch.autocast(self.device.type, mixed_dtype)
+        self._scaler = torch.amp.GradScaler(self.device.type) if precision.has_scaler else None
+        with self.device:
+            module.configure_model()
+        self._dtype = precision.weight_dtype()
+        module.to(device=self.device, dtype=self._dtype)
+        optimizer = module.configure_optimizers()
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
+        self.optimizer = optimizer
+        if compile_options is not None:
+            compile_in_place(module, compile_options)
+        self._uses_cudagraphs = compile_options is not None and compile_options.uses_cudagraphs
+
+    def run(self, batches: Iterable[Iterable[Tensor]], window: ControlWindow) -> None:
+        """Train until the window is complete; a batch is a sequence of tensors."""
+        before = torch.get_default_dtype()
+        # Tensors made on the way have the weights' dtype, as under Lightning's "true" precisions.
+        torch.set_default_dtype(self._dtype)
+        try:
+            iterator = iter(batches)
+            window.begin(self.device)
+            is_complete = False
+            while not is_complete:
+                losses = [self._micro_batch(next(iterator), i) for i in range(self.micro_batches)]
+                if self.mode == "train_step":
+                    self._update()
+                if self.mode != "forward" and self.zero_grad == "after_step":
+                    self.optimizer.zero_grad(set_to_none=True)
+                is_complete = window.step_ended(losses)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _micro_batch(self, batch: Iterable[Tensor], index: int) -> Tensor:
+        """Forward and backward; returns the loss on the device, without its graph."""
+        if self._uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+        with self._autocast():
+            loss = cast(Tensor, self.module.training_step(batch, index))
+        if self.zero_grad == "native" and index == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.mode != "forward":
+            scaled = loss / self.micro_batches if self.micro_batches > 1 else loss
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        # A CUDA graph writes the next loss where this one is.
+        return loss.detach().clone() if self._uses_cudagraphs else loss.detach()
+
+    def _update(self) -> None:
+        if self._clip_value > 0:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            self._clip(self.module.parameters(), self._clip_value)
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+
+def plain_precision(name: str) -> Any:
+    """The precision of a plain loop.
+
+    Raises:
+        UsageError: Transformer Engine's replace layers, which a plain loop does not.
+    """
+    if name.startswith("transformer-engine"):
+        allowed = ", ".join(known for known in PRECISIONS if not known.startswith("transformer-engine"))
+        raise UsageError(f"no bare loop for precision {name}; allowed: {allowed}")
+    return PRECISIONS[name]
+
+
+class WallClock(ControlWindow, Callback):
+    """The least a Trainer needs to be clocked: counts steps and stops the run when its window is complete."""
+
+    compile_options: CompileOptions | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.compile_options is not None:
             compile_in_place(pl_module, self.compile_options)
         self._steps_seen = trainer.global_step
-        device = trainer.strategy.root_device
+        self._losses: list[Tensor] = []
         # Lightning hands out the loss divided for accumulation.
-        self.window = ControlWindow(self._schedule, device, trainer.accumulate_grad_batches)
-        self.window.begin()
+        self.begin(trainer.strategy.root_device, trainer.accumulate_grad_batches)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.compile_options is not None and self.compile_options.uses_cudagraphs:
@@ -71,19 +216,15 @@ class WallClock(Callback):
             return
         self._steps_seen = trainer.global_step
         losses, self._losses = self._losses, []
-        if self.window.step_ended(losses):
-            trainer.should_stop = True
+        trainer.should_stop = self.step_ended(losses)
 
 
 class ControlCLI(BenchCLI):
-    """A configuration of `lmbench fit`, run without lmbench's callbacks. `figures` is what was measured."""
-
-    figures: ArmFigures
+    """A configuration of `lmbench fit`, run without lmbench's callbacks. `clock.record` is what was measured."""
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         settings = self.settings
-        self.schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
-        self.clock = WallClock(self.schedule)
+        self.clock = WallClock(Schedule(settings.warmup_steps, settings.steps, settings.min_window_s))
         # Whatever else the configuration turns on is off here; what changes the work itself stays.
         off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
         trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
@@ -104,7 +245,6 @@ class TrainerCLI(ControlCLI):
 
     def fit(self, **kwargs: Any) -> None:
         self.trainer.fit(**kwargs)
-        self.figures = self.clock.window.figures
 
 
 class BareCLI(ControlCLI):
@@ -115,185 +255,23 @@ class BareCLI(ControlCLI):
 
     def fit(self, **kwargs: Any) -> None:
         trainer, module, data = self.trainer, self.model, self.datamodule
-        device = trainer.strategy.root_device
         trainer.strategy.setup_environment()
-        settings = LoopSettings(
-            precision=str(trainer.precision),
-            mode=self.mode,
-            zero_grad=self.settings.zero_grad,
-            micro_batches=trainer.accumulate_grad_batches,
-            clip_value=float(trainer.gradient_clip_val or 0.0),
-            clips_by_value=trainer.gradient_clip_algorithm == "value",
-        )
         # The module asks its trainer for the precision, the data for the device.
         module.trainer = data.trainer = trainer
         data.prepare_data()
         data.setup("fit")
-        loop = BareLoop(module, settings, device, self.clock.compile_options)
-        window = ControlWindow(self.schedule, device)
-        loop.run(data.train_dataloader(), window)
-        self.figures = window.figures
+        loop = BareLoop(module, trainer, self.mode, self.settings.zero_grad, self.clock.compile_options)
+        loop.run(data.train_dataloader(), self.clock)
 
 
-class HookClock:
-    """Adds up host time spent inside wrapped functions; one called by another is part of it, not more.
-
-    `spent_ns` and `calls` count outermost calls, `nested_calls` the others; `by_name` has [ns, calls] of each.
-    """
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, list[int]] = {}
-        self.spent_ns = self.calls = self.nested_calls = 0
-        self._started_ns: int | None = None
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, clocked."""
-        entry = self.by_name.setdefault(name, [0, 0])
-
-        @functools.wraps(function)
-        def clocked(*args: Any, **kwargs: Any) -> Any:
-            if self._started_ns is not None:
-                self.nested_calls += 1
-                return function(*args, **kwargs)
-            self._started_ns = time.perf_counter_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent = time.perf_counter_ns() - self._started_ns
-                self._started_ns = None
-                self.spent_ns += spent
-                self.calls += 1
-                entry[0] += spent
-                entry[1] += 1
-
-        return clocked
-
-    def restart(self) -> None:
-        """Count from here, also within a call that is going on."""
-        self.spent_ns = self.calls = self.nested_calls = 0
-        for entry in self.by_name.values():
-            entry[:] = [0, 0]
-        if self._started_ns is not None:
-            self._started_ns = time.perf_counter_ns()
-
-    def read_ns(self) -> int:
-        """Nanoseconds spent so far, with those of a call that is going on."""
-        running = 0 if self._started_ns is None else time.perf_counter_ns() - self._started_ns
-        return self.spent_ns + running
-
-
-class HookWatch(Observer):
-    """Reads a HookClock at every step's end in the window; `figures` are known when it is closed."""
-
-    figures: HookFigures
-
-    def __init__(self, clock: HookClock) -> None:
-        self.clock = clock
-        self._readings: list[int] = []
-        self._counts = (0, 0)
-
-    def window_opened(self) -> None:
-        self._readings = [0]
-        self.clock.restart()
-
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        # Not in `window_closed`: before that the session waits for the device, which is no hook's cost.
-        if stage is Stage.WINDOW:
-            self._readings.append(self.clock.read_ns())
-            self._counts = (self.clock.calls, self.clock.nested_calls)
-
-    def window_closed(self) -> None:
-        steps = len(self._readings) - 1
-        spent = [end - start for start, end in zip(self._readings, self._readings[1:], strict=False)]
-        calls, nested_calls = (count / steps for count in self._counts)
-        call_s, nested_call_s = clocking_costs()
-        self.figures = HookFigures(
-            step_mean_s=statistics.fmean(spent) * 1e-9,
-            step_median_s=statistics.median(spent) * 1e-9,
-            calls=calls,
-            nested_calls=nested_calls,
-            clocking_s=calls * call_s + nested_calls * nested_call_s,
-            by_name={
-                name: HookTime(ns * 1e-9 / steps, count / steps)
-                for name, (ns, count) in sorted(self.clock.by_name.items(), key=lambda item: -item[1][0])
-            },
-        )
-
-
-def clocking_costs(calls: int = 20_000) -> tuple[float, float]:
-    """Seconds that the clock itself adds to its figure: for each outermost call, and for each nested one."""
-
-    def nothing() -> None:
-        pass
-
-    def many(function: Callable[[], Any]) -> int:
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            function()
-        return time.perf_counter_ns() - start
-
-    clock = HookClock()
-    empty = clock.wrap("empty", nothing)
-    many(empty)
-    outermost = clock.spent_ns
-    nested = clock.wrap("many", many)(empty)
-    plain = many(nothing)
-    return tuple(max(0, spent - plain) * 1e-9 / calls for spent in (outermost, nested))  # type: ignore[return-value]
-
-
-def clock_hooks(trainer: Trainer, clock: HookClock) -> HookWatch:
-    """Put the clock around all that lmbench adds to a step of this trainer; once, in a process of its own.
-
-    What Lightning itself spends on calling a callback is not in it: that shows in the harness's difference to
-    a Trainer without callbacks.
-    """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, (Observer, MeasurementSession)):
-            _wrap_callback(callback, clock)
-    for owner, names in ((BorderProfiler, ("start", "stop", "profile")), (Scope, ("__enter__", "__exit__"))):
-        for name in names:
-            setattr(owner, name, clock.wrap(f"{owner.__name__}.{name}", getattr(owner, name)))
-    watch = HookWatch(clock)
-    # The last observer, so that a step's reading holds all the others' work; the session stays last of all.
-    callbacks.insert(len(callbacks) - 1, watch)
-    return watch
-
-
-def _wrap_callback(callback: Callback, clock: HookClock) -> None:
-    for name in STEP_HOOKS:
-        if getattr(callback, name) is not None:
-            wrapped = clock.wrap(f"{type(callback).__name__}.{name}", getattr(callback, name))
-            setattr(callback, name, wrapped)
-
-
-class HooksCLI(BenchCLI):
-    """Arm `hooks`: the harness with its own hooks clocked."""
-
-    watch: HookWatch
-
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        trainer = super()._instantiate_trainer(config, callbacks)
-        self.watch = clock_hooks(trainer, HookClock())
-        return trainer
-
-    @property
-    def figures(self) -> HookFigures:
-        return self.watch.figures
-
-
-ARMS: dict[str, type[ControlCLI] | type[HooksCLI]] = {
-    "bare": BareCLI,
-    "trainer": TrainerCLI,
-    "hooks": HooksCLI,
-}
+CONTROLS: dict[str, type[ControlCLI]] = {"bare": BareCLI, "trainer": TrainerCLI}
 
 
 def main(argv: list[str]) -> int:
     """Run one arm; returns the exit code."""
     arm, result, *args = argv
     try:
-        figures = ARMS[arm](args).figures
+        record = CONTROLS[arm](args).clock.record
     except (UsageError, ArgumentError) as error:
         tell(str(error))
         return ExitCode.USAGE
@@ -304,7 +282,7 @@ def main(argv: list[str]) -> int:
             return ExitCode.INTERNAL
         tell(f"out of memory: {memory.message}")
         return ExitCode.OUT_OF_MEMORY
-    Path(result).write_bytes(msgspec.json.encode(figures))
+    Path(result).write_bytes(msgspec.json.encode(record))
     return ExitCode.OK
 
 

@@ -1,81 +1,74 @@
-"""What `lmbench overhead` measures of its arms, what follows from it, and the layout of its JSON.
-
-Nothing here needs torch: the control arms, which do, leave `ArmFigures` or `HookFigures` as JSON in a file.
-"""
+"""What the arms of `lmbench overhead` took, and what follows from it. Nothing here needs torch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from lmbench.records.environment import Environment
-from lmbench.records.run import Data, Model, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
-from lmbench.records.vocabulary import Mode
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.units import MS, Unit, whole
 
-Arm = Literal["bare", "trainer", "harness", "hooks"]
-ARMS: tuple[Arm, ...] = get_args(Arm)
-OVERHEAD_SCHEMA_VERSION = 1
+Arm = Literal["bare", "trainer", "harness"]
+#: In the order of the first round.
+ARMS: dict[Arm, str] = {
+    "bare": "plain PyTorch loop",
+    "trainer": "Lightning's Trainer with everything off",
+    "harness": "lmbench fit without probe steps",
+}
 
+#: What the harness may cost: in step time where the device is the bottleneck, beyond the plain Trainer where the host
+#: is, and in device memory.
+TIME_LIMIT_FRACTION = 0.01
+HOST_LIMIT_S = 0.1e-3
+MEMORY_LIMIT_BYTES = 2**20
 
-class HookTime(Struct):
-    """One of lmbench's hooks, a step."""
-
-    step_mean_s: float
-    calls: float
-
-
-class HookFigures(Struct):
-    """All of lmbench's hooks in the window of one process, a step; times with the clock's own `clocking_s` in them."""
-
-    step_mean_s: float
-    step_median_s: float
-    calls: float
-    nested_calls: float
-    clocking_s: float
-    by_name: dict[str, HookTime]
+_MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
+_MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}")
 
 
-class ArmFigures(Struct):
-    """The window of one process, its pauses included. Peaks are None where the device has no such counter, losses where
-    they are not finite; `excluded_s` (the pauses) is known of the harness and of the hooks' arm, `hooks` of that one.
+class Measurement(Struct):
+    """An arm's window in one round, with its pauses in it: they too are the harness's cost.
+
+    Peaks are None where the device has no such counter, losses where they are not finite.
     """
 
+    arm: Arm
+    round: int
     steps: int
     wall_s: float
+    excluded_s: float
     steady_peak_allocated_bytes: int | None
     run_peak_allocated_bytes: int | None
     host_peak_rss_bytes: int | None
     first_loss: float | None
     last_loss: float | None
-    excluded_s: float | None = None
-    hooks: HookFigures | None = None
 
-
-class Measurement(ArmFigures, kw_only=True):
-    """An arm in one round."""
-
-    arm: Arm
-    round: int
+    @classmethod
+    def of(cls, arm: Arm, index: int, record: RunRecord) -> Measurement:
+        """The measurement of one process, by its record, which must have a closed window."""
+        window, memory, loss = record.window, record.memory, record.loss
+        assert window.steps
+        assert window.wall_s is not None
+        pauses_s = window.excluded_s or 0.0
+        return cls(
+            arm, index, window.steps, window.wall_s + pauses_s, pauses_s,
+            memory.steady_peak_allocated_bytes, memory.run_peak_allocated_bytes, memory.host_peak_rss_bytes,
+            loss.first, loss.last,
+        )  # fmt: skip
 
     @property
     def step_s(self) -> float:
         return self.wall_s / self.steps
 
 
-class Spread(Struct):
-    """Of one value a round."""
-
-    mean: float
-    min: float
-    max: float
-
-
-class Interval(Struct, frozen=True):
-    """A mean over rounds with its 95 % interval."""
+class Interval(NamedTuple):
+    """A mean over rounds with Student's 95 % interval, in SI units."""
 
     mean: float
     low: float
@@ -83,99 +76,76 @@ class Interval(Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Student's t interval of the mean of one value a round (two rounds at least)."""
+        """Of one value a round, two rounds at least."""
         return cls(statistics.fmean(values), *mean_interval(values))
 
-    def against(self, limit: float) -> str:
-        """Is it at most the limit? `yes`, `no`, or `undecided` where the interval has both."""
-        if self.high <= limit:
+    def against(self, most: float) -> str:
+        """Is it at most so much? `yes`, `no`, or `undecided` where the interval has both."""
+        if self.high <= most:
             return "yes"
-        return "no" if self.low > limit else "undecided"
+        return "no" if self.low > most else "undecided"
+
+    def cell(self, scale: float, form: str, unit: str = "") -> Cell:
+        mean, low, high = (format(value * scale, form) for value in self)
+        return Cell(self.mean, low=self.low, high=self.high, text=f"{mean} [{low}, {high}]{unit}")
 
 
-class ArmSummary(Struct):
-    """An arm over all rounds: its step, by how much that is over bare's, the highest peaks, and how far those are over
-    bare's."""
+class Arms:
+    """The measurements of complete rounds by arm; differences are paired by round."""
 
-    step_s: Spread
-    over_bare_s: Interval
-    over_bare_fraction: Interval
-    run_peak_allocated_bytes: int | None
-    over_bare_run_peak_allocated_bytes: int | None
-    steady_peak_allocated_bytes: int | None
-    over_bare_steady_peak_allocated_bytes: int | None
-    host_peak_rss_bytes: int | None
-    over_bare_host_peak_rss_bytes: int | None
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
+        ordered = sorted(measurements, key=lambda m: m.round)
+        self.by_arm = {arm: [m for m in ordered if m.arm == arm] for arm in ARMS}
 
+    def step_s(self, arm: Arm) -> list[float]:
+        return [m.step_s for m in self.by_arm[arm]]
 
-class HookCost(Struct):
-    """lmbench's own hooks, a step, over all rounds; `step_s` and `median_step_s` without the clock's `clocking_s`."""
+    def over_s(self, arm: Arm, base: Arm) -> Interval:
+        """Seconds a step that one arm takes longer than another."""
+        return Interval.of([a - b for a, b in zip(self.step_s(arm), self.step_s(base), strict=True)])
 
-    step_s: Interval
-    clocking_s: float
-    median_step_s: float
-    calls: float
+    def over_fraction(self, arm: Arm, base: Arm) -> Interval:
+        return Interval.of([a / b - 1.0 for a, b in zip(self.step_s(arm), self.step_s(base), strict=True)])
 
+    def peak_bytes(self, arm: Arm, name: str) -> int | None:
+        """The highest of all rounds, None where one is not known."""
+        peaks = [getattr(m, name) for m in self.by_arm[arm]]
+        return None if None in peaks else max(peaks)
 
-class Overhead(Struct):
-    """Everything that `lmbench overhead` found: what was measured (from the first run's record), and what it cost."""
-
-    schema_version: int
-    environment: Environment
-    config: dict[str, Any] | None
-    model: Model
-    data: Data
-    mode: Mode | None
-    precision: str | None
-    matmul_precision: str | None
-    device_type: str | None
-    rounds: int
-    steps: int
-    warmup_steps: int | None
-    bottleneck: str
-    verdicts: dict[str, str]
-    arms: dict[Arm, ArmSummary]
-    hooks: HookCost
-    harness_over_trainer_s: Interval
-    pause_s: float
-    first_loss: float | None
-    last_loss: float | None
-    measurements: list[Measurement]
-    command: str
+    def over_bare_bytes(self, arm: Arm, name: str) -> int | None:
+        peak, bare = self.peak_bytes(arm, name), self.peak_bytes("bare", name)
+        return None if peak is None or bare is None else peak - bare
 
 
-def overhead_of(pilot: RunRecord, measurements: list[Measurement], command: str) -> Overhead:
-    """What complete rounds of measurements say of the run that `pilot` describes."""
+def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
+    """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them."""
+    arms = Arms(measurements)
+    harness = arms.by_arm["harness"]
     probed = pilot.probe.verdicts.items() if pilot.probe.verdicts else ()
     verdicts = {str(phase): str(found.verdict) for phase, found in probed}
-    harness = _of_arm(measurements, "harness")
-    return Overhead(
-        schema_version=OVERHEAD_SCHEMA_VERSION,
-        environment=pilot.environment or Environment(),
-        config=pilot.config,
-        model=pilot.model,
-        data=pilot.data,
-        mode=pilot.mode,
-        precision=pilot.precision,
-        matmul_precision=pilot.matmul_precision,
-        device_type=pilot.device_type,
-        rounds=len(harness),
-        steps=harness[0].steps,
-        warmup_steps=pilot.window.warmup_steps,
-        bottleneck=bottleneck(pilot.device_type, verdicts),
-        verdicts=verdicts,
-        arms=summarize_arms(measurements),
-        hooks=_hook_cost(measurements),
-        harness_over_trainer_s=_over(harness, _of_arm(measurements, "trainer")),
-        pause_s=statistics.fmean((found.excluded_s or 0.0) / found.steps for found in harness),
-        first_loss=harness[0].first_loss,
-        last_loss=harness[0].last_loss,
-        measurements=measurements,
-        command=command,
+    limit = bottleneck(pilot.device_type, verdicts)
+    pause_s = statistics.fmean(m.excluded_s / m.steps for m in harness)
+    loss = "not finite" if harness[0].first_loss is None else f"{harness[0].first_loss:.4f}"
+    title = f"{len(harness)} rounds of {harness[0].steps} steps (warm-up {pilot.window.warmup_steps})"
+    figures = {
+        "rounds": len(harness), "steps": harness[0].steps, "bottleneck": limit, "verdicts": verdicts,
+        "pause_s": pause_s, "measurements": list(measurements), "run": pilot,
+    }  # fmt: skip
+    return Answer(
+        headline=[*_subject(pilot), *(Line(arm, meaning) for arm, meaning in ARMS.items())],
+        tables=[_arm_table(arms, title), _answer_table(arms, limit)],
+        notes=[
+            Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
+            Line("Lightning", f"trainer - bare: {arms.over_s('trainer', 'bare').cell(1e3, '+.3f', ' ms a step').text}"),
+            Line("records", f"written in {pause_s * 1e3:.3f} ms a step of the harness; a run subtracts these pauses"),
+            Line("first loss", f"{loss} in every arm"),
+            Line("repeat", command, is_whole=True),
+        ],
+        figures=figures,
     )
 
 
-def bottleneck(device_type: str | None, verdicts: dict[str, str]) -> str:
+def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
     """What a step waits for: `device` where every phase has work queued, `host` where one waits for the host,
     `cpu` where both are the same, `mixed` or `unknown` where the lag probes were undecided or did not run.
 
@@ -185,61 +155,61 @@ def bottleneck(device_type: str | None, verdicts: dict[str, str]) -> str:
     """
     if device_type == "cpu":
         return "cpu"
-    if not verdicts:
-        return "unknown"
-    if "host-bound" in verdicts.values():
-        return "host"
-    return "mixed" if "mixed" in verdicts.values() else "device"
+    names = {"host-bound": "host", "mixed": "mixed", "queued": "device"}
+    return next((name for verdict, name in names.items() if verdict in verdicts.values()), "unknown")
 
 
-def summarize_arms(measurements: Sequence[Measurement]) -> dict[Arm, ArmSummary]:
-    """Every arm over all rounds; differences to bare are paired by round."""
-    bare = _of_arm(measurements, "bare")
-    return {arm: _summary(_of_arm(measurements, arm), bare) for arm in ARMS}
+def _arm_table(arms: Arms, title: str) -> Table:
+    """Arms by time per step, its difference to bare with a 95 % interval, and peak memory."""
+    on_device = arms.peak_bytes("bare", "run_peak_allocated_bytes") is not None
+    peak = "run_peak_allocated_bytes" if on_device else "host_peak_rss_bytes"
+    rows: list[list[Value | Cell]] = [["bare", *_times(arms, "bare"), None, arms.peak_bytes("bare", peak), None]]
+    for arm in ("trainer", "harness"):
+        over = arms.over_s(arm, "bare").cell(1e3, "+.3f")
+        rows.append([arm, *_times(arms, arm), over, arms.peak_bytes(arm, peak), arms.over_bare_bytes(arm, peak)])
+    columns = [
+        Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
+        Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
+        Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
+    ]  # fmt: skip
+    caption = f"time a step, [95 % interval] of the mean over rounds; {'device' if on_device else 'host'} peak memory"
+    return Table("arms", title, columns, rows, caption)
 
 
-def _of_arm(measurements: Sequence[Measurement], arm: Arm) -> list[Measurement]:
-    return sorted((found for found in measurements if found.arm == arm), key=lambda found: found.round)
+def _times(arms: Arms, arm: Arm) -> tuple[float, float, float]:
+    times = arms.step_s(arm)
+    return statistics.fmean(times), min(times), max(times)
 
 
-def _over(arm: Sequence[Measurement], base: Sequence[Measurement]) -> Interval:
-    """Seconds a step that one arm takes longer than another, paired by round."""
-    return Interval.of([a.step_s - b.step_s for a, b in zip(arm, base, strict=True)])
+def _answer_table(arms: Arms, limit: str) -> Table:
+    """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
+    fraction, added = arms.over_fraction("harness", "bare"), arms.over_s("harness", "trainer")
+    by_time = fraction.against(TIME_LIMIT_FRACTION) if limit not in ("host", "cpu") else "n/a"
+    by_host = added.against(HOST_LIMIT_S) if limit != "device" else "n/a"
+    by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
+    window, run = (arms.over_bare_bytes("harness", f"{part}_peak_allocated_bytes") for part in ("steady", "run"))
+    if window is not None and run is not None:
+        by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
+        text = f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)"
+        memory = Cell(max(window, run), text=text)
+    rows: list[list[Value | Cell]] = [
+        ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
+        ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
+        ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
+    ]
+    columns = [Column("question"), Column("answer"), Column("figure")]
+    return Table("answers", "Answers", columns, rows, "means over rounds with 95 % intervals")
 
 
-def _summary(arm: Sequence[Measurement], bare: Sequence[Measurement]) -> ArmSummary:
-    times = [found.step_s for found in arm]
-    run, bare_run = (_highest(found.run_peak_allocated_bytes for found in side) for side in (arm, bare))
-    steady, bare_steady = (_highest(found.steady_peak_allocated_bytes for found in side) for side in (arm, bare))
-    host, bare_host = (_highest(found.host_peak_rss_bytes for found in side) for side in (arm, bare))
-    return ArmSummary(
-        step_s=Spread(statistics.fmean(times), min(times), max(times)),
-        over_bare_s=_over(arm, bare),
-        over_bare_fraction=Interval.of([a.step_s / b.step_s - 1.0 for a, b in zip(arm, bare, strict=True)]),
-        run_peak_allocated_bytes=run,
-        over_bare_run_peak_allocated_bytes=_beyond(run, bare_run),
-        steady_peak_allocated_bytes=steady,
-        over_bare_steady_peak_allocated_bytes=_beyond(steady, bare_steady),
-        host_peak_rss_bytes=host,
-        over_bare_host_peak_rss_bytes=_beyond(host, bare_host),
-    )
-
-
-def _highest(peaks: Iterable[int | None]) -> int | None:
-    found = list(peaks)
-    known = [peak for peak in found if peak is not None]
-    return max(known) if len(known) == len(found) else None
-
-
-def _beyond(peak: int | None, base: int | None) -> int | None:
-    return None if peak is None or base is None else peak - base
-
-
-def _hook_cost(measurements: Sequence[Measurement]) -> HookCost:
-    found = [each.hooks for each in _of_arm(measurements, "hooks") if each.hooks is not None]
-    return HookCost(
-        step_s=Interval.of([hooks.step_mean_s - hooks.clocking_s for hooks in found]),
-        clocking_s=statistics.fmean(hooks.clocking_s for hooks in found),
-        median_step_s=statistics.fmean(hooks.step_median_s - hooks.clocking_s for hooks in found),
-        calls=statistics.fmean(hooks.calls for hooks in found),
-    )
+def _subject(pilot: RunRecord) -> list[Line]:
+    model, data, environment = pilot.model, pilot.data, pilot.environment or Environment()
+    versions = environment.versions
+    batch, context = ("?" if number is None else number for number in (data.batch_size, data.context_length))
+    precision = f"{pilot.precision}, float32 matmul {pilot.matmul_precision}"
+    device = environment.gpu.name or f"{environment.flags.thread_count} threads"
+    packages = {"torch": versions.torch, "lightning": versions.lightning, "lmbench": versions.lmbench}
+    return [
+        Line("model", f"{model.size or model.name} | {pilot.mode} | batch {batch} x context {context} | {precision}"),
+        Line("machine", f"{device} | {environment.host.cpu_model}"),
+        Line("versions", ", ".join(f"{name} {version}" for name, version in packages.items())),
+    ]

@@ -1,36 +1,25 @@
-"""`lmbench overhead`: the arms do the same work, hooks are clocked once, intervals and answers are right."""
+"""`lmbench overhead`: the arms do the same work; intervals, answers and tables are right."""
 
 from __future__ import annotations
 
 import gc
+import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from lmbench.commands.overhead import run
 from lmbench.errors import ExitCode, UsageError
-from lmbench.overhead import control as overhead_control
-from lmbench.overhead.arms import ArmFailed, check_same_work, execute, harness_figures, measure_arm
-from lmbench.overhead.bare_loop import LoopSettings
-from lmbench.overhead.control import ARMS as CONTROL_ARMS
-from lmbench.overhead.control import HookClock
-from lmbench.overhead.result import (
-    ARMS,
-    HookFigures,
-    Interval,
-    Measurement,
-    bottleneck,
-    overhead_of,
-    summarize_arms,
-)
-from lmbench.overhead.table import print_overhead
+from lmbench.overhead.arms import ArmFailed, check_same_work, execute, measure_arm
+from lmbench.overhead.control import CONTROLS, plain_precision
+from lmbench.overhead.result import ARMS, Arms, Interval, Measurement, bottleneck, overhead_answer
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord
+from lmbench.report.console import make_console
+from lmbench.report.render import print_answer
 
 TINY = [
     *("fit", "--trainer.accelerator", "cpu", "--model.size", "tiny", "--model.d_model", "16"),
@@ -41,9 +30,9 @@ TINY = [
 
 
 def control(arm, *options):
-    """Run a control arm in this process; returns its figures and the trained weights."""
-    cli = CONTROL_ARMS[arm]([*TINY, *options])
-    return cli.figures, {name: weight.detach().clone() for name, weight in cli.model.named_parameters()}
+    """Run a control arm in this process; returns its record and the trained weights."""
+    cli = CONTROLS[arm]([*TINY, *options])
+    return cli.clock.record, {name: weight.detach().clone() for name, weight in cli.model.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -68,9 +57,9 @@ def control(arm, *options):
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     bare, bare_weights = control("bare", *options)
     trainer, trainer_weights = control("trainer", *options)
-    assert bare.steps == trainer.steps == 4
-    assert bare.first_loss == pytest.approx(trainer.first_loss, rel=1e-6)
-    assert bare.last_loss == pytest.approx(trainer.last_loss, rel=1e-6)
+    assert bare.window.steps == trainer.window.steps == 4
+    assert bare.loss.first == pytest.approx(trainer.loss.first, rel=1e-6)
+    assert bare.loss.last == pytest.approx(trainer.loss.last, rel=1e-6)
     assert bare_weights.keys() == trainer_weights.keys()
     for name, weight in bare_weights.items():
         assert torch.equal(weight, trainer_weights[name]), name
@@ -80,155 +69,87 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
 
 def test_a_precision_without_a_bare_loop_is_refused():
     with pytest.raises(UsageError, match="no bare loop for precision transformer-engine"):
-        LoopSettings("transformer-engine")
+        plain_precision("transformer-engine")
 
 
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
     bare, _ = control("bare")
     harness = measure_arm("harness", TINY[1:], tmp_path / "harness")
-    hooks = measure_arm("hooks", TINY[1:], tmp_path / "hooks")
-    for arm in (harness, hooks):
-        assert arm.steps == 4
-        assert arm.first_loss == pytest.approx(bare.first_loss, rel=1e-6)
-        assert arm.last_loss == pytest.approx(bare.last_loss, rel=1e-6)
-    found = hooks.hooks
-    assert 0 < found.step_median_s < harness.wall_s / 4
-    assert sum(each.step_mean_s for each in found.by_name.values()) <= found.step_mean_s * 1.001
-    assert found.by_name["PhaseTimer.on_train_batch_end"].calls == pytest.approx(1.0, abs=0.3)
-    assert 0 <= found.clocking_s < found.step_mean_s
+    assert harness.window.steps == 4
+    assert harness.loss.first == pytest.approx(bare.loss.first, rel=1e-6)
+    assert harness.loss.last == pytest.approx(bare.loss.last, rel=1e-6)
 
 
-@pytest.fixture
-def passing(monkeypatch):
-    """Lets the hook clock's time pass by so many nanoseconds, and by nothing else."""
-    now = [0]
-    monkeypatch.setattr(overhead_control, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-
-    def passes(nanoseconds):
-        now[0] += nanoseconds
-
-    return passes
-
-
-def test_a_nested_hook_is_counted_once(passing):
-    clock = HookClock()
-    inner = clock.wrap("inner", lambda: passing(5))
-
-    def body():
-        passing(7)
-        inner()
-
-    outer = clock.wrap("outer", body)
-    outer()
-    passing(100)
-    inner()
-    assert (clock.calls, clock.nested_calls) == (2, 1)
-    # The nested call is in the outer one's time and in no other.
-    assert clock.spent_ns == 17
-    assert clock.by_name == {"inner": [5, 1], "outer": [12, 1]}
-
-
-def test_a_hook_that_raises_is_clocked_and_does_not_block_the_clock():
-    clock = HookClock()
-    failing = clock.wrap("failing", lambda: 1 / 0)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            failing()
-    assert (clock.calls, clock.nested_calls) == (2, 0)
-
-
-def test_counting_can_begin_and_be_read_inside_a_hook(passing):
-    clock = HookClock()
-    readings = []
-
-    def body():
-        passing(20)
-        clock.restart()
-        passing(5)
-        readings.append(clock.read_ns())
-        passing(1)
-
-    clock.wrap("body", body)()
-    assert (readings, clock.spent_ns) == ([5], 6)
-
-
-def test_interval_is_students():
+def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
     # t of 0.975 with 4 degrees of freedom is 2.776; the standard error of 1..5 is sqrt(2.5 / 5).
-    found = Interval.of([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.mean == 3.0
-    assert found.high - found.mean == pytest.approx(2.7764 * 0.5**0.5, rel=1e-4)
-    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    mean, low, high = Interval.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (mean - low, high - mean) == pytest.approx((2.7764 * 0.5**0.5,) * 2, rel=1e-4)
+    intervals = Interval(0.5, 0.2, 0.9), Interval(2.0, 1.1, 2.9), Interval(0.9, 0.7, 1.1)
+    assert [interval.against(1.0) for interval in intervals] == ["yes", "no", "undecided"]
 
 
-def test_an_answer_needs_the_whole_interval_on_one_side():
-    assert Interval(0.5, 0.2, 0.9).against(1.0) == "yes"
-    assert Interval(2.0, 1.1, 2.9).against(1.0) == "no"
-    assert Interval(0.9, 0.7, 1.1).against(1.0) == "undecided"
+COSTS_S = {"bare": 0.010, "trainer": 0.0104, "harness": 0.0105}
 
 
-def measurements(costs_s, peaks=None, rounds=4):
+def measurements(costs_s=COSTS_S, peaks=None, rounds=4):
     """Every arm, with steps of the given time, on a machine that slows from round to round."""
-    peaks = peaks or {}
-    hooks = HookFigures(7e-5, 7e-5, 50.0, 0.0, 1e-5, {})
-    return [
-        Measurement(
-            arm=arm, round=index, steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index),
-            steady_peak_allocated_bytes=peaks.get(arm), run_peak_allocated_bytes=peaks.get(arm),
-            host_peak_rss_bytes=10**9, first_loss=4.0, last_loss=3.0, hooks=hooks if arm == "hooks" else None,
-        )
-        for index in range(rounds) for arm in ARMS
-    ]  # fmt: skip
+    found = []
+    for index in range(rounds):
+        for arm in ARMS:
+            peak = (peaks or {}).get(arm)
+            window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
+            memory = Memory(steady_peak_allocated_bytes=peak, run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
+            record = RunRecord(1, "ok", window=window, memory=memory, loss=Loss(first=4.0, last=3.0))
+            found.append(Measurement.of(arm, index, record))
+    return found
 
 
-COSTS_S = {"bare": 0.010, "trainer": 0.0104, "harness": 0.0105, "hooks": 0.0107}
-
-
-def test_differences_are_paired_by_round():
-    found = summarize_arms(measurements(COSTS_S))["harness"]
+def test_differences_are_paired_by_round_and_pauses_are_part_of_the_cost():
+    over = Arms(measurements()).over_s("harness", "bare")
     # The drift of 1 ms a round is in both arms and cancels, so nothing of it is in the interval.
-    assert found.over_bare_s.mean == pytest.approx(0.5e-3)
-    assert found.over_bare_s.high - found.over_bare_s.low < 1e-9
-    assert found.step_s.max - found.step_s.min == pytest.approx(3e-3)
+    assert over.mean == pytest.approx(0.5e-3)
+    assert over.high - over.low < 1e-9
+    assert measurements()[0].step_s == pytest.approx(0.010)
 
 
 def test_peaks_are_compared_with_bares():
-    peaks = {"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512, "hooks": 2**30 + 512}
-    found = summarize_arms(measurements(COSTS_S, peaks))
-    assert found["harness"].over_bare_run_peak_allocated_bytes == 512
-    assert found["trainer"].over_bare_steady_peak_allocated_bytes == 2**24
-    assert summarize_arms(measurements(COSTS_S))["harness"].over_bare_run_peak_allocated_bytes is None
+    arms = Arms(measurements(peaks={"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}))
+    assert arms.over_bare_bytes("harness", "run_peak_allocated_bytes") == 512
+    assert arms.over_bare_bytes("trainer", "steady_peak_allocated_bytes") == 2**24
+    assert Arms(measurements()).over_bare_bytes("harness", "run_peak_allocated_bytes") is None
 
 
-def test_arms_that_did_not_do_the_same_are_not_compared():
-    found = measurements(COSTS_S)
-    check_same_work(found)
-    for loss in (4.1, None):
-        found[2].first_loss = loss
-        with pytest.raises(ArmFailed, match="first loss"):
-            check_same_work(found)
-    found = measurements(COSTS_S)
-    found[1].steps = 9
-    with pytest.raises(ArmFailed, match="took 9 steps where bare took 10"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, ""),
+        ({"first_loss": 4.1}, "first loss"),
+        ({"first_loss": None}, "first loss"),
+        ({"steps": 9}, "took 9 steps where bare took 10"),
+    ],
+)
+def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
+    found = measurements()
+    for name, value in change.items():
+        setattr(found[2], name, value)
+    if not change:
+        return check_same_work(found)
+    with pytest.raises(ArmFailed, match=message):
         check_same_work(found)
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "expected"),
+    ("device_type", "verdicts", "expected"),
     [
-        ({"forward": "queued", "backward": "queued"}, "device"),
-        ({"forward": "host-bound", "optimizer": "mixed"}, "host"),
-        ({"forward": "queued", "optimizer": "mixed"}, "mixed"),
-        ({}, "unknown"),
+        ("cuda", {"forward": "queued", "backward": "queued"}, "device"),
+        ("cuda", {"forward": "host-bound", "optimizer": "mixed"}, "host"),
+        ("cuda", {"forward": "queued", "optimizer": "mixed"}, "mixed"),
+        ("cuda", {}, "unknown"),
+        ("cpu", {}, "cpu"),
     ],
 )
-def test_bottleneck_follows_the_lag_probes(verdicts, expected):
-    assert bottleneck("cuda", verdicts) == expected
-
-
-def test_a_pause_of_the_harness_is_part_of_its_cost():
-    window = Window(steps=5, wall_s=1.0, excluded_s=0.25)
-    memory, loss = Memory(host_peak_rss_bytes=7), Loss(first=2.0, last=1.0)
-    assert harness_figures(RunRecord(1, "ok", window=window, memory=memory, loss=loss)).wall_s == 1.25
+def test_bottleneck_follows_the_lag_probes(device_type, verdicts, expected):
+    assert bottleneck(device_type, verdicts) == expected
 
 
 def test_a_failing_arm_is_one_line_with_the_end_of_its_standard_error():
@@ -244,21 +165,14 @@ def test_a_failing_arm_is_one_line_with_the_end_of_its_standard_error():
     [
         (["--rounds", "1"], "at least 2"),
         (["--rounds", "many"], "invalid int value"),
+        ([*TINY[1:], "--model.size", "gigantic"], "gigantic"),
     ],
 )
-def test_a_usage_error_is_one_line_and_exit_code_2(options, words, capsys):
+def test_a_mistake_is_exit_code_2(options, words, capsys):
     assert run(["overhead", *options]) == ExitCode.USAGE
-    error = capsys.readouterr().err
-    assert error.startswith("lmbench: ")
-    assert error.count("\n") == 1
-    assert words in error
-
-
-def test_a_mistake_in_an_option_of_fit_is_a_usage_error(capsys):
-    assert run(["overhead", *TINY[1:], "--model.size", "gigantic"]) == ExitCode.USAGE
     error = capsys.readouterr().err.splitlines()
     assert error[-1].startswith("lmbench: ")
-    assert "gigantic" in error[-1]
+    assert words in error[-1]
 
 
 def test_no_memory_ends_without_a_table(capsys):
@@ -270,14 +184,14 @@ def test_no_memory_ends_without_a_table(capsys):
 
 
 def test_the_command_measures_every_arm_in_every_round(capsys):
-    args = ["overhead", *TINY[1:], "--rounds", "2", "--json"]
-    assert run(args) == ExitCode.OK
-    result = json.loads(capsys.readouterr().out)
-    order = [record["arm"] for record in result["measurements"]]
-    assert order == [*ARMS, *ARMS[1:], ARMS[0]]
-    assert result["steps"] == 4
-    assert result["hooks"]["step_s"]["mean"] > 0
-    assert len({round(record["first_loss"], 5) for record in result["measurements"]}) == 1
+    assert run(["overhead", *TINY[1:], "--rounds", "2", "--json"]) == ExitCode.OK
+    answer = json.loads(capsys.readouterr().out)
+    order = [record["arm"] for record in answer["measurements"]]
+    arms = list(ARMS)
+    assert order == [*arms, *arms[1:], arms[0]]
+    assert answer["steps"] == 4
+    assert [row["arm"] for row in answer["tables"]["arms"]] == arms
+    assert len({round(record["first_loss"], 5) for record in answer["measurements"]}) == 1
 
 
 def test_what_complete_rounds_say_survives_a_signal(tmp_path):
@@ -293,19 +207,16 @@ def test_what_complete_rounds_say_survives_a_signal(tmp_path):
     assert "below is what 2 complete rounds say" in error
     assert "Traceback" not in error
     assert "2 rounds of" in output
-    for arm in ARMS:
-        # What it is, and its row.
-        assert sum(line.startswith(f"{arm} ") for line in output.splitlines()) >= 2
 
 
-def test_tables_of_a_slow_gpu_run_fit_80_columns():
-    peaks = dict.fromkeys(ARMS, 70 * 2**30)
-    found = measurements(dict.fromkeys(ARMS, 0.8), peaks, rounds=10)
+def test_tables_of_a_slow_gpu_run_fit_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = measurements(dict.fromkeys(ARMS, 0.8), dict.fromkeys(ARMS, 70 * 2**30), rounds=10)
     pilot = RunRecord(1, "ok", device_type="cuda", window=Window(warmup_steps=5))
-    console = Console(width=80, record=True, file=sys.stderr)
-    print_overhead(overhead_of(pilot, found, "lmbench overhead"), console)
-    text = console.export_text()
+    stream = io.StringIO()
+    print_answer(overhead_answer(pilot, found, "lmbench overhead"), make_console(stream))
+    text = stream.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "71,680" in text
-    assert "800.00 .. 809.00" in text
+    for figure in ("804.50", "71,680", "+0.000 [+0.000, +0.000]", "+0.0 MiB (window), +0.0 (run)"):
+        assert figure in text
