@@ -1,10 +1,10 @@
 """A command is a typed function: its signature and docstring make the parser, its Answer is given in any format.
 
-Positional parameters are the command's arguments (`*results: str` takes several), keyword parameters its options: a
-`tuple[str, str]` takes two words, a `list` may be given again, a `bool` is a flag. Options that the signature does not
-have are collected for a parameter called `settings`, if there is one: they belong to `fit`. The docstring's text is the
-help, its Args section tells each option. A function that returns an `Answer` has the options of `report.render.Output`
-beside its own.
+Positional parameters are the command's arguments (`*results: str` takes several, `device: str | None = None, /` is
+optional), keyword parameters its options: a `tuple[str, str]` takes two words, a `list` may be given again, a `bool` is
+a flag. Options that the signature does not have are collected for a parameter called `settings`, if there is one: they
+belong to `fit`. The docstring's text is the help, its Args section tells each option. A function that returns an
+`Answer` has the options of `report.render.Output` beside its own.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ def _numbers_of_words(parameter: inspect.Parameter) -> dict[str, Any]:
     """How argparse takes a parameter of several words; nothing for one that jsonargparse knows by itself."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return {"nargs": "+"}
+    if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is not parameter.empty:
+        return {"nargs": "?", "default": parameter.default}
     annotation = str(parameter.annotation).removesuffix(" | None")
     is_list = annotation.startswith("list[")
     count = annotation.count("str") if "tuple[" in annotation else 0

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import UsageError
-from lmbench.report.screen import make_console
+from lmbench.report.answer import Answer
 
 
-@command
-def run(args: list[str]) -> int:
-    """Run every check and print a table; exits with 1 when one fails, and 11 where the machine is too busy to tell."""
-    parser = CommandParser("selfcheck", "Plants known truths and checks that they come back.")
-    parser.add_argument("device", nargs="?", metavar="cpu|cuda", help="where (default cuda, where there is one)")
-    wanted = parser.parse_args(args[1:]).device
-    if wanted not in (None, "cpu", "cuda"):
-        raise UsageError(f"selfcheck takes cpu or cuda, not {wanted!r}")
-    from lmbench.selfcheck.checks import selfcheck
+def selfcheck(device: str | None = None, /) -> Answer:
+    """Plants known truths and checks that they come back.
 
-    return selfcheck(wanted, make_console())
+    Exits with 1 when a check fails, and with 11 where the machine is too busy to tell.
+
+    Args:
+        device: cpu or cuda; by default cuda, where there is one
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"selfcheck takes cpu or cuda, not {device!r}")
+    # The help does without torch.
+    from lmbench.selfcheck.checks import check_truths
+
+    return check_truths(device)

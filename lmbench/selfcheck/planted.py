@@ -1,11 +1,11 @@
-"""Modules with a planted truth, and a small measured run of one."""
+"""A module with a planted truth, and a small measured run of it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import median_high
+from typing import Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -24,49 +24,27 @@ def nothing() -> None:
     """Plant nothing."""
 
 
-class _BackwardWork(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, work: Work) -> Tensor:
-        ctx.work = work
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.work()
-        return grad, None
-
-
-class _WorkingSGD(torch.optim.SGD):
-    """SGD whose update also does the planted work."""
-
-    work: Work = staticmethod(nothing)
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        self.work()
-        return loss
-
-
 class Block(nn.Module):
     """One block: does its planted work in the forward, another in the backward, around a tiny product."""
 
-    def __init__(self, forward_work: Work, backward_work: Work) -> None:
+    def __init__(self, forward_work: Work = nothing, backward_work: Work = nothing) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(8))
         self.forward_work, self.backward_work = forward_work, backward_work
 
     def forward(self, x: Tensor) -> Tensor:
         self.forward_work()
-        y: Tensor = _BackwardWork.apply(x @ self.weight, self.backward_work)  # type: ignore[no-untyped-call]
+        y = x @ self.weight
+        y.register_hook(lambda _: self.backward_work())
         return y
 
 
 class Planted(LightningModule):
-    """A stack of blocks with planted work, and planted work in the optimizer's step."""
+    """A stack of blocks with planted work, and planted work at the end of the optimizer's step."""
 
-    def __init__(self, blocks: list[Block], optimizer_work: Work = nothing) -> None:
+    def __init__(self, *blocks: Block, optimizer_work: Work = nothing) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(blocks or [Block()])
         self.optimizer_work = optimizer_work
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -75,8 +53,8 @@ class Planted(LightningModule):
         return batch.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = _WorkingSGD(self.parameters(), lr=0.01)
-        optimizer.work = self.optimizer_work
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        optimizer.register_step_post_hook(lambda *_: self.optimizer_work())
         return optimizer
 
 
@@ -100,8 +78,7 @@ class Measured:
     raw_wall_s: float
 
     def median_s(self, span: Span) -> float:
-        values = sorted(step.span_s(span) or 0.0 for step in self.window)
-        return values[len(values) // 2]
+        return median_high(step.span_s(span) or 0.0 for step in self.window)
 
     @property
     def identity_error_fraction(self) -> float:
@@ -130,14 +107,3 @@ def measure(
     trainer.fit(module, ResidentBatches(device))
     window = [step for step in timer.records if step.stage == "window"]
     return Measured(window, session.run, session.raw_wall_s or 0.0)
-
-
-def spin(duration_s: float) -> Work:
-    """Host work of a known length."""
-
-    def work() -> None:
-        end = time.perf_counter() + duration_s
-        while time.perf_counter() < end:
-            pass
-
-    return work
