@@ -140,15 +140,11 @@ def refuse_least(trainer: Any) -> None:
 
 
 def _refuse_dtypes(config: Any) -> None:
-    precision, profiler = str(config.trainer.get("precision")), config.trainer.get("profiler")
+    precision = str(config.trainer.get("precision"))
     if config.measure.probe_steps == 0:
         raise UsageError("dtypes.record needs a probe step, and measure.probe_steps is 0; leave one of them out")
     if precision.startswith("transformer-engine"):
         raise UsageError(
             f"dtypes.record with precision {precision}: Transformer Engine casts inside its own modules, where nothing "
             "can be noted; give another precision, such as bf16-mixed"
-        )
-    if profiler == "pytorch":
-        raise UsageError(
-            "dtypes.record and trainer.profiler pytorch both need PyTorch's profiler, which is one; give one of them"
         )

@@ -14,11 +14,12 @@ from functorch.compile import make_boxed_func
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional
 
 from lmbench.callbacks import DtypeRecorder, MeasurementSession
 from lmbench.cli import main
-from lmbench.dtypes.recorded import DTYPES_FILE, read_notes
-from lmbench.dtypes.recording.autocast import Asking, listed
+from lmbench.dtypes.notes import DTYPES_FILE, read_notes
+from lmbench.dtypes.reasons import LISTS
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.toy import Toy
@@ -28,7 +29,19 @@ from conftest import QUIET, SlowBatches, quiet_trainer
 
 SHORT = ["--trainer.accelerator", "cpu", "--measure.steps", "2", "--measure.warmup_steps", "1",
          "--measure.probe_steps", "1", "--quiet"]  # fmt: skip
-CPU = torch.device("cpu")
+LOWER, FLOAT32 = "autocast's lower-precision list", "autocast's float32 list"
+#: By operator, a call on a tensor in a dtype, and the list that it is in.
+LISTED = {
+    "matmul": (lambda x, dtype: x.to(dtype) @ x.to(dtype), LOWER),
+    "linear": (lambda x, dtype: functional.linear(x.to(dtype), x[0, 0].to(dtype)), LOWER),
+    "einsum": (lambda x, dtype: torch.einsum("abcd,abde->abce", x.to(dtype), x.to(dtype)), LOWER),
+    "prod": (lambda x, dtype: x.to(dtype).prod(), FLOAT32),
+    "mse_loss": (lambda x, dtype: functional.mse_loss(x.to(dtype), x.to(dtype)), FLOAT32),
+    "cross_entropy": (lambda x, dtype: functional.cross_entropy(x[0, 0].to(dtype), torch.tensor([0, 1])), FLOAT32),
+    "relu": (lambda x, dtype: x.to(dtype).relu(), None),
+    "layer_norm": (lambda x, dtype: functional.layer_norm(x.to(dtype), (2,)), None),
+    "softmax": (lambda x, dtype: x.to(dtype).softmax(-1), None),
+}
 
 
 @dataclass
@@ -137,11 +150,11 @@ def test_casts_of_the_code_and_of_promotion_are_no_autocasts(odd):
     _, record, modules = odd
     (addition,) = modules["nested"].operators
     assert addition.reason == "takes a mixture, gives float64"
-    of_step = {(each.name, each.gives, each.reason) for each in modules[""].operators}
-    assert ("aten::to", "float64", "the code casts to float64") in of_step
-    assert ("aten::add", "float32", "takes a mixture, gives float32") in of_step
+    of_step = {(each.name, each.output, each.reason) for each in modules[""].operators}
+    assert ("double", "float64", "the code casts to float64") in of_step
+    assert ("add", "float32", "takes a mixture, gives float32") in of_step
     # Outside of the code's own autocast, though it is in a list.
-    assert ("aten::linear", "float32", "autocast was off for it: takes what it gets") in of_step
+    assert ("linear", "float32", "autocast was off for it: takes what it gets") in of_step
     assert record.autocast_dtype == "bfloat16"
 
 
@@ -155,19 +168,19 @@ def test_complex_parameters_have_complex_gradients_and_float8_ones_are_told(odd)
 def test_nothing_stays_behind(odd):
     module = odd[0]
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
-    assert not torch.autograd.profiler._is_profiler_enabled
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_autocasts_lists_are_asked_of_this_pytorch():
-    asking = Asking(CPU, torch.bfloat16)
-    names = ("linear", "bmm", "cross_entropy_loss", "prod", "cat", "relu", "conv_transpose2d")
-    rules = [asking.rule(f"aten::{name}") for name in names]
-    assert rules == ["lower", "lower", "float32", "float32", "widest", "none", "lower"]
-    assert asking.gives("aten::add", ["bfloat16", "float32"], under_autocast=True) == "float32"
-    assert asking.gives("aten::layer_norm", ["bfloat16", "float32", "float32"], under_autocast=True) == "bfloat16"
-    assert "aten::layer_norm" in listed("cuda") - listed("cpu")
-    assert Asking(CPU, None).rule("aten::linear") == "off"
-    assert not listed("no such device")
+@pytest.mark.parametrize("name", sorted(LISTED))
+def test_autocasts_lists_of_a_cpu_are_those_of_this_pytorch(name):
+    call, words = LISTED[name]
+    with torch.autocast("cpu", torch.bfloat16):
+        dtypes = [call(torch.rand(2, 2, 2, 2), dtype).dtype for dtype in (torch.float32, torch.bfloat16)]
+    assert words == LISTS.get(("cpu", name))
+    assert (
+        dtypes
+        == {LOWER: [torch.bfloat16] * 2, FLOAT32: [torch.float32] * 2, None: [torch.float32, torch.bfloat16]}[words]
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,11 +243,11 @@ def test_a_compiled_graph_has_the_casts_that_are_noted_without_it(tmp_path):
 
     _, modules = noted(module, tmp_path, module.train_dataloader(), make, precision="16-mixed")
     eager = [
-        made
+        operator.output
         for path, each in modules.items()
         for operator in each.operators * bool(path)
-        for given, made in zip(operator.inputs, operator.ran_on, strict=True)
-        if given != made
+        for given in operator.inputs
+        if operator.reason.startswith("autocast") and given != operator.output
     ]
     assert of_graph == eager == ["float16"] * 3
 
@@ -243,15 +256,6 @@ def test_a_trainer_without_probe_steps_says_why_there_is_nothing(sleeper, tmp_pa
     session = MeasurementSession()
     quiet_trainer(DtypeRecorder(), session, max_steps=7, default_root_dir=str(tmp_path)).fit(sleeper, SlowBatches())
     assert session.run.dtypes.reason == "no probe step was taken to note them"
-
-
-def test_a_profiler_of_somebody_elses_is_left_alone_and_named(sleeper, tmp_path):
-    session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
-    trainer = quiet_trainer(DtypeRecorder(), session, default_root_dir=str(tmp_path))
-    with torch.profiler.profile():
-        trainer.fit(sleeper, SlowBatches())
-    assert session.run.dtypes.reason == "operators cannot be seen: another profiler is running in this process"
-    assert session.run.probe.is_complete
 
 
 def test_validation_has_no_gradients_and_says_so(tmp_path):
@@ -268,7 +272,6 @@ def test_validation_has_no_gradients_and_says_so(tmp_path):
     [
         (["--measure.probe_steps", "0"], "needs a probe step"),
         (["--trainer.precision", "transformer-engine"], "precision transformer-engine"),
-        (["--trainer.profiler", "pytorch"], "PyTorch's profiler, which is one"),
     ],
 )
 def test_what_cannot_be_noted_is_refused_in_one_line(words, told, tmp_path, capsys):
@@ -291,11 +294,12 @@ def toys(tmp_path_factory):
 @pytest.mark.parametrize(("name", "lower"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_the_toy_agrees_with_what_was_published_but_for_what_a_cpus_lists_lack(toys, name, lower, capsys):
     assert main(["dtypes", str(toys / name), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    outputs = {each["path"]: each["calls"][0]["outputs"] for each in found["modules"] if each["calls"]}
+    answer = json.loads(capsys.readouterr().out)
+    (found,) = answer["runs"]
+    outputs = {row["module"]: row["returns"] for row in answer["tables"]["modules"]}
     published = found["published"]
-    assert outputs["fc1"] == outputs["relu"] == outputs["fc2"] == [lower] == [published["fc1_output"]]
-    assert (outputs["ln"], published["layernorm_output"]) == ([lower], "float32")
+    assert outputs["fc1"] == outputs["relu"] == outputs["fc2"] == lower == published["fc1_output"]
+    assert (outputs["ln"], published["layernorm_output"]) == (lower, "float32")
     dtypes = {each["name"]: next(iter(each["dtypes"])) for each in found["tensors"]}
     assert {key: dtypes[key] for key in ("parameters", "logits", "loss", "gradients")} == {
         key: published[key] for key in ("parameters", "logits", "loss", "gradients")
@@ -314,11 +318,9 @@ def test_the_command_shows_one_run_with_reasons_and_several_side_by_side(toys, c
     assert "| 16-mixed on a CPU" in out
     assert "float16 (published: float32)" in out
     assert "- **published**: differs in layernorm output" in out
-    assert main(["dtypes", *paths, "--format", "csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["run_id"] for row in rows} == {"fp16", "bf16"}
-    (linear, *_) = [row for row in rows if row["kind"] == "operator" and row["name"] == "aten::linear"]
-    assert (linear["inputs"], linear["ran_on"]) == ("float32 float32", "float16 float16")
+    assert main(["dtypes", paths[0], "--format", "csv", "--table", "operators"]) == 0
+    (linear, *_) = [row for row in csv.DictReader(io.StringIO(capsys.readouterr().out)) if row["operator"] == "linear"]
+    assert (linear["given"], linear["gives"]) == ("float32 x 2", "float16")
     run = load_run(toys / "fp16").record
     assert any("float16" in repair for repair in run.repairs)
 

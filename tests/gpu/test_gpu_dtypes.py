@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmbench.cli import main
-from lmbench.dtypes.recording.autocast import Asking, listed
+from lmbench.dtypes.reasons import LISTS
 
 pytestmark = pytest.mark.gpu
 
@@ -25,30 +25,39 @@ def test_the_toy_has_the_published_dtypes(precision, lower, tmp_path, capsys):
     assert main(["fit", "--config", "toy_fp16", *SHORT, *words]) == 0
     capsys.readouterr()
     assert main(["dtypes", str(tmp_path / "toy"), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
+    (found,) = answer["runs"]
     assert (found["device_type"], found["autocast_dtype"]) == ("cuda", lower)
-    outputs = {each["path"]: each["calls"][0]["outputs"] for each in found["modules"] if each["calls"]}
+    outputs = {row["module"]: [row["returns"]] for row in answer["tables"]["modules"]}
     dtypes = {each["name"]: list(each["dtypes"]) for each in found["tensors"]}
     for path, name in OUTPUTS.items():
         # Of bfloat16 not every tensor was published.
         assert outputs[path] == [found["published"].get(name, outputs[path][0])], path
     for name in ("parameters", "logits", "loss", "gradients"):
         assert dtypes[name] == [found["published"][name]], name
-    (norm,) = [each for each in found["modules"] if each["path"] == "ln"]
-    assert norm["reason"] == "layer_norm: autocast's float32 list"
+    (norm,) = [row for row in answer["tables"]["modules"] if row["module"] == "ln"]
+    assert norm["why"] == "layer_norm: autocast's float32 list"
 
 
-@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
-def test_cudas_lists_are_asked(lower):
-    asking = Asking(torch.device("cuda"), lower)
-    expected = {
-        "lower": ["linear", "matmul", "conv2d", "scaled_dot_product_attention", "bmm"],
-        "float32": ["layer_norm", "softmax", "log_softmax", "pow", "sum", "exp", "nll_loss", "cumsum", "mse_loss"],
-        "widest": ["addcmul", "dot"],
-        "refused": ["binary_cross_entropy"],
-        "none": ["relu", "add", "embedding"],
+@pytest.mark.parametrize("name", ["linear", "matmul", "layer_norm", "softmax", "pow", "sum", "exp", "relu", "mse_loss"])
+def test_cudas_lists_are_those_of_this_pytorch(name):
+    values = torch.rand(2, 2, device="cuda")
+    arguments = {
+        "linear": (values,),
+        "matmul": (values,),
+        "layer_norm": ((2,),),
+        "softmax": (-1,),
+        "pow": (2,),
+        "mse_loss": (values,),
     }
-    found = {rule: [name for name in names if asking.rule(f"aten::{name}") == rule] for rule, names in expected.items()}
-    assert found == expected
-    rules = [asking.rule(name) for name in sorted(listed("cuda"))]
-    assert rules.count("unknown") < len(rules) / 3
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    with torch.autocast("cuda", torch.bfloat16):
+        dtypes = [
+            function(values.to(dtype), *arguments.get(name, ())).dtype for dtype in (torch.float32, torch.bfloat16)
+        ]
+    expected = {
+        "autocast's lower-precision list": [torch.bfloat16] * 2,
+        "autocast's float32 list": [torch.float32] * 2,
+        None: [torch.float32, torch.bfloat16],
+    }
+    assert dtypes == expected[LISTS.get(("cuda", name))]
