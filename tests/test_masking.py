@@ -226,7 +226,7 @@ def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(
 
 
 def _changed(folder: Path, given: dict[str, str]) -> tuple[str, SweepFile]:
-    name, file = read_sweep_folder(folder)
+    name, file = folder.name, read_sweep_folder(folder)
     return name, file.changed(given)
 
 

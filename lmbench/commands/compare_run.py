@@ -24,7 +24,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import Plan, make_plan
-from lmbench.sweep.progress import Estimate, Progress
+from lmbench.sweep.progress import Progress
 from lmbench.sweep.sides import two_sides
 
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def measure(words: list[str]) -> tuple[argparse.Namespace, Comparison]:
     tolerance = parse_gate(options.gate)
     path, file = _find(options, rest)
     plan = make_plan(path.name, file)
-    progress = Progress(plan, Estimate(plan))
+    progress = Progress(plan)
     looks = _Looks(plan, path, progress, tolerance, options.about, parse_budget(options.budget))
     # What is printed there is the verdict alone, in whatever form.
     with result_alone():
@@ -95,7 +95,7 @@ def _find(options: argparse.Namespace, rest: list[str]) -> tuple[Path, SweepFile
     if len(given) == 1 and (Path(given[0]) / SWEEP_FILE).is_file():
         if words or variables or options.revision or options.python or options.name:
             raise UsageError(f"{given[0]} is a comparison to go on with; it has its options already")
-        _, file = read_sweep_folder(Path(given[0]))
+        file = read_sweep_folder(Path(given[0]))
         if not file.sides:
             raise UsageError(f"{given[0]} is a sweep without sides; `lmbench compare` compares it, without --run")
         return Path(given[0]), file.changed({}, None, options.timeout_s)

@@ -73,27 +73,28 @@ def resolve(specs: Mapping[str, EnvironmentSpec], makes_checkouts: bool = True) 
     Raises:
         UsageError: there is no such Python, tree or revision.
     """
-    found = {}
+    environments = {}
     for name, spec in specs.items():
         try:
-            found[name] = _resolve(name, spec, makes_checkouts)
+            environments[name] = _resolve(name, spec, makes_checkouts)
         except UsageError as error:
             raise UsageError(f"environment {name}: {error}") from error
-    return found
+    return environments
 
 
 def _resolve(name: str, spec: EnvironmentSpec, makes_checkouts: bool) -> Environment:
     python = sys.executable if spec.python is None else shutil.which(Path(spec.python).expanduser())
     if python is None:
         raise UsageError(f"python {spec.python!r} is no program; name an interpreter, such as /path/.venv/bin/python")
-    # Not its target: what makes a virtual environment one is the path.
-    python = str(Path(python).absolute())
-    if spec.revision is None:
-        return Environment(name, python, EnvironmentFacts(spec.python, None, spec.variables))
-    tree = Path(spec.tree or ".").expanduser().resolve()
-    root, commit = resolve_revision(tree, spec.revision)
-    folder = check_out(root, commit) / tree.relative_to(root) if makes_checkouts else None
-    return Environment(name, python, EnvironmentFacts(spec.python, commit, spec.variables), folder)
+    commit = folder = None
+    if spec.revision is not None:
+        tree = Path(spec.tree or ".").expanduser().resolve()
+        root, commit = resolve_revision(tree, spec.revision)
+        folder = check_out(root, commit) / tree.relative_to(root) if makes_checkouts else None
+    # Not the interpreter's target: what makes a virtual environment one is the path.
+    return Environment(
+        name, str(Path(python).absolute()), EnvironmentFacts(spec.python, commit, spec.variables), folder
+    )
 
 
 # revisions
@@ -154,14 +155,12 @@ def import_paths(folder: Path) -> list[Path]:
 
 
 def _is_intact(folder: Path, commit: str) -> bool:
-    if not (folder / ".git").is_dir():
-        return False
+    """Whether a checkout is there as it was made. Its objects are the repository's, which may have dropped them."""
     try:
-        # The objects are the repository's: it may have dropped them, or be gone.
-        at = _git(folder, "rev-parse", "HEAD", what="")
-        return at == commit and not _git(folder, "status", "--porcelain", "--untracked-files=no", what="")
+        _git(folder, "diff", "--quiet", commit, what="")
     except UsageError:
         return False
+    return True
 
 
 def _link_packages(folder: Path) -> None:
@@ -189,6 +188,6 @@ def _git(folder: Path, *words: str, what: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{what}: git: {error}") from error
     if done.returncode:
-        told = " ".join(done.stderr.split())
-        raise UsageError(f"{what}{f' ({told})' if told else ''}")
+        complaint = " ".join(done.stderr.split())
+        raise UsageError(f"{what} ({complaint})" if complaint else what)
     return done.stdout.strip()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +14,7 @@ from lmbench.configs import read_yaml
 from lmbench.errors import UsageError, suggest
 from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
-from lmbench.records.vocabulary import MODES, Mode
+from lmbench.records.vocabulary import MODES, SIDE
 
 #: Options by their dotted names, each with its value as YAML has it: `{"model.size": "small"}`.
 Options = dict[str, Any]
@@ -37,6 +35,11 @@ _OWN = {
     "measure.run_id": "the sweep names its runs itself",
 }
 _COMMAND_LINE = "the command line"
+#: msgspec's words and a reader's.
+_TYPES = {"Expected": "expected", "`object`": "a mapping", "`array`": "a list", "`int`": "a whole number",
+          "`float`": "a number", "`str`": "text"}  # fmt: skip
+#: Such as `unknown field `matrx` - at `$.environments[...]``: the message, and the place where it has one.
+_COMPLAINT = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", re.DOTALL)
 #: Values that a kernel likes, where `largest` names the option alone.
 _UNITS = {"data.context_length": 64}
 
@@ -76,33 +79,37 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     include: list[Options] = field(default_factory=list)
     exclude: list[Options] = field(default_factory=list)
     sides: dict[str, Options] = field(default_factory=dict)
-    modes: list[Mode] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
     repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
-    timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 600.0
     largest: LargestSpec | None = None
     view: Any = None
 
     @property
     def study(self) -> str | None:
         """Name of the study whose view shows the sweep."""
-        found = self.view.get("name") if isinstance(self.view, dict) else self.view
-        return str(found) if found else None
+        name = self.view.get("name") if isinstance(self.view, dict) else self.view
+        return str(name) if name else None
 
     def axes(self) -> list[list[Options]]:
-        """The matrix's axes: for each value the options that it sets."""
-        return [
+        """The grid's axes: for each value the options that it sets, beside `side`, `mode`, `pass` and `environment`."""
+        if self.sides:
+            return [[{SIDE: name, **options} for name, options in self.sides.items()]]
+        matrix = [
             [value if _is_named(axis, values) else {axis: value} for value in values]
             for axis, values in self.matrix.items()
         ]
+        aside = ((MODE, self.modes), (PASS, self.passes), (ENVIRONMENT, self.environments))
+        return matrix + [[{axis: value} for value in values] for axis, values in aside if values]
 
     def axis_options(self) -> set[str]:
         """Every option that differs from cell to cell."""
         values = [value for axis in self.axes() for value in axis]
-        passes = [PASSES[name].options for name in self.passes]
-        found = {option for options in (*values, *passes, *self.include, *self.sides.values()) for option in options}
-        return found - {MODE, PASS, ENVIRONMENT, CONFIG}
+        names = {option for options in (*values, *self.include) for option in options}
+        names |= {option for name in self.passes for option in PASSES[name].options}
+        return names - {SIDE, MODE, PASS, ENVIRONMENT, CONFIG}
 
     def changed(self, options: Options, repeats: int | None = None, timeout_s: float | None = None) -> SweepFile:
         """The file with what the command line gives for every cell.
@@ -114,8 +121,8 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             if option in self.axis_options():
                 raise UsageError(f"--{option} is an axis of this sweep; change the file, or leave the option out")
         _check_options(_COMMAND_LINE, options)
-        given = {"repeats": repeats, "timeout_s": timeout_s}
-        changes = {name: value for name, value in given.items() if value is not None}
+        limits = {"repeats": repeats, "timeout_s": timeout_s}
+        changes = {name: value for name, value in limits.items() if value is not None}
         return sweep_from({**self.as_mapping(), "base": {**self.base, **options}, **changes})
 
     def as_mapping(self) -> dict[str, Any]:
@@ -127,25 +134,6 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 def _is_named(axis: str, values: list[Any]) -> bool:
     """Whether an axis has a name of its own: its values are mappings of options then."""
     return "." not in axis and all(isinstance(value, dict) for value in values)
-
-
-_OPTIONS_FORM = "a mapping, such as {model.size: small}"
-#: What each key takes, to follow `KEY is VALUE; it must be`.
-_FORMS = {
-    "base": _OPTIONS_FORM,
-    "matrix": "a mapping of axes, each with a list of at least one value, such as {model.size: [small, medium]}",
-    "include": f"a list, each entry {_OPTIONS_FORM}",
-    "exclude": f"a list, each entry {_OPTIONS_FORM}",
-    "sides": f"a mapping of two names, each to {_OPTIONS_FORM}",
-    "modes": f"a list of some of {', '.join(MODES)}",
-    "passes": f"a list of some of {', '.join(PASSES)}",
-    "environments": "a mapping of names, each to a mapping of python, revision, tree, variables",
-    "largest": "an option, or {option: data.context_length, unit: 64, most: 65536}",
-    "repeats": f"a whole number from 1 to {MOST_REPEATS}",
-    "timeout_s": "a number of seconds above 0",
-}
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.(.*)`)?", re.DOTALL)
-_PLACE = re.compile(r" - at `\$\.(\w+).*`", re.DOTALL)
 
 
 def read_sweep_file(path: Path) -> SweepFile:
@@ -172,113 +160,98 @@ def sweep_from(content: Any) -> SweepFile:
     """
     if not isinstance(content, dict):
         raise UsageError("a sweep is a mapping with `base`, `matrix` and so on")
-    given = {key: value for key, value in _with_texts(content).items() if value is not None}
-    if isinstance(environments := given.get("environments"), dict):
-        given["environments"] = {name: _environment(spec or {}) for name, spec in environments.items()}
-    if isinstance(option := given.get("largest"), str):
-        given["largest"] = {"option": option, "unit": _UNITS.get(option, 1)}
+    content = {key: value for key, value in content.items() if value is not None}
+    if isinstance(environments := content.get("environments"), dict):
+        content["environments"] = {str(name): _with_texts(spec or {}) for name, spec in environments.items()}
+    if isinstance(option := content.get("largest"), str):
+        content["largest"] = {"option": option, "unit": _UNITS.get(option, 1)}
     try:
-        sweep = msgspec.convert(given, SweepFile)
+        sweep = msgspec.convert(content, SweepFile)
     except msgspec.ValidationError as error:
-        raise UsageError(_what_is_wrong(str(error), given)) from None
-    if not PASSES.keys() >= {*sweep.passes}:
-        raise UsageError(f"passes is {sweep.passes}; it must be {_FORMS['passes']}")
-    if not math.isfinite(sweep.timeout_s):
-        raise UsageError(f"timeout_s is {sweep.timeout_s!r}; it must be {_FORMS['timeout_s']}")
-    _check_options("base", sweep.base)
-    for axis, values in sweep.matrix.items():
-        _check_axis(axis, values)
-    for entry in sweep.include:
-        _check_options("include", set(entry) - {MODE, PASS, ENVIRONMENT})
-        _check_choice(entry, MODE, MODES)
-        _check_choice(entry, PASS, PASSES)
-        _check_choice(entry, ENVIRONMENT, sweep.environments)
-    _check_sides(sweep)
-    _check_largest(sweep)
-    for name, spec in sweep.environments.items():
-        _check_environment(name, spec)
-    if not (sweep.sides or sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
-        raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
+        raise UsageError(_what_is_wrong(str(error))) from None
+    _check(sweep)
     return sweep
 
 
-def _with_texts(content: Any) -> Any:
-    """The content with keys as text, whatever YAML makes of them; raises UsageError for `null:` and `yes:`."""
-    if isinstance(content, list):
-        return [_with_texts(item) for item in content]
-    if not isinstance(content, dict):
-        return content
-    for key in content:
-        if key is None or isinstance(key, bool):
-            raise UsageError(f"{key!r} is no name to YAML; write it in quotes")
-    return {str(key): _with_texts(value) for key, value in content.items()}
-
-
-def _environment(spec: Any) -> Any:
-    """An environment's values as text: a revision `1e5`, a variable's `1`."""
+def _with_texts(spec: Any) -> Any:
+    """An environment's values as text: a revision `1234567`, a variable's `1`."""
     if isinstance(spec, dict):
-        return {key: _environment(value) for key, value in spec.items() if value is not None}
+        return {key: _with_texts(value) for key, value in spec.items() if value is not None}
     return str(spec) if isinstance(spec, int | float) else spec
 
 
-def _what_is_wrong(message: str, content: dict[str, Any]) -> str:
-    """msgspec's complaint as one line: what was given, what is allowed."""
-    if unknown := _UNKNOWN.fullmatch(message):
-        key, where = unknown.groups()
-        known = (EnvironmentSpec if where else SweepFile).__struct_fields__
-        hint = suggest(key, known) or f"; known are {', '.join(known)}"
-        return f"{'environments: ' if where else ''}unknown key {key!r}{hint}"
-    place = _PLACE.search(message)
-    assert place is not None, message
-    return f"{place[1]} is {reprlib.repr(content[place[1]])}; it must be {_FORMS[place[1]]}"
+def _what_is_wrong(complaint: str) -> str:
+    """msgspec's complaint as one line that begins with the key: `repeats: expected a whole number >= 1`."""
+    for name, words in _TYPES.items():
+        complaint = complaint.replace(name, words)
+    match = _COMPLAINT.fullmatch(complaint)
+    assert match is not None
+    message, place = match.groups()
+    if "unknown field" in message:
+        key = message.split("`")[1]
+        kinds = {"environments[...]": EnvironmentSpec, "largest": LargestSpec}
+        known = kinds.get(place, SweepFile).__struct_fields__
+        message = f"unknown key {key!r}" + (suggest(key, known) or f"; known are {', '.join(known)}")
+    return f"{place}: {message}" if place else message
 
 
-def _check_axis(axis: str, values: list[Any]) -> None:
-    if axis in (MODE, PASS, ENVIRONMENT, "modes", "passes", "environments", CONFIG):
-        raise UsageError(
-            f"matrix: {axis} is no axis; modes, passes and environments have keys of their own, config belongs in base"
-        )
-    for options in values if _is_named(axis, values) else [[axis]]:
-        _check_options(f"matrix: {axis}", options)
+def _check(sweep: SweepFile) -> None:
+    """What the types do not say. Raises UsageError."""
+    choices = {MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
+    _check_options("base", sweep.base)
+    for axis, values in sweep.matrix.items():
+        if axis in (*choices, "modes", "passes", "environments", CONFIG):
+            raise UsageError(
+                f"matrix: {axis} is no axis; modes, passes and environments have keys of their own, "
+                "config belongs in base"
+            )
+        for options in values if _is_named(axis, values) else [{axis: None}]:
+            _check_options(f"matrix: {axis}", options)
+    for options in [{MODE: mode} for mode in sweep.modes] + [{PASS: name} for name in sweep.passes] + sweep.include:
+        _check_options("include", options, choices)
+    if sweep.sides:
+        _check_sides(sweep, choices)
+    if sweep.largest is not None:
+        _check_largest(sweep, sweep.largest)
+    for name, spec in sweep.environments.items():
+        if spec.tree is not None and spec.revision is None:
+            raise UsageError(f"environments: {name}: tree without revision does nothing; name a revision")
+    if not (sweep.sides or sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
+        raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
 
 
-def _check_options(where: str, options: Iterable[object]) -> None:
-    for option in options:
-        if option in _OWN:
-            raise UsageError(f"{where}: {option} is set by the sweep; {_OWN[str(option)]}")
-        if where not in ("base", _COMMAND_LINE) and is_secret(str(option)):
+def _check_options(
+    where: str, options: Mapping[str, Any], choices: Mapping[str, Collection[str]] | None = None
+) -> None:
+    """Names that can be options, and that a sweep does not set itself; those among `choices` by their values."""
+    for option, value in options.items():
+        if choices and option in choices:
+            if value not in list(choices[option]):
+                known = ", ".join(choices[option])
+                hint = f"choose among {known}" if known else f"there are no {option}s"
+                raise UsageError(f"{option} {value!r} is unknown; {hint}")
+        elif option in _OWN:
+            raise UsageError(f"{where}: {option} is set by the sweep; {_OWN[option]}")
+        elif where not in ("base", _COMMAND_LINE) and is_secret(str(option)):
             raise UsageError(f"{where}: {option} looks like a secret, and cells go by what differs; give it in base")
-        if not _OPTION.fullmatch(str(option)):
+        elif not _OPTION.fullmatch(str(option)):
             raise UsageError(f"{where}: {option!r} is no option's name; write it as in `lmbench fit -h`: model.size")
 
 
-def _check_choice(entry: Options, axis: str, allowed: Collection[str]) -> None:
-    if axis in entry and entry[axis] not in list(allowed):
-        known = f"choose among {', '.join(allowed)}" if allowed else f"there are no {axis}s"
-        raise UsageError(f"{axis} {entry[axis]!r} is unknown; {known}")
-
-
-def _check_sides(sweep: SweepFile) -> None:
-    others = {"matrix": sweep.matrix, "include": sweep.include, "modes": sweep.modes, "passes": sweep.passes}
-    if not sweep.sides:
-        return
-    if given := [name for name, value in others.items() if value]:
-        raise UsageError(f"sides stand alone, and this sweep has {given[0]} too; leave that out")
+def _check_sides(sweep: SweepFile, choices: Mapping[str, Collection[str]]) -> None:
+    for key in ("matrix", "include", "modes", "passes"):
+        if getattr(sweep, key):
+            raise UsageError(f"sides stand alone, and this sweep has {key} too; leave that out")
     if len(sweep.sides) != 2:
         raise UsageError(f"sides are {', '.join(sweep.sides)}; there must be two of them")
     for name, options in sweep.sides.items():
         if not _SIDE.fullmatch(name):
             raise UsageError(f"sides: {name!r} is no name; take letters and digits, such as A and B")
-        _check_options(f"sides: {name}", set(options) - {ENVIRONMENT, MODE})
-        _check_choice(options, MODE, MODES)
-        _check_choice(options, ENVIRONMENT, sweep.environments)
+        _check_options(f"sides: {name}", options, {axis: choices[axis] for axis in (MODE, ENVIRONMENT)})
 
 
-def _check_largest(sweep: SweepFile) -> None:
-    spec = sweep.largest
-    if spec is None:
-        return
-    _check_options("largest", [spec.option])
+def _check_largest(sweep: SweepFile, spec: LargestSpec) -> None:
+    _check_options("largest", {spec.option: None})
     if sweep.sides or sweep.passes:
         raise UsageError(f"largest goes with neither {'sides' if sweep.sides else 'passes'}; leave one of them out")
     if spec.option in sweep.axis_options():
@@ -287,8 +260,3 @@ def _check_largest(sweep: SweepFile) -> None:
         raise UsageError(f"largest: {spec.option} begins at {start!r} in base; it must be a whole number")
     if spec.most < spec.unit:
         raise UsageError(f"largest: most is {spec.most}, less than unit {spec.unit}; give a larger one")
-
-
-def _check_environment(name: str, spec: EnvironmentSpec) -> None:
-    if spec.tree is not None and spec.revision is None:
-        raise UsageError(f"environments: {name}: tree without revision does nothing; name a revision, such as HEAD~1")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import shutil
-import stat
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,14 +24,14 @@ from lmbench.files import Unreadable, is_file, is_folder, read_file
 from lmbench.masking import masked_whole
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import Run, is_run_folder, load_run
-from lmbench.records.run import SCHEMA_VERSION
+from lmbench.records.process import is_running
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.environments import EnvironmentFacts
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.largest import trial_pattern
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
-from lmbench.sweep.process import kill_own
 
 #: Configurations, the base's and those of sides: copies, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
@@ -86,7 +87,7 @@ class SweepFolder:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
         self._lock_fd: int | None = None
-        self._attempts: dict[str, int] = {}
+        self._attempts: Counter[str] = Counter()
 
     @property
     def mark(self) -> dict[str, str]:
@@ -108,7 +109,7 @@ class SweepFolder:
             self.remove_compile_cache()
             self._refuse_strangers(plan)
             self._write_plan(plan)
-            os.close(_open_own(self.path / ATTEMPTS_FILE, os.O_WRONLY))
+            os.close(_open_without_link(self.path / ATTEMPTS_FILE, os.O_WRONLY))
             self._attempts = self._read_attempts()
         except OSError as error:
             self.close()
@@ -134,7 +135,7 @@ class SweepFolder:
 
     def _lock(self) -> None:
         # The kernel lets go of it when this process ends, however it does.
-        fd = _open_own(self.path / _LOCK, os.O_RDWR)
+        fd = _open_without_link(self.path / _LOCK, os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -197,10 +198,10 @@ class SweepFolder:
         path = self.runs / job.name
         if path.is_symlink() or not is_run_folder(path):
             return None
-        found = load_run(path, with_steps=False)
+        run = load_run(path, with_steps=False)
         # Without its place in the sweep nobody saw it end; what it measured counts all the same.
-        is_final = found.outcome == "ok" or (found.outcome in FINAL and found.record.sweep is not None)
-        return found if is_final else None
+        is_final = run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None)
+        return run if is_final else None
 
     def clear(self, job: Job) -> str | None:
         """Remove what an earlier attempt left, and end its process where that outlived its sweep.
@@ -208,70 +209,63 @@ class SweepFolder:
         Returns in a line what was there that nobody expects.
         """
         path = self.runs / job.name
-        told = None
+        surprise = None
         if path.is_symlink():
-            told = f"{job.name} was a link, which is removed; it is measured again"
+            surprise = f"{job.name} was a link, which is removed; it is measured again"
         elif is_run_folder(path):
             left = load_run(path, with_steps=False)
             if left.outcome == DAMAGED:
-                told = f"{job.name} was damaged ({left.damage}); it is measured again"
+                surprise = f"{job.name} was damaged ({left.damage}); it is measured again"
             if left.outcome == RUNNING:
-                is_ended = kill_own(left.record, self.mark)
+                is_ended = _kill_marked(left.record, self.mark)
                 done = "it was ended" if is_ended else "no sweep of this folder started that, and it is left alone"
-                told = f"{job.name} was still running (process {left.record.pid}); {done}"
-        with suppress(FileNotFoundError):
-            if is_folder(path):
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        return told
+                surprise = f"{job.name} was still running (process {left.record.pid}); {done}"
+        if is_folder(path):
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        return surprise
 
     def log_path(self, job: Job) -> Path:
         """Where the output of the job's process goes, until its run's folder can take it."""
         return self.runs / f".{job.name}.log"
 
-    def begin(self, job: Job) -> int:
-        """Note that a process is about to be started; returns which attempt it is, from 1."""
-        attempt = self._attempts.get(job.name, 0) + 1
-        with os.fdopen(_open_own(self.path / ATTEMPTS_FILE, os.O_WRONLY | os.O_APPEND), "ab") as file:
-            file.write(msgspec.json.encode(Attempt(job.name, attempt, _now())) + b"\n")
-        self._attempts[job.name] = attempt
-        return attempt
+    def begin(self, job: Job) -> None:
+        """Note that a process is about to be started."""
+        self._attempts[job.name] += 1
+        with os.fdopen(_open_without_link(self.path / ATTEMPTS_FILE, os.O_WRONLY | os.O_APPEND), "ab") as file:
+            file.write(msgspec.json.encode(Attempt(job.name, self._attempts[job.name], _now())) + b"\n")
 
     def attempt(self, job: Job) -> int:
-        return self._attempts.get(job.name, 0)
+        """How often a process was started for the job."""
+        return self._attempts[job.name]
 
-    def _read_attempts(self) -> dict[str, int]:
-        attempts: dict[str, int] = {}
+    def _read_attempts(self) -> Counter[str]:
+        attempts: Counter[str] = Counter()
         with suppress(Unreadable):
             for line in read_file(self.path / ATTEMPTS_FILE, MAX_SWEEP_BYTES).splitlines():
                 # A line that a kill or a full disk tore.
                 with suppress(DamagedRecord):
-                    name = decode(line, Attempt).run
-                    attempts[name] = attempts.get(name, 0) + 1
+                    attempts[decode(line, Attempt).run] += 1
         return attempts
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration."""
-        own = self.path / SIDE_CONFIG_FILE.format(cell.axes.get(SIDE))
-        path = own if SIDE in cell.axes and is_file(own) else self.path / CONFIG_FILE
+        path = self.path / SIDE_CONFIG_FILE.format(cell.axes.get(SIDE))
+        if SIDE not in cell.axes or not is_file(path):
+            path = self.path / CONFIG_FILE
         return path if is_file(path) else None
 
-    def write_cells(self, table: str) -> bool:
-        """Write the sweep's cells as CSV; returns whether they are others than before. Raises OSError."""
-        path = self.path / CELLS_FILE
-        with suppress(Unreadable):
-            if read_file(path, MAX_SWEEP_BYTES) == table.encode():
-                return False
-        write_whole(path, table)
-        return True
+    def write_cells(self, table: str) -> None:
+        """Write the sweep's cells as CSV. Raises OSError."""
+        write_whole(self.path / CELLS_FILE, table)
 
     def remove_compile_cache(self) -> None:
         shutil.rmtree(self.path / COMPILE_CACHE, ignore_errors=True)
 
 
-def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
-    """Name and file of the sweep that a folder holds.
+def read_sweep_folder(path: Path) -> SweepFile:
+    """The file of the sweep that a folder holds.
 
     Raises:
         UsageError: it holds none that this lmbench can read.
@@ -290,7 +284,7 @@ def read_sweep_folder(path: Path) -> tuple[str, SweepFile]:
             if not is_file(path / name):
                 raise UsageError(f"{name} is missing, or no file of its own")
             options[CONFIG] = str(path / name)
-        return path.absolute().name, sweep_from(file)
+        return sweep_from(file)
     except UsageError as error:
         raise UsageError(f"{path / SWEEP_FILE}: {error}") from error
 
@@ -299,19 +293,31 @@ def _read_stored(path: Path) -> StoredSweep:
     return decode(read_file(path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep)
 
 
-def _open_own(path: Path, flags: int) -> int:
+def _open_without_link(path: Path, flags: int) -> int:
     """Open a file of the folder for writing, made as needed; through a link it would be somebody else's that is
-    written. Raises OSError."""
+    written, and a pipe would be waited for. Raises OSError."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def _kill_marked(record: RunRecord, mark: Mapping[str, str]) -> bool:
+    """Kill the process that a record says wrote it, where a sweep of this folder started it; returns whether it did.
+
+    A record may come from anywhere, and a process id in it proves nothing. So the process has to be of this boot, to
+    have begun when the record says, and to have the sweep's mark among the variables that it was started with. Those
+    the kernel keeps, and no folder that is copied here can put them there.
+    """
+    if record.pid is None or record.process_start_s is None:
+        return False
     try:
-        fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, f"{path.name} is a link") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, f"{path.name} is no plain file")
-    return fd
+        if not is_running(record.pid, record.boot_id, record.process_start_s):
+            return False
+        process = psutil.Process(record.pid)
+        if not mark.items() <= process.environ().items():
+            return False
+        process.kill()
+    except psutil.Error:
+        return False
+    return True
 
 
 def _without_secrets(config: str) -> str:

@@ -4,9 +4,12 @@ It imports everything once; a fork takes milliseconds then. Nothing in it may to
 survive a fork. The lmbench that it serves may be another revision than this file's: beside the standard library it
 needs `lmbench.cli` and `python -m lmbench`, nothing else.
 
-Its arguments are two file descriptors: a pipe that closes when the sweep ends, and a socket. On the socket it says
-that it is ready; for each request (words, variables; with two descriptors: the log, and a pipe to end with) it says
-the process id and, when that process has ended, how. A line of JSON each.
+`multiprocessing.forkserver` would not serve: it starts this process's own Python, with this process's variables and
+working directory, once in a process, and marks its children as children of a main process, which libraries ask for.
+
+The arguments are two file descriptors: a connection of `multiprocessing`, and a pipe that closes when the sweep ends.
+On the connection the server sends where its lmbench lies; for each request (words, variables, path of the log) it sends
+the process id and, when that process has ended, its exit code or minus the number of the signal that ended it.
 """
 
 from __future__ import annotations
@@ -17,31 +20,31 @@ import fcntl
 import gc
 import importlib
 import io
-import json
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import threading
 import traceback
 import weakref
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 def end_with(fd: int) -> None:
     """End this process's group as soon as the other end of a pipe closes, also when its holder was killed.
 
-    The kernel sends SIGIO to the group then, whose default is to end a process; until then nothing runs for it. For
-    the leader of a session of one's own, with a pipe of one's own: the pipe tells only the last who asked.
+    The kernel sends SIGIO to the group then, whose default is to end a process; until then nothing runs for it. The
+    pipe is opened anew, since an open file tells only one group. Call it as the leader of a session.
     """
-    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpid())
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    tie = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    fcntl.fcntl(tie, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(tie, fcntl.F_SETFL, fcntl.fcntl(tie, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def import_everything() -> str:
-    """Do once what every `lmbench fit` does first; returns which lmbench it is."""
+    """Do once what every `lmbench fit` does first; returns the folder of its lmbench."""
     cli = importlib.import_module("lmbench.cli")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         # Builds the parsers too, which the forks then have; also those of attention by itself, of which a study has
@@ -51,7 +54,7 @@ def import_everything() -> str:
     with contextlib.suppress(ImportError):
         # Needed at the end of a run, and a tenth of a second to import.
         importlib.import_module("scipy.special")
-    if _has_gpu_after_fork():
+    if "torch" in sys.modules and _has_gpu_after_fork():
         # Each run that compiles or has its kernels recorded would take 2 to 4 s for it on the host of an H200. Without
         # a GPU it is one, of the half minute of a C++ compiler.
         importlib.import_module("torch._inductor.compile_fx")
@@ -67,58 +70,51 @@ def _has_gpu_after_fork() -> bool:
     Importing Inductor asks. The answer is NVML's as a rule; where PyTorch has to ask CUDA, that is no more of use in a
     fork.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
+    cuda = sys.modules["torch"].cuda
     asking = os.fork()
-    if asking:
-        return not os.waitstatus_to_exitcode(os.waitpid(asking, 0)[1])
-    if not torch.cuda.is_available():
-        os._exit(1)
-    fork = os.fork()
-    if not fork:
-        os._exit(bool(torch.cuda._is_in_bad_fork()))
-    os._exit(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
+    if not asking:
+        is_usable = cuda.is_available()
+        fork = os.fork()
+        os._exit(os.waitpid(fork, 0)[1] != 0 if fork else not is_usable or cuda._is_in_bad_fork())
+    return os.waitpid(asking, 0)[1] == 0
 
 
-def serve(sweep: socket.socket) -> list[str]:
+def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns in the forks, with the words of their command line; the server ends in it."""
-    before: int | None = None
+    ended: int | None = None
     while True:
-        request, fds = _receive(sweep)
-        if before is not None:
-            os.waitpid(before, 0)
-        if request is None:
+        try:
+            words, variables, log = sweep.recv()
+        except EOFError:
             sys.exit()
+        if ended is not None:
+            os.waitpid(ended, 0)
         pid = os.fork()
         if not pid:
             sweep.close()
-            return become_command(request, *fds)
-        for fd in fds:
-            os.close(fd)
-        _send(sweep, {"pid": pid})
+            become_command(variables, log, tie)
+            return list(words)
+        sweep.send(pid)
         # It is waited for at the next request: until then nobody else gets its id, by which its group is killed.
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
-        before = pid
-        _send(sweep, {"code": end.si_status if end.si_code == os.CLD_EXITED else -end.si_status})
+        ended = pid
+        sweep.send(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
-def become_command(request: dict[str, Any], log: int, tie: int) -> list[str]:
+def become_command(variables: dict[str, str], log: str, tie: int) -> None:
     """In a fork: hear nothing of the terminal, do not outlive the sweep, write into the log."""
     os.setsid()
     end_with(tie)
     with contextlib.suppress(OSError):
         # Where the machine's memory runs out, the kernel shall end this process before the sweep or anything else.
         Path("/proc/self/oom_score_adj").write_text("500")
-    for standard in (1, 2):
-        os.dup2(log, standard)
-    os.close(log)
-    os.environ.update(request["variables"])
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(variables)
     # Kept from the server, whose folder it is.
     tempfile.tempdir = None
-    words: list[str] = request["words"]
-    return words
 
 
 def be_lmbench(words: list[str]) -> NoReturn:
@@ -127,16 +123,15 @@ def be_lmbench(words: list[str]) -> NoReturn:
     # What the server holds is not this process's to clean up: its folders; and PyTorch's operators, for 30 ms.
     for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
         inherited.atexit = False
-    code = 1
+    code = 0
     try:
         runpy.run_module("lmbench", run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-        else:
-            code = ended.code or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
+        code = 1
         traceback.print_exc()
     # As Python ends: pools of threads are told (Inductor keeps one open), then threads waited for, then `atexit`.
     threading._shutdown()  # type: ignore[attr-defined]
@@ -147,27 +142,8 @@ def be_lmbench(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _receive(sweep: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """A request with its descriptors; None where the sweep has no more."""
-    line, fds = b"", []
-    while not line.endswith(b"\n"):
-        part, more, _, _ = socket.recv_fds(sweep, 2**16, 2)
-        fds += more
-        if not part:
-            return None, fds
-        line += part
-    return json.loads(line), fds
-
-
-def _send(sweep: socket.socket, answer: dict[str, Any]) -> None:
-    try:
-        sweep.sendall(json.dumps(answer).encode() + b"\n")
-    except BrokenPipeError:
-        sys.exit()
-
-
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
-    connection = socket.socket(fileno=int(sys.argv[2]))
-    _send(connection, {"lmbench": import_everything()})
-    be_lmbench(serve(connection))
+    connection, tie_fd = Connection(int(sys.argv[1])), int(sys.argv[2])
+    end_with(tie_fd)
+    connection.send(import_everything())
+    be_lmbench(serve(connection, tie_fd))

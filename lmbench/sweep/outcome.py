@@ -7,18 +7,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_words
 from lmbench.records.load import Run
 from lmbench.records.measured import RunError
-from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord
+from lmbench.records.run import SCHEMA_VERSION, Cost, Milestones, RunRecord
 from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
-from lmbench.sweep.process import End
+from lmbench.sweep.executor import End
 
 _LAST_LINES = 3
 _LOG_TAIL_BYTES = 20_000
+_MOST_MESSAGE = 2000
 _PREFIX = "lmbench: "
 # Colours and cursor movements.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -32,12 +34,12 @@ class Ending:
     """How a run ended, as its record says it."""
 
     outcome: str
-    error: RunError | None
-    exit_code: int | None
+    error: RunError | None = None
+    exit_code: int | None = None
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether others of the same cell would end in the same way."""
+        """Whether other repeats of the same cell would end in the same way."""
         return self.outcome in ("oom", "timeout") or (self.outcome == "error" and self.exit_code == ExitCode.USAGE)
 
 
@@ -53,33 +55,13 @@ def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
     return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
 
 
-def is_unfinished(found: Run) -> bool:
+def is_unfinished(run: Run) -> bool:
     """Whether a record does not tell how its run ended."""
-    return found.outcome in (RUNNING, KILLED, DAMAGED)
+    return run.outcome in (RUNNING, KILLED, DAMAGED)
 
 
-def judge(found: Run | None, end: End, timeout_s: float, log: Path) -> Ending:
-    """How a run ended, from what its process wrote and how that ended.
-
-    What the process recorded itself stands, unless the sweep ended it at its time limit.
-    """
-    told = ending_of(found.record) if found is not None and found.outcome in OUTCOMES else None
-    phase = _phase(found)
-    code = int(end.code) if end.code >= 0 else None
-    if end.by == "timeout" and (told is None or told.outcome == "interrupted"):
-        return _ending("timeout", code, "Timeout", f"no end within {timeout_s:g} s; it was stopped", phase)
-    if told is not None and told.outcome == "error" and end.oom_evidence is not None:
-        # A loader's process, say, whose end the main one could not explain.
-        message = f"{end.oom_evidence}; {told.error.message if told.error is not None else None}"
-        return _ending("oom", code, "OutOfMemoryKill", message, phase, where="host")
-    if told is not None:
-        return told
-    if end.by == "interruption":
-        return _ending("interrupted", code, "Interrupted", "the sweep was stopped", phase)
-    return _unrecorded(end, phase, last_lines(log))
-
-
-#: By exit code, how a process ended that left no record: outcome, the error's kind, and what to say.
+#: How a process ended that left no record, by its exit code: outcome, the error's kind, and what to say; where that is
+#: empty, lmbench's own last line says it all.
 _BY_CODE: dict[int, tuple[str, str, str]] = {
     ExitCode.OK: ("error", "NoResult", "it ended well and left no result"),
     ExitCode.USAGE: ("error", "UsageError", ""),
@@ -90,35 +72,52 @@ _BY_CODE: dict[int, tuple[str, str, str]] = {
 }
 
 
-def _unrecorded(end: End, phase: str, lines: list[str]) -> Ending:
-    """The ending of a process that could not or did not record one."""
+def judge(run: Run | None, end: End, timeout_s: float, log: Path) -> Ending:
+    """How a run ended, from what its process wrote (None: nothing) and how that ended.
+
+    What the process recorded itself stands, unless the sweep ended it at its time limit, or the kernel ended a part of
+    it for lack of memory.
+    """
+    recorded = ending_of(run.record) if run is not None and run.outcome in OUTCOMES else None
+    outcome = None if recorded is None else recorded.outcome
     code = end.code if end.code >= 0 else None
+    lines = last_lines(log)
     last = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
-    if end.oom_evidence is not None and (code is None or code >= _SIGNALLED):
-        message = f"the kernel ended it for lack of memory ({end.oom_evidence}){last}"
-        return _ending("oom", code, "OutOfMemoryKill", message, phase, where="host")
-    if end.lost is not None:
-        return no_server(end.lost, phase)
-    if code is None:
-        name = end.signal.name if end.signal is not None else f"signal {-end.code}"
-        return _ending("error", code, name, f"ended by {name}{last}", phase)
-    outcome, kind, message = _BY_CODE.get(code, ("error", "ExitCode", f"ended with exit code {code}"))
-    if not message:
-        # lmbench's own line says it all.
-        said = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
-        return _ending(outcome, code, kind, said[-1] if said else f"exit code {code}{last}", phase)
-    return _ending(outcome, code, kind, f"{message}{last}", phase)
+    memory = end.oom_evidence
+    by_code = _BY_CODE.get(end.code, ("error", "ExitCode", f"ended with exit code {code}"))
+    own_lines = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
+    # The first row whose condition holds: outcome, the error's kind, its message.
+    table: tuple[tuple[bool, str, str, str], ...] = (
+        (end.by == "timeout" and outcome in (None, "interrupted"),
+         "timeout", "Timeout", f"no end within {timeout_s:g} s; it was stopped"),
+        # A loader's process, say, whose end the main one could not explain.
+        (memory is not None and outcome == "error",
+         "oom", "OutOfMemoryKill", f"{memory}; {recorded and recorded.error and recorded.error.message}"),
+        (recorded is not None, "", "", ""),
+        (end.by == "interruption", "interrupted", "Interrupted", "the sweep was stopped"),
+        (memory is not None and (code is None or code >= _SIGNALLED),
+         "oom", "OutOfMemoryKill", f"the kernel ended it for lack of memory ({memory}){last}"),
+        (end.lost is not None, "error", "ServerLost", str(end.lost)),
+        (code is None, "error", str(end.signal_name), f"ended by {end.signal_name}{last}"),
+        (not by_code[2] and bool(own_lines), *by_code[:2], own_lines[-1] if own_lines else ""),
+        (True, *by_code[:2], f"{by_code[2] or f'exit code {code}'}{last}"),
+    )  # fmt: skip
+    outcome, kind, message = next(row[1:] for row in table if row[0])
+    if recorded is not None and not outcome:
+        return recorded
+    where = "host" if kind == "OutOfMemoryKill" else None
+    return Ending(outcome, RunError(kind, " ".join(message.split())[:_MOST_MESSAGE], _phase(run), where=where), code)
 
 
-def no_server(reason: str, phase: str = "setup") -> Ending:
-    """The ending of a run whose process had no server to be forked from, or lost it."""
-    return _ending("error", None, "ServerLost", reason, phase)
+def no_server(reason: str) -> Ending:
+    """The ending of a run whose process had no server to be forked from."""
+    return Ending("error", RunError("ServerLost", reason, "setup"))
 
 
 def skipped(first: Ending) -> Ending:
-    """The ending of a repeat that would only do again what the first one failed at."""
+    """The ending of a repeat that would only do again what the first repeat failed at."""
     error = first.error or RunError()
-    return _ending("skipped", None, "Skipped", f"repeat 0 ended with {first.outcome}: {error.message}", error.phase)
+    return Ending("skipped", RunError("Skipped", f"repeat 0 ended with {first.outcome}: {error.message}", error.phase))
 
 
 def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
@@ -133,65 +132,47 @@ def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
-def _phase(found: Run | None) -> str:
-    """Where a run was when it ended; where it could not tell, the stage of its last step."""
-    if found is None:
+def _phase(run: Run | None) -> str:
+    """The phase that a run ended in, as far as its record and its steps tell."""
+    if run is None:
         return "setup"
-    record = found.record
-    if not is_unfinished(found) and record.error is not None and record.error.phase:
-        return record.error.phase
-    if record.environment is None:
+    error = run.record.error
+    if not is_unfinished(run) and error is not None and error.phase:
+        return error.phase
+    if run.record.environment is None:
         return "setup"
-    return (found.steps[-1].stage if found.steps else None) or "warmup"
+    return (run.steps[-1].stage if run.steps else None) or "warmup"
 
 
-def _ending(
-    outcome: str, code: int | None, kind: str, message: str, phase: str | None, where: str | None = None
-) -> Ending:
-    return Ending(outcome, RunError(kind, " ".join(message.split())[:2000], phase, where=where), code)
-
-
-# what it cost
+#: Parts of a run's cost: from the launch to the first milestone, between milestones, from the last one to the end.
+_PARTS = (
+    "start_s", "import_s", "parse_s", "device_s", "build_s", "capture_s", "first_step_s", "warmup_s", "window_s",
+    "probe_s", "close_s", "exit_s",
+)  # fmt: skip
 
 
 def cost_of(record: RunRecord, end: End) -> Cost:
-    """Where the time of a run went, from the milestones that its process recorded and the sweep's own clock; None for
-    what was not reached."""
-    at, step = record.milestones, record.phases.step
+    """Where the time of a run went, in seconds, from the milestones that its process recorded and the sweep's own
+    clock; None for what was not reached."""
     total_s = end.ended_s - end.launched_s
+    # Without warm-up the window opened before step 0, which is a part of it.
+    left_out = () if record.window.warmup_steps else ("first_step_s",)
+    parts, names = ([name for name in row if name not in left_out] for row in (_PARTS, Milestones.__struct_fields__))
     # The process began after it was launched, by what the kernel dates it.
-    offset_s = None if record.process_start_s is None else record.process_start_s - end.launched_s
-    closed_s = _sum(offset_s, at.closed_s)
-    cost = Cost(
-        total_s=total_s,
-        start_s=_sum(offset_s, at.started_s),
-        import_s=_difference(at.imported_s, at.started_s),
-        parse_s=_difference(at.parsed_s, at.imported_s),
-        device_s=_difference(at.device_ready_s, at.parsed_s),
-        build_s=_difference(at.built_s, at.device_ready_s),
-        capture_s=_difference(at.ready_s, at.built_s),
-        first_step_s=_difference(at.first_step_s, at.ready_s),
-        compile_s=_difference(record.compile.first_step_s, None if step is None else step.median_s),
-        warmup_s=_difference(at.window_opened_s, at.first_step_s),
-        window_s=_difference(at.window_closed_s, at.window_opened_s),
-        probe_s=_difference(at.stepped_s, at.window_closed_s),
-        close_s=_difference(at.closed_s, at.stepped_s),
-        exit_s=_difference(total_s, closed_s),
-    )
-    if not record.window.warmup_steps:
-        # The window opened before step 0, which is a part of it.
-        cost.first_step_s = None
-        cost.warmup_s = _difference(at.window_opened_s, at.ready_s)
-    if cost.compile_s is not None:
-        cost.compile_s = max(0.0, cost.compile_s)
-    steps_s = _difference(at.window_closed_s, at.ready_s)
-    cost.overhead_s = None if steps_s is None else total_s - steps_s + (cost.compile_s or 0.0)
+    began_s = None if record.process_start_s is None else record.process_start_s - end.launched_s
+    reached_s = {name: _sum(began_s, getattr(record.milestones, name)) for name in names}
+    borders = (0.0, *reached_s.values(), total_s)
+    cost = Cost(total_s)
+    for name, (start_s, end_s) in zip(parts, pairwise(borders), strict=True):
+        setattr(cost, name, None if start_s is None or end_s is None else end_s - start_s)
+    first_step_s, step = record.compile.first_step_s, record.phases.step
+    if first_step_s is not None and step is not None and step.median_s is not None:
+        cost.compile_s = max(0.0, first_step_s - step.median_s)
+    ready_s, closed_s = reached_s["ready_s"], reached_s["window_closed_s"]
+    if ready_s is not None and closed_s is not None:
+        cost.overhead_s = total_s - (closed_s - ready_s) + (cost.compile_s or 0.0)
     return cost
 
 
 def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
-
-
-def _difference(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b

@@ -28,11 +28,8 @@ from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFi
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _DIGEST_DIGITS = 8
 _MAX_NAME = 70
-# Of cells, of runs, of axes, and of cells times rules of `exclude`: each of them in seconds and megabytes.
+# More would be a slip: they take seconds and megabytes to lay out, and years to run.
 _MOST_CELLS = 100_000
-_MOST_RUNS = 1_000_000
-_MOST_AXES = 1_000
-_MOST_EXCLUSIONS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -86,14 +83,17 @@ class Plan:
     environments: Mapping[str, Environment]
     configs: Mapping[str, str]
 
-    def jobs(self) -> Iterator[Job]:
+    def rounds(self) -> Iterator[list[Job]]:
         """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike. Of two sides
         the other one is the first in every other round."""
         for repeat in range(self.file.repeats):
-            turned = self.file.sides and repeat % 2
-            for cell in reversed(self.cells) if turned else self.cells:
-                if repeat < self.repeats_of(cell):
-                    yield Job(cell, repeat)
+            is_turned = bool(self.file.sides) and repeat % 2 == 1
+            cells = reversed(self.cells) if is_turned else self.cells
+            yield [Job(cell, repeat) for cell in cells if repeat < self.repeats_of(cell)]
+
+    def jobs(self) -> Iterator[Job]:
+        """All rounds one after the other."""
+        return itertools.chain.from_iterable(self.rounds())
 
     def repeats_of(self, cell: GridCell) -> int:
         return self.file.repeats if cell.is_timing else 1
@@ -104,13 +104,13 @@ class Plan:
 
     def measurements(self) -> dict[str, str]:
         """By the id of each cell that is another pass, that of the cell which is the measurement itself."""
-
-        def place(cell: GridCell) -> str:
-            axes = {axis: value for axis, value in cell.axes.items() if axis != PASS}
-            return json.dumps([axes, cell.environment, cell.config], sort_keys=True, default=str)
-
-        timed = {place(cell): cell.id for cell in self.cells if cell.is_timing}
-        return {cell.id: timed[own] for cell in self.cells if not cell.is_timing and (own := place(cell)) in timed}
+        places = {
+            cell.id: json.dumps([{**cell.axes, PASS: None}, cell.environment, cell.config], sort_keys=True, default=str)
+            for cell in self.cells
+        }
+        timed = {places[cell.id]: cell.id for cell in self.cells if cell.is_timing}
+        ids = {cell.id: timed.get(places[cell.id]) for cell in self.cells if not cell.is_timing}
+        return {cell: timing for cell, timing in ids.items() if timing is not None}
 
     def environment_of(self, cell: GridCell) -> Environment:
         return self.environments[cell.environment] if cell.environment is not None else HERE
@@ -122,14 +122,13 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
     Raises:
         UsageError: something that it names is not there, or the grid is none.
     """
-    _refuse_too_many(file)
     file = _filled_in(file)
-    given = [options[CONFIG] for options in (file.base, *file.sides.values()) if options.get(CONFIG) is not None]
-    read = {name: _read_config(name) for name in map(str, given)}
-    keep_secret(value for _, value in secrets_of([file.as_mapping(), [content for _, content in read.values()]]))
+    names = [str(options[CONFIG]) for options in (file.base, *file.sides.values()) if options.get(CONFIG) is not None]
+    read = {name: _read_config(name) for name in names}
+    contents = {name: content for name, (_, content) in read.items()}
+    keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
     environments = resolve(file.environments, makes_checkouts)
-    facts = {name: environment.facts for name, environment in environments.items()}
-    cells = expand(file, {name: content for name, (_, content) in read.items()}, facts)
+    cells = expand(file, contents, {name: environment.facts for name, environment in environments.items()})
     return Plan(name, file, cells, environments, {name: text for name, (text, _) in read.items()})
 
 
@@ -161,33 +160,27 @@ def find_sweep(given: str) -> Path:
     Raises:
         UsageError: neither.
     """
-    studies = shipped_studies()
-    found = _find(given, studies, "sweeps")
-    if found is not None:
-        return found
-    hint = suggest(Path(given).stem, studies) or f" ({', '.join(studies)})"
-    raise UsageError(f"sweep {given!r} is no file, no sweep's folder and no study{hint}")
+    return _find(given, shipped_studies(), "sweeps", f"sweep {given!r} is no file, no sweep's folder and no study")
 
 
 def _read_config(given: str) -> tuple[str, dict[str, Any]]:
-    configs = shipped_configs()
-    path = _find(given, configs, "configs")
-    if path is None:
-        hint = suggest(Path(given).stem, configs) or f" ({', '.join(configs)})"
-        raise UsageError(f"base: config {given!r} is no file and no shipped configuration{hint}")
-    text, content = read_yaml(path, f"base: config {given!r}")
+    what = f"base: config {given!r}"
+    path = _find(given, shipped_configs(), "configs", f"{what} is no file and no shipped configuration")
+    text, content = read_yaml(path, what)
     if not isinstance(content, dict):
-        raise UsageError(f"base: config {given!r} is no configuration: it holds no mapping")
+        raise UsageError(f"{what} is no configuration: it holds no mapping")
     return text, content
 
 
-def _find(given: str, shipped: Mapping[str, Path], folder: str) -> Path | None:
-    """A file of the user's own comes first."""
+def _find(given: str, shipped: Mapping[str, Path], folder: str, complaint: str) -> Path:
+    """A file of the user's, which comes first, or one that ships. Raises UsageError with the complaint for neither."""
     path = Path(given).expanduser()
     if path.is_file():
         return path
-    is_named = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
-    return shipped.get(path.stem) if is_named else None
+    is_name = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
+    if is_name and path.stem in shipped:
+        return shipped[path.stem]
+    raise UsageError(complaint + (suggest(path.stem, shipped) or f" ({', '.join(shipped)})"))
 
 
 # the grid
@@ -200,16 +193,26 @@ def expand(sweep: SweepFile, configs: Mapping[str, Any], facts: Mapping[str, Env
     of a cell's identity.
 
     Raises:
-        UsageError: an exclude that fits no cell, nothing left, or two cells that are the same.
+        UsageError: an exclude that fits no cell, nothing left, two cells that are the same, or too many.
     """
-    points = [*_without_excluded(sweep, list(_matrix(sweep))), *map(dict, sweep.include)]
+    axes = sweep.axes()
+    if math.prod(map(len, axes)) + len(sweep.include) > _MOST_CELLS:
+        raise UsageError(f"the matrix has more than {_MOST_CELLS:,} cells; take out axes or values")
+    points = [_point(values) for values in itertools.product(*axes)] if axes else []
+    points = [*_without_excluded(sweep, points), *map(dict, sweep.include)]
     if not points:
         raise UsageError("exclude leaves no cell")
     varying = [
         axis for axis in axes_of(points) if axis != CONFIG and len({_text(point.get(axis)) for point in points}) > 1
     ]
     cells = [_cell(sweep, point, varying, configs, facts) for point in points]
-    _refuse_twins(cells)
+    known: dict[tuple[str, Any], GridCell] = {}
+    for cell in cells:
+        # Sides may be the same.
+        identity = cell.id[-_DIGEST_DIGITS:], cell.axes.get(SIDE)
+        if identity in known:
+            raise UsageError(f"two cells are the same: {known[identity].axes} and {cell.axes}; remove one of them")
+        known[identity] = cell
     return cells
 
 
@@ -222,57 +225,27 @@ def axes_of(points: list[Options]) -> dict[str, list[Any]]:
     return {axis: list(values.values()) for axis, values in axes.items()}
 
 
-def _refuse_too_many(sweep: SweepFile) -> None:
-    """Before the grid is laid out."""
-    counts = [len(axis) for axis in (*sweep.matrix.values(), sweep.modes, sweep.passes, sweep.environments) if axis]
-    count = math.prod(counts) + len(sweep.include)
-    for what, found, most, of in (
-        ("the matrix has", len(counts), _MOST_AXES, "axes"),
-        ("the matrix has", count, _MOST_CELLS, "cells"),
-        ("the sweep has", count * sweep.repeats, _MOST_RUNS, "runs"),
-        ("exclude has", count * len(sweep.exclude), _MOST_EXCLUSIONS, "cells to try its rules on"),
-    ):
-        if found > most:
-            told = f"{found:,}" if found < 10**12 else "over 10^12"
-            raise UsageError(f"{what} {told} {of}, more than {most:,}; take out axes or values")
-
-
-def _matrix(sweep: SweepFile) -> Iterator[Options]:
-    axes = sweep.axes()
-    if sweep.modes:
-        axes.append([{MODE: mode} for mode in sweep.modes])
-    if sweep.passes:
-        axes.append([{PASS: name} for name in sweep.passes])
-    if sweep.environments:
-        axes.append([{ENVIRONMENT: name} for name in sweep.environments])
-    if sweep.sides:
-        axes = [[{SIDE: name, **options} for name, options in sweep.sides.items()]]
-    if not axes:
-        return
-    for values in itertools.product(*axes):
-        point: Options = {}
-        for options in values:
-            if both := set(point) & set(options):
-                raise UsageError(f"matrix: two axes set {both.pop()}")
-            point.update(options)
-        yield point
+def _point(values: tuple[Options, ...]) -> Options:
+    """A point of the grid from a value of each axis."""
+    point: Options = {}
+    for options in values:
+        if both := set(point) & set(options):
+            raise UsageError(f"matrix: two axes set {both.pop()}")
+        point |= options
+    return point
 
 
 def _without_excluded(sweep: SweepFile, points: list[Options]) -> list[Options]:
     names = axes_of(points)
     for rule in sweep.exclude:
-        for axis in rule:
-            if axis not in names:
-                raise UsageError(f"exclude: {axis} is no axis of the matrix; axes are {', '.join(names)}")
-        kept = [point for point in points if not _fits(point, rule)]
+        if unknown := set(rule) - set(names):
+            raise UsageError(f"exclude: {unknown.pop()} is no axis of the matrix; axes are {', '.join(names)}")
+        wanted = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
+        kept = [point for point in points if any(point.get(axis) not in values for axis, values in wanted.items())]
         if len(kept) == len(points):
             raise UsageError(f"exclude: {rule} fits no cell")
         points = kept
     return points
-
-
-def _fits(point: Options, rule: Options) -> bool:
-    return all(point.get(axis) in (wanted if isinstance(wanted, list) else [wanted]) for axis, wanted in rule.items())
 
 
 def _cell(
@@ -282,48 +255,51 @@ def _cell(
     configs: Mapping[str, Any],
     facts: Mapping[str, EnvironmentFacts],
 ) -> GridCell:
-    mode, environment = point.get(MODE), point.get(ENVIRONMENT)
-    own = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
-    of_pass = PASSES[point.get(PASS, TIMING)].options
-    if both := set(own) & set(of_pass):
+    mode, environment, of_pass = point.get(MODE), point.get(ENVIRONMENT), PASSES[point.get(PASS, TIMING)].options
+    options = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
+    if both := set(options) & set(of_pass):
         raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
-    options = {**sweep.base, **own, **of_pass}
-    config = None if (given := options.pop(CONFIG, None)) is None else str(given)
+    options = {**sweep.base, **options, **of_pass}
+    config = options.pop(CONFIG, None)
+    content = None
     if config is not None:
+        config = str(config)
+        content = configs[config]
         # The copy that the cell's process reads has none.
-        options = {**_secrets_of_config(config, configs[config]), **options}
+        options = {**_secrets_of_config(config, content), **options}
         for name in to_fill_in(options):
             raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE")
     if mode not in (None, "inference"):
         options["measure.mode"] = mode
     command = "validate" if mode == "inference" else "fit"
-    place = None if environment is None else msgspec.to_builtins(facts[environment])
-    # A secret's value is no part of it: a new one measures the same.
-    base = None if config is None else masked_whole(configs[config])
+    facts_of_place = None if environment is None else msgspec.to_builtins(facts[environment])
+    # A secret's value is no part of the identity: a new one measures the same.
     kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
-    identity = [command, base, sorted(kept.items()), masked_whole(place)]
+    identity = [command, masked_whole(content), sorted(kept.items()), masked_whole(facts_of_place)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:_DIGEST_DIGITS]
     name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying)))[:_MAX_NAME].strip("-.")
     axes = {axis: value for axis, value in point.items() if axis != CONFIG}
     return GridCell(f"{name or command}-{digest}", axes, command, options, environment, config)
 
 
-def _secrets_of_config(given: str, content: Any) -> Options:
+def _secrets_of_config(config: str, content: Any) -> Options:
     """A configuration's secrets as options."""
-    found: Options = {}
-    for name, value in secrets_of(content):
-        at = content
+    secrets: Options = {}
+    for name, _ in secrets_of(content):
+        value = content
         for key in name.split("."):
-            at = at.get(key) if isinstance(at, Mapping) else None
-        if at is None:
-            raise UsageError(f"config {given!r}: {name} is a secret in a list, which no option sets; export it instead")
-        found[name] = value
-    return found
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None or isinstance(value, list):
+            raise UsageError(
+                f"config {config!r}: {name} is a secret in a list, which no option sets; export it instead"
+            )
+        secrets[name] = value
+    return secrets
 
 
 def _part(axis: str, value: Any) -> str:
     """A value as it stands in a cell's id; numbers and flags with their option's name."""
-    if value is None or (axis, value) == (PASS, "timing"):
+    if value is None or (axis, value) == (PASS, TIMING):
         return ""
     text = _UNFIT.sub("-", _text(value)).strip("-.")
     return text if isinstance(value, str) else f"{axis.rpartition('.')[2]}-{text}"
@@ -331,14 +307,3 @@ def _part(axis: str, value: Any) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _refuse_twins(cells: list[GridCell]) -> None:
-    seen: dict[str, GridCell] = {}
-    for cell in cells:
-        identity = json.dumps(
-            [cell.command, sorted(cell.options.items()), cell.environment, cell.axes.get(SIDE)], default=str
-        )
-        if identity in seen:
-            raise UsageError(f"two cells are the same: {seen[identity].axes} and {cell.axes}; remove one of them")
-        seen[identity] = cell

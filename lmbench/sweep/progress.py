@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import textwrap
 from collections import Counter
 from contextlib import suppress
+from functools import cache
+from statistics import fmean
 from typing import Any, TextIO
+
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
 from lmbench.configs import parse_yaml
 from lmbench.masking import masked_message
 from lmbench.records.run import RunRecord
+from lmbench.report.console import make_console
 from lmbench.report.units import duration
+from lmbench.sweep.local import START_S
 from lmbench.sweep.plan import GridCell, Job, Plan
-from lmbench.sweep.servers import START_S
 from lmbench.text import one_line, shown
 
 _WIDTH = 80
@@ -27,78 +31,52 @@ _MIN_WINDOW_S = 3.0
 
 
 class Estimate:
-    """The time that is left. A cell takes as long as it took before; one that never ran as long as others took, or
-    at least its start and its window."""
+    """The time that is left. A cell takes as long as it took before; a cell that never ran as many times its least (its
+    start and its window) as others took."""
 
     def __init__(self, plan: Plan) -> None:
-        most_s = plan.file.timeout_s
-        configured = {name: _configured_s(text) for name, text in plan.configs.items()}
-        self._least_s = {
-            cell.id: min(_window_s(cell, configured.get(cell.config or "")) + START_S, most_s) for cell in plan.cells
-        }
+        self._least_s = {cell.id: min(_window_s(plan, cell) + START_S, plan.file.timeout_s) for cell in plan.cells}
         self._left = {cell.id: plan.repeats_of(cell) for cell in plan.cells}
         self._took_s: dict[str, float] = {}
-        # Sums, since they are asked for after every run: of cells that ran, and of those that did not.
-        self._known_left_s = 0.0
-        self._unknown_left_s = sum(self._least_s[cell] * left for cell, left in self._left.items())
-        self._factors = 0.0
 
     def done(self, job: Job, run: RunRecord) -> None:
         """A run ended, now or at an earlier start."""
-        cell = job.cell.id
-        took_s, left = self._took_s.get(cell), self._left[cell]
-        if took_s is None:
-            self._unknown_left_s -= self._least_s[cell] * left
-        else:
-            self._known_left_s -= took_s * left
-            self._factors -= took_s / self._least_s[cell]
-        self._left[cell] = left = left - 1
-        cost = None if run.sweep is None else run.sweep.cost
-        if cost is not None and cost.total_s is not None and (run.outcome == "ok" or took_s is None):
-            took_s = self._took_s[cell] = cost.total_s
-        if took_s is None:
-            self._unknown_left_s += self._least_s[cell] * left
-        else:
-            self._known_left_s += took_s * left
-            self._factors += took_s / self._least_s[cell]
+        cell, cost = job.cell.id, run.sweep and run.sweep.cost
+        self._left[cell] -= 1
+        if cost and cost.total_s is not None and (run.outcome == "ok" or cell not in self._took_s):
+            self._took_s[cell] = cost.total_s
 
     def left_s(self, elapsed_s: float = 0.0) -> float:
         """Seconds until the end, where the present run has taken `elapsed_s` so far."""
-        factor = self._factors / len(self._took_s) if self._took_s else 1.0
-        return max(0.0, self._known_left_s + self._unknown_left_s * factor - elapsed_s)
+        ratios = [took_s / self._least_s[cell] for cell, took_s in self._took_s.items()]
+        factor = fmean(ratios) if ratios else 1.0
+        total_s = sum(
+            count * self._took_s.get(cell, self._least_s[cell] * factor) for cell, count in self._left.items()
+        )
+        return max(0.0, total_s - elapsed_s)
 
 
 class Progress:
-    """Lines on standard error; they never end a sweep, even where nobody reads them any more."""
+    """Lines on standard error, on a terminal with a bar below them; they never end a sweep."""
 
-    def __init__(self, plan: Plan, estimate: Estimate, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, plan: Plan, stream: TextIO | None = None) -> None:
         # Nobody knows how many rounds two sides will take, or how many trials a search.
         self.is_open = bool(plan.file.sides or plan.file.largest)
-        self._command = "compare" if plan.file.sides else "sweep"
-        self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._estimate = estimate
-        self._plan = plan
         self.total = plan.job_count
-        self._done = 0
-        self._kept = 0
-        self._told_s = 0.0
         self.outcomes: Counter[str] = Counter()
+        self._estimate = Estimate(plan)
+        self._command = "compare" if plan.file.sides else "sweep"
+        self._kept = 0
+        self._last_beat_s = 0.0
         # By reason, the run that was the first to tell it.
         self._reasons: dict[str, str] = {}
-
-    def begin(self) -> None:
-        """What the sweep will take, as far as that is known before anything has run."""
-        if self._plan.file.sides:
-            self.said("two sides in turn, in rounds until the verdict stands")
-            return
-        if (spec := self._plan.file.largest) is not None:
-            cells = _count_of(len(self._plan.cells), "cell")
-            self.said(
-                f"{cells}, each tried with one {spec.option} after the other until the largest that fits is known"
-            )
-            return
-        self.said(f"{extent(self._plan)}: {cost(self._plan, self._estimate)}")
+        self._console = make_console(stream or sys.stderr)
+        # Drawn when a run says that it goes on: a thread that draws would disturb what is measured.
+        self._bar = Bar(
+            BarColumn(20), TextColumn("{task.description}", markup=False), console=self._console, transient=True,
+            auto_refresh=False, redirect_stdout=False, redirect_stderr=False, disable=not self._console.is_interactive,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None if self.is_open else self.total)
 
     def kept(self, job: Job, run: RunRecord) -> None:
         """A run of an earlier start of the sweep counts."""
@@ -107,51 +85,49 @@ class Progress:
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
-        self._write(f"lmbench: {self._command}: {one_line(masked_message(text))}\n")
-
-    def running(self, job: Job, elapsed_s: float) -> None:
-        line = f"{self._place(self._done + 1, elapsed_s)}  running for {duration(elapsed_s)}  {shown(job.name)}"
-        if self._is_live:
-            width = shutil.get_terminal_size((_WIDTH, 24)).columns
-            self._write(line[: width - 1])
-        elif elapsed_s - self._told_s >= _HEARTBEAT_S:
-            self._told_s = elapsed_s
-            self._write(f"{line}\n")
-
-    def ended(self, job: Job, run: RunRecord) -> None:
-        if self._kept:
-            self.said(f"{self._kept} runs were done before")
-            self._kept = 0
-        self._count(job, run)
-        self._told_s = 0.0
-        self._write(f"{self._place(self._done)}  {shown(_told(run))}  {shown(job.name)}\n{self._reason(job, run)}")
+        self._write(f"lmbench: {self._command}: {one_line(masked_message(text))}")
 
     def noted(self, text: str) -> None:
-        """Something that goes on; the next line takes its place where that can be."""
-        self._write(one_line(text) if self._is_live else f"lmbench: {self._command}: {one_line(text)}\n")
+        """Something that goes on; on a terminal the next line takes its place."""
+        if self._bar.disable:
+            self.said(text)
+            return
+        self._bar.update(self._task, description=one_line(text), completed=self.outcomes.total())
+        with suppress(OSError, ValueError):
+            self._bar.start()
+            self._bar.refresh()
+
+    def running(self, job: Job, elapsed_s: float) -> None:
+        """A run goes on."""
+        if not self._bar.disable or elapsed_s - self._last_beat_s >= _HEARTBEAT_S:
+            self._last_beat_s = elapsed_s
+            self.noted(f"{self._place(1, elapsed_s)}  running for {duration(elapsed_s)}  {job.name}")
+
+    def ended(self, job: Job, run: RunRecord) -> None:
+        """A run ended, and why where it did not end well; what an earlier run has told is not told again."""
+        if self._kept:
+            self.said(f"{self._kept} runs were done before")
+        self._kept, self._last_beat_s = 0, 0.0
+        self._count(job, run)
+        self._write(f"{self._place()}  {shown(_in_words(run))}  {shown(job.name)}")
+        if run.outcome not in ("ok", "skipped") and run.error is not None:
+            message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
+            first = self._reasons.setdefault(message, job.name)
+            reason = message if first == job.name else f"as {first}"
+            self._write(textwrap.fill(reason, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
 
     def close(self) -> None:
-        """Leave the terminal's line as it was found."""
-        if self._is_live:
-            self._write("")
+        """Take the bar away; may be called again."""
+        with suppress(OSError, ValueError):
+            self._bar.stop()
 
     def _count(self, job: Job, run: RunRecord) -> None:
-        self._done += 1
         self.outcomes[run.outcome] += 1
         if not self.is_open:
             self._estimate.done(job, run)
 
-    def _reason(self, job: Job, run: RunRecord) -> str:
-        """Why it did not end well, on lines of its own; what an earlier run has told is not told again."""
-        if run.outcome in ("ok", "skipped") or run.error is None:
-            return ""
-        message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
-        first = self._reasons.setdefault(message, job.name)
-        if first != job.name:
-            message = f"as {first}"
-        return textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) + "\n"
-
-    def _place(self, index: int, elapsed_s: float = 0.0) -> str:
+    def _place(self, offset: int = 0, elapsed_s: float = 0.0) -> str:
+        index = self.outcomes.total() + offset
         if self.is_open:
             return f"[{index}]"
         left = f"{duration(self._estimate.left_s(elapsed_s))} left"
@@ -159,30 +135,24 @@ class Progress:
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):
-            self._stream.write(f"\r\x1b[K{text}" if self._is_live else text)
-            self._stream.flush()
+            self._console.print(text)
 
 
-def extent(plan: Plan) -> str:
-    """How many cells, repeats and runs."""
-    cells, repeats = len(plan.cells), plan.file.repeats
-    return f"{_count_of(cells, 'cell')}, {_count_of(repeats, 'repeat')} each: {_count_of(plan.job_count, 'run')}"
-
-
-def cost(plan: Plan, estimate: Estimate) -> str:
-    """How long that takes, before anything has run."""
-    most_s = plan.job_count * plan.file.timeout_s
+def announcement(plan: Plan) -> str:
+    """What a sweep will take, as far as that is known before anything has run."""
+    if plan.file.sides:
+        return "two sides in turn, in rounds until the verdict stands"
+    if (spec := plan.file.largest) is not None:
+        return f"cells: {len(plan.cells)}, each tried with one {spec.option} after the other until the largest fits"
+    least_s, most_s = Estimate(plan).left_s(), plan.job_count * plan.file.timeout_s
     return (
-        f"at least about {duration(estimate.left_s())} (windows and starts), at most {duration(most_s)} (time limits)"
+        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {plan.job_count}; "
+        f"at least about {duration(least_s)} (windows and starts), at most {duration(most_s)} (time limits)"
     )
 
 
-def _count_of(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
-
-
-def _told(run: RunRecord) -> str:
-    """A run in a few words."""
+def _in_words(run: RunRecord) -> str:
+    """How a run ended."""
     if run.outcome == "ok":
         step = run.phases.step
         return "ok" if step is None or step.mean_s is None else f"ok {step.mean_s * 1e3:.4g} ms/step"
@@ -190,14 +160,17 @@ def _told(run: RunRecord) -> str:
     return f"{run.outcome} in {phase}" if phase and run.outcome != "skipped" else run.outcome
 
 
-def _configured_s(config: str) -> Any:
-    measure = parse_yaml(config, "config").get("measure")
-    return measure.get("min_window_s") if isinstance(measure, dict) else None
+def _window_s(plan: Plan, cell: GridCell) -> float:
+    """The least time of a cell's window, by its options or its configuration."""
+    seconds = cell.options.get("measure.min_window_s")
+    if seconds is None and cell.config is not None:
+        seconds = _configured_window(plan.configs[cell.config])
+    with suppress(TypeError, ValueError):
+        return float(str(seconds))
+    return _MIN_WINDOW_S
 
 
-def _window_s(cell: GridCell, configured: Any) -> float:
-    given = cell.options.get("measure.min_window_s", configured)
-    try:
-        return _MIN_WINDOW_S if given is None else float(given)
-    except (TypeError, ValueError):
-        return _MIN_WINDOW_S
+@cache
+def _configured_window(config: str) -> Any:
+    with suppress(AttributeError):
+        return parse_yaml(config, "config").get("measure").get("min_window_s")

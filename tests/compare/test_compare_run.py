@@ -65,7 +65,7 @@ def compare_run(tmp_path, monkeypatch):
 
     def run(step_s, *words):
         servers = Measured(step_s)
-        monkeypatch.setattr("lmbench.commands.sweep.Servers", lambda say, mark: servers)
+        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         return main(["compare", "--run", *map(str, words)]), servers
 
     return run
@@ -243,7 +243,7 @@ def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):
     words = ["--model.vocab_size", "64", "--data.context_length", "16", "--measure.steps", "3"]
     words += ["--measure.min_window_s", "0", "--measure.probe_steps", "0", "--budget", "0.1s"]
     with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.commands.sweep.Servers", lambda say, mark: servers)
+        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         code = main(["compare", "--run", "smoke@data.batch_size=1", "smoke", *words, "--results_dir", str(tmp_path)])
     out = " ".join(capsys.readouterr().out.split())
     assert code == 11

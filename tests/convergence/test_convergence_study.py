@@ -46,7 +46,7 @@ def study(tmp_path_factory):
         patch.setenv("WANDB_MODE", "disabled")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.chdir(HERE)
-        patch.setattr("lmbench.commands.sweep.Servers", lambda say, mark: servers)
+        patch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         assert main(["sweep", str(folder / "planted.yaml"), "--results_dir", str(folder)]) == 0
     return folder / "planted"
 

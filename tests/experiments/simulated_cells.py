@@ -13,26 +13,11 @@ from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.execute import Execution
+from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.plan import GridCell, make_plan
-from lmbench.sweep.progress import Estimate, Progress
-from lmbench.sweep.servers import Launch
-
-#: No process has it: beyond the kernel's highest.
-NOBODY = 2**22 + 1
-
-
-@dataclass
-class Ended:
-    """A process that has ended already."""
-
-    code: int
-    lost: str | None = None
-    pid: int = NOBODY
-
-    def wait(self, timeout_s: float) -> int:
-        return self.code
+from lmbench.sweep.progress import Progress
 
 
 @dataclass
@@ -57,7 +42,10 @@ class SimulatedServers:
     def await_ready(self, environments: list[Environment]) -> None:
         """They are."""
 
-    def start(self, launch: Launch) -> Ended:
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         name = options["measure.run_id"]
         self.started.append(name)
@@ -76,7 +64,9 @@ class SimulatedServers:
             compiled = {"is_enabled": True, "cache": "private"} if options.get("trainer.compile") == "true" else {}
             run = {"schema_version": SCHEMA_VERSION, "run_id": name, "exit_code": code, "compile": compiled, **record}
             (folder / "run.json").write_text(json.dumps(run))
-        return Ended(code, "/x/python ended while it served: SIGKILL" if ending == "lost" else None)
+        lost = "/x/python ended while it served: SIGKILL" if ending == "lost" else None
+        evidence = "oom_kill in memory.events went from 0 to 1" if ending == "memory kill" else None
+        return End(code, "itself", 100.0, 101.0, evidence, lost)
 
 
 def _error(kind: str) -> dict[str, Any]:
@@ -93,6 +83,7 @@ OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
     "early oom": (3, None, "lmbench: out of memory before anything was built: no room\n"),
     "segfault": (-signal.SIGSEGV, {"outcome": "running", "environment": {}}, "about to\n"),
     "kill": (-signal.SIGKILL, {"outcome": "running"}, ""),
+    "memory kill": (-signal.SIGKILL, {"outcome": "running"}, ""),
     "silent": (-signal.SIGABRT, None, ""),
     "stopped": (143, {"outcome": "interrupted", "error": _error("SIGTERM")}, ""),
     "nothing": (0, None, ""),
@@ -112,7 +103,7 @@ def sweep(
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
-    execution = Execution(plan, folder, servers, Progress(plan, Estimate(plan)), predict)
+    execution = Execution(plan, folder, servers, Progress(plan), predict)
     folder.open(plan)
     try:
         execution.run()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmbench.sweep.servers import Servers
+from lmbench.sweep.local import LocalExecutor
 
 
-class WarmServers(Servers):
+class WarmServers(LocalExecutor):
     """Keeps its servers from round to round and from sweep to sweep."""
 
     def begin_round(self, rounds_to_come: int) -> None:
@@ -24,4 +24,4 @@ def warm_servers() -> Iterator[WarmServers]:
     try:
         yield servers
     finally:
-        Servers.close(servers)
+        LocalExecutor.close(servers)

@@ -105,7 +105,7 @@ def test_the_table_has_a_row_for_each_cell_and_says_how_many_tried(tmp_path, cap
     [
         ({"largest": "model.num_layers"}, "largest: model.num_layers is an axis of this sweep"),
         ({"passes": ["timing", "kernels"]}, "largest goes with neither passes"),
-        ({"largest": {"option": BATCH, "unit": 0}}, "largest is {'option': 'data.batch_size', 'unit': 0}; it must be"),
+        ({"largest": {"option": BATCH, "unit": 0}}, "largest.unit: expected a whole number >= 1"),
         ({"base": {BATCH: "many"}}, "begins at 'many' in base; it must be a whole number"),
     ],
 )

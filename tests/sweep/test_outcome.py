@@ -15,8 +15,8 @@ from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import PhaseSummary, Window
 from lmbench.records.process import process_start_s
 from lmbench.records.run import SCHEMA_VERSION, Compile, Milestones, RunRecord
+from lmbench.sweep.executor import End
 from lmbench.sweep.outcome import cost_of
-from lmbench.sweep.process import End
 
 
 def run_of(warmup_steps=3, **more):

@@ -5,6 +5,7 @@ Server and processes are real, and small: the lmbench that they import is a few 
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,15 +18,15 @@ from paths import ROOT
 
 from lmbench.instruments.milestones import clock_s
 from lmbench.records.process import process_start_s
-from lmbench.sweep import process
+from lmbench.sweep import local
 from lmbench.sweep.environments import Environment, EnvironmentFacts, ServerLost
-from lmbench.sweep.process import KillCount, Stopped, evidence, kill_counts, run_to_end
-from lmbench.sweep.servers import Launch, Servers
+from lmbench.sweep.executor import Launch, Stopped, oom_evidence, oom_kill_count
+from lmbench.sweep.local import LocalExecutor
 
 LMBENCH = {
     "__init__.py": "",
     "cli.py": (
-        "import os, tempfile\nAT_IMPORT = os.environ.get('FROM_ENVIRONMENT'), tempfile.gettempdir()\n"
+        "import os, tempfile\ntempfile.gettempdir()\nAT_IMPORT = os.environ.get('FROM_ENVIRONMENT')\n"
         "FOLDER = tempfile.TemporaryDirectory()\n"
         "def main(words): pass\n"
     ),
@@ -53,26 +54,31 @@ def fake(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def servers(fake):
+def executor(fake):
     """One server for all tests of its processes."""
-    servers = Servers(print)
-    servers.await_ready([fake])
-    yield servers
-    servers.close()
+    executor = LocalExecutor(print)
+    executor.await_ready([fake])
+    yield executor
+    executor.close()
 
 
-def launch(tmp_path, fake, code):
-    return Launch(
-        ["fit", "--x=1"], tmp_path / "log", fake, {"CODE": code, "HERE": str(tmp_path), "FROM_SWEEP": "there"}
-    )
+def run(executor, tmp_path, fake, code, timeout_s=30.0, tick=lambda _: None, **variables):
+    """Run code as the `lmbench` of an environment."""
+    executor.await_ready([fake])
+    variables = {"CODE": code, "HERE": str(tmp_path), **variables}
+    return executor.run(Launch(["fit", "--x=1"], tmp_path / "log", fake, variables), timeout_s, tick)
 
 
 @pytest.fixture
-def end(servers, fake, tmp_path):
-    def run(code, timeout_s=30.0, tick=lambda _: None):
-        return run_to_end(servers, launch(tmp_path, fake, code), timeout_s, tick)
+def end(executor, fake, tmp_path):
+    return functools.partial(run, executor, tmp_path, fake)
 
-    return run
+
+def output(executor, tmp_path, fake, expression):
+    """What a process prints, in a file of its own."""
+    (tmp_path / "log").unlink(missing_ok=True)
+    assert run(executor, tmp_path, fake, f"print({expression})").code == 0
+    return (tmp_path / "log").read_text()
 
 
 def pid_in(path):
@@ -92,35 +98,30 @@ def is_gone(pid):
 
 
 def test_it_gets_the_words_and_the_variables_and_its_output_is_kept(end, tmp_path):
-    words = "*sys.argv[1:], lmbench.cli.AT_IMPORT[0], os.environ['FROM_SWEEP']"
-    ended = end(f"print({words}); print('wrong', file=sys.stderr); sys.exit(7)")
-    assert (ended.code, ended.by, ended.signal, ended.lost) == (7, "itself", None, None)
+    words = "*sys.argv[1:], lmbench.cli.AT_IMPORT, os.environ['FROM_SWEEP']"
+    ended = end(f"print({words}); print('wrong', file=sys.stderr); sys.exit(7)", FROM_SWEEP="there")
+    assert (ended.code, ended.by, ended.signal_name, ended.lost) == (7, "itself", None, None)
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["fit --x=1 here there", "wrong"]
     assert 0 < ended.ended_s - ended.launched_s < 30
 
 
-def test_its_temporary_folder_is_its_own_whatever_the_server_has_used(servers, fake, tmp_path):
-    asked = launch(tmp_path, fake, "import tempfile; print(tempfile.gettempdir())")
-    asked.variables["TMPDIR"] = str(tmp_path)
-    assert run_to_end(servers, asked, 30, lambda _: None).code == 0
-    assert (tmp_path / "log").read_text().strip() == str(tmp_path)
-
-
-def test_it_cleans_up_what_it_made_and_nothing_that_the_server_holds(end, tmp_path):
-    code = "import tempfile; own = tempfile.TemporaryDirectory(); print(lmbench.cli.FOLDER.name, own.name)"
-    assert end(code).code == 0
-    of_server, own = (tmp_path / "log").read_text().split()[:2]
+def test_its_temporary_folder_is_its_own_and_what_the_server_holds_stays(end, tmp_path):
+    code = (
+        "import tempfile; own = tempfile.TemporaryDirectory();"
+        "print(tempfile.gettempdir(), lmbench.cli.FOLDER.name, own.name)"
+    )
+    assert end(code, TMPDIR=str(tmp_path)).code == 0
+    folder, of_server, own = (tmp_path / "log").read_text().split()[:3]
+    assert folder == str(tmp_path)
     assert Path(of_server).is_dir()
     assert not Path(own).exists()
 
 
 def test_it_has_the_sweeps_mark_among_the_variables_that_the_kernel_keeps(fake, tmp_path):
-    servers = Servers(print, cores=1, mark={"LMBENCH_SWEEP": "/here"})
-    servers.await_ready([fake])
-    code = "print('LMBENCH_SWEEP=/here' in Path('/proc/self/environ').read_text().split(chr(0)))"
-    assert run_to_end(servers, launch(tmp_path, fake, code), 30, lambda _: None).code == 0
-    servers.close()
-    assert (tmp_path / "log").read_text().strip() == "True"
+    executor = LocalExecutor(print, cores=1, mark={"LMBENCH_SWEEP": "/here"})
+    code = "'LMBENCH_SWEEP=/here' in Path('/proc/self/environ').read_text().split(chr(0))"
+    assert output(executor, tmp_path, fake, code).strip() == "True"
+    executor.close()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_it_ends_as_a_python_of_its_own_would(code, exit_code, said, end, tmp_pa
 
 def test_a_signal_that_ended_it_is_known(end):
     ended = end("os.kill(os.getpid(), signal.SIGSEGV)")
-    assert (ended.code, ended.signal) == (-11, signal.SIGSEGV)
+    assert (ended.code, ended.signal_name) == (-11, "SIGSEGV")
 
 
 def test_at_its_time_limit_it_may_close_its_record(end, tmp_path):
@@ -156,7 +157,7 @@ def test_at_its_time_limit_it_may_close_its_record(end, tmp_path):
 
 
 def test_one_that_ignores_the_time_limit_is_killed_with_its_group(end, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    monkeypatch.setattr(local, "GRACE_S", 0.2)
     ended = end(f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {CHILD} {SLEEP}", 0.3)
     assert (ended.code, ended.by) == (-signal.SIGKILL, "timeout")
     assert is_gone(pid_in(tmp_path / "child"))
@@ -181,56 +182,42 @@ def test_an_interruption_is_passed_on_and_then_raised(end, tmp_path):
 # servers
 
 
-def told(servers, tmp_path, fake, what):
-    """What a process says, in a file of its own."""
-    (tmp_path / "log").unlink(missing_ok=True)
-    servers.await_ready([fake])
-    assert run_to_end(servers, launch(tmp_path, fake, f"print({what})"), 30, lambda _: None).code == 0
-    return (tmp_path / "log").read_text()
-
-
 IDENTITY = "hash('x'), os.getppid(), ctypes.addressof(ctypes.c_int.in_dll(ctypes.pythonapi, 'Py_OptimizeFlag'))"
 
 
 def test_processes_share_hash_seed_and_addresses_within_a_round_and_between_rounds_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    fake, others = environment(tmp_path), []
-    servers = Servers(others.append, cores=1)
-    rounds = []
+    fake = environment(tmp_path)
+    executor, rounds = LocalExecutor(print, cores=1), []
     for to_come in (1, 0):
-        servers.begin_round(to_come)
-        rounds.append([told(servers, tmp_path, fake, IDENTITY).split() for _ in range(3)])
-    servers.close()
+        executor.begin_round(to_come)
+        rounds.append([output(executor, tmp_path, fake, IDENTITY).split() for _ in range(3)])
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    fixed = set()
+    for _ in range(2):
+        executor.begin_round(0)
+        fixed.add(output(executor, tmp_path, fake, "hash('x')"))
+    executor.close()
     for identities in rounds:
         assert identities == [identities[0]] * 3
     assert all(a != b for a, b in zip(rounds[0][0], rounds[1][0], strict=True)), rounds
-
-
-def test_a_hash_seed_that_the_user_fixed_stays(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
-    fake = environment(tmp_path)
-    servers = Servers(print, cores=1)
-    found = set()
-    for _ in range(2):
-        servers.begin_round(0)
-        found.add(told(servers, tmp_path, fake, "hash('x')"))
-    servers.close()
-    assert len(found) == 1
+    # A seed that the user fixed stays.
+    assert len(fixed) == 1
 
 
 def test_where_cores_are_idle_the_rounds_to_come_have_their_servers_before_anything_runs(tmp_path):
     fake, said = environment(tmp_path), []
     (tmp_path / "lmbench" / "cli.py").write_text("import time\ntime.sleep(0.2)\ndef main(words): pass\n")
-    servers, found = Servers(said.append, cores=8), []
+    executor, pids = LocalExecutor(said.append, cores=8), []
     for to_come in (2, 1, 0):
-        servers.begin_round(to_come)
-        found.append(told(servers, tmp_path, fake, "os.getppid()"))
-    servers.close()
-    assert len(set(found)) == 3
+        executor.begin_round(to_come)
+        pids.append(output(executor, tmp_path, fake, "os.getppid()"))
+    executor.close()
+    assert len(set(pids)) == 3
     assert [line.partition(", in")[0] for line in said] == [
-        "imported PyTorch, Lightning and lmbench for this round of repeats and 2 to come"
+        "imported PyTorch, Lightning and lmbench for this round and 2 to come"
     ]
-    assert all(is_gone(int(pid)) for pid in found)
+    assert all(is_gone(int(pid)) for pid in pids)
 
 
 def test_each_environment_of_a_round_has_a_server_of_its_own(tmp_path):
@@ -238,29 +225,31 @@ def test_each_environment_of_a_round_has_a_server_of_its_own(tmp_path):
     for place in places:
         place.mkdir()
     a, b = (environment(place, place.name, FROM_ENVIRONMENT=place.name) for place in places)
-    servers = Servers(print)
-    servers.begin_round(0)
-    found = [told(servers, tmp_path, place, "lmbench.cli.AT_IMPORT[0], os.getppid()").split() for place in (a, b, a)]
-    servers.close()
-    assert found[0] == found[2]
-    assert [name for name, _ in found] == ["a", "b", "a"]
-    assert found[0][1] != found[1][1]
+    executor = LocalExecutor(print)
+    executor.begin_round(0)
+    of_a, of_b, again = (
+        output(executor, tmp_path, place, "lmbench.cli.AT_IMPORT, os.getppid()").split() for place in (a, b, a)
+    )
+    executor.close()
+    assert of_a == again
+    assert (of_a[0], of_b[0]) == ("a", "b")
+    assert of_a[1] != of_b[1]
 
 
 def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(tmp_path):
     fake = environment(tmp_path)
-    servers = Servers(print)
-    before = int(told(servers, tmp_path, fake, "os.getppid()"))
+    executor = LocalExecutor(print)
+    before = int(output(executor, tmp_path, fake, "os.getppid()"))
 
     def tick(elapsed_s):
         pid_in(tmp_path / "child")
         os.kill(before, signal.SIGKILL)
 
-    ended = run_to_end(servers, launch(tmp_path, fake, f"{CHILD} {SLEEP}"), 60, tick)
+    ended = run(executor, tmp_path, fake, f"{CHILD} {SLEEP}", 60, tick)
     assert ended.lost == f"environment fake: {sys.executable} ended while it served: SIGKILL"
     assert is_gone(pid_in(tmp_path / "child"))
-    assert int(told(servers, tmp_path, fake, "os.getppid()")) != before
-    servers.close()
+    assert int(output(executor, tmp_path, fake, "os.getppid()")) != before
+    executor.close()
 
 
 CANNOT = {
@@ -275,13 +264,13 @@ def test_a_server_that_cannot_start_says_why_in_one_line(why, tmp_path):
     python, cli, reason = CANNOT[why]
     fake = environment(tmp_path, "x")
     (tmp_path / "lmbench" / "cli.py").write_text(cli)
-    servers = Servers(print)
+    executor = LocalExecutor(print)
     for _ in range(2):
         with pytest.raises(ServerLost) as raised:
-            servers.await_ready([Environment("x", python, fake.facts, fake.folder)])
+            executor.await_ready([Environment("x", python, fake.facts, fake.folder)])
         assert reason in str(raised.value)
         assert "\n" not in str(raised.value)
-    servers.close()
+    executor.close()
 
 
 def test_a_server_of_another_lmbench_than_the_checkouts_is_refused(tmp_path):
@@ -291,11 +280,11 @@ def test_a_server_of_another_lmbench_than_the_checkouts_is_refused(tmp_path):
     (tmp_path / "checkout" / "lmbench" / "__init__.py").write_text(
         f"__path__ = [{str(elsewhere.folder / 'lmbench')!r}]\n"
     )
-    servers = Servers(print)
+    executor = LocalExecutor(print)
     for _ in range(2):
         with pytest.raises(ServerLost, match=r"lmbench comes from .*elsewhere.*, not from .*checkout"):
-            servers.await_ready([checkout])
-    servers.close()
+            executor.await_ready([checkout])
+    executor.close()
 
 
 SWEEP = """
@@ -303,14 +292,14 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from lmbench.sweep.environments import Environment, EnvironmentFacts
-from lmbench.sweep.process import run_to_end
-from lmbench.sweep.servers import Launch, Servers
+from lmbench.sweep.executor import Launch
+from lmbench.sweep.local import LocalExecutor
 if sys.argv[4:]:
     Path(sys.argv[4], 'cgroup.procs').write_text(str(os.getpid()))
-fake, servers = Environment(None, sys.executable, EnvironmentFacts(), Path(sys.argv[2])), Servers(lambda text: None)
-servers.await_ready([fake])
+fake, executor = Environment(None, sys.executable, EnvironmentFacts(), Path(sys.argv[2])), LocalExecutor(str)
+executor.await_ready([fake])
 variables = {'CODE': sys.argv[3], 'HERE': sys.argv[2]}
-end = run_to_end(servers, Launch([], Path(sys.argv[2], 'log'), fake, variables), 60, lambda _: None)
+end = executor.run(Launch([], Path(sys.argv[2], 'log'), fake, variables), 60, lambda _: None)
 print(end.code, end.oom_evidence)
 """
 
@@ -338,19 +327,16 @@ def test_neither_process_nor_server_outlives_a_sweep_that_is_killed(tmp_path):
 
 
 def test_evidence_of_a_memory_kill_is_a_counter_that_rose():
-    before, after = [KillCount("a", 3)], [KillCount("a", 4)]
-    assert evidence(before, after) == "oom_kill in a went from 3 to 4"
-    assert evidence(before, before) is None
-    assert evidence([], after) is None
+    assert oom_evidence(("a", 3), ("a", 4)) == "oom_kill in a went from 3 to 4"
+    assert oom_evidence(("a", 3), ("a", 3)) is oom_evidence(None, ("a", 4)) is oom_evidence(("b", 3), ("a", 4)) is None
 
 
 def test_without_a_control_group_the_machines_counter_is_read(tmp_path):
-    groups = tmp_path / "cgroup"
+    groups, machine = tmp_path / "cgroup", tmp_path / "vmstat"
     groups.write_text("")
-    machine = tmp_path / "vmstat"
     machine.write_text("nr_free_pages 1\noom_kill 5\n")
-    assert kill_counts(groups, machine) == [KillCount(str(machine), 5)]
-    assert kill_counts(groups, tmp_path / "nothing") == []
+    assert oom_kill_count(groups, machine) == (str(machine), 5)
+    assert oom_kill_count(groups, tmp_path / "nothing") is None
 
 
 def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path):

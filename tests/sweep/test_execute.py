@@ -19,15 +19,19 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.records.codec import as_dict
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import OUTCOMES as RUN_OUTCOMES
-from lmbench.sweep import execute, process
+from lmbench.sweep import execute
 from lmbench.sweep.execute import SweepHalted
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.process import KillCount
 
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
+
+
+def ok():
+    return SimulatedServers(lambda name: "ok")
+
 
 ROWS = {
     "ok": ("ok", 0, None),
@@ -38,6 +42,11 @@ ROWS = {
     "early oom": ("oom", 3, "out of memory before anything was built: no room"),
     "segfault": ("error", None, "ended by SIGSEGV; its last words: about to"),
     "kill": ("error", None, "ended by SIGKILL; it said nothing"),
+    "memory kill": (
+        "oom",
+        None,
+        "the kernel ended it for lack of memory (oom_kill in memory.events went from 0 to 1); it said nothing",
+    ),
     "silent": ("error", None, "ended by SIGABRT; it said nothing"),
     "stopped": ("interrupted", 143, "SIGTERM came"),
     "nothing": ("error", 0, "it ended well and left no result; it said nothing"),
@@ -85,18 +94,18 @@ def test_a_run_without_a_server_is_a_row_and_the_others_go_on(tmp_path):
 
 
 def test_a_round_is_a_repeat_of_all_cells_and_knows_which_rounds_have_work_to_come(tmp_path):
-    first = SimulatedServers(lambda name: "ok")
+    first = ok()
     sweep(tmp_path, first, GRID)
     assert [[name[-2:] for name in names] for names in first.rounds] == [["r0"] * 3, ["r1"] * 3]
     assert first.to_come == [1, 0]
-    again = SimulatedServers(lambda name: "ok")
+    again = ok()
     sweep(tmp_path, again, {**GRID, "repeats": 4})
     assert [[name[-2:] for name in names] for names in again.rounds] == [[], [], ["r2"] * 3, ["r3"] * 3]
     assert again.to_come == [2, 2, 1, 0]
 
 
 def test_repeats_are_interleaved_and_each_run_knows_its_place(tmp_path):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     sweep(tmp_path, servers, GRID)
     assert [name[:12] + name[-3:] for name in servers.started] == [
         f"num_layers-{layers}-r{repeat}" for repeat in (0, 1) for layers in (1, 2, 3)
@@ -122,7 +131,7 @@ def test_later_repeats_of_a_cell_that_cannot_end_well_are_skipped_with_the_reaso
 def test_what_is_done_is_not_done_again_and_what_was_stopped_is(tmp_path):
     first = SimulatedServers(lambda name: {"1": "ok", "2": "stopped", "3": "error"}[name.split("-")[1]])
     sweep(tmp_path, first, {**GRID, "repeats": 1})
-    second = SimulatedServers(lambda name: "ok")
+    second = ok()
     execution = sweep(tmp_path, second, GRID)
     names = [name.rpartition("-")[0].split("-")[1] + name[-3:] for name in second.started]
     assert names == ["2-r0", "1-r1", "2-r1", "3-r1"]
@@ -133,13 +142,13 @@ def test_what_is_done_is_not_done_again_and_what_was_stopped_is(tmp_path):
 
 
 def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     sweep(tmp_path, servers, ONE)
     path = tmp_path / "sim" / "runs" / servers.started[0] / "run.json"
     run = json.loads(path.read_text())
     place = run.pop("sweep")
     path.write_text(json.dumps(run))
-    again = SimulatedServers(lambda name: "ok")
+    again = ok()
     sweep(tmp_path, again, ONE)
     assert again.started == []
     assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
@@ -147,7 +156,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
 
 @pytest.mark.parametrize("left", ["{", "", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])
 def test_what_a_kill_left_half_done_is_done_again(left, tmp_path, capsys):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     sweep(tmp_path, servers, ONE)
     folder = tmp_path / "sim" / "runs" / servers.started[0]
     if left is None:
@@ -155,7 +164,7 @@ def test_what_a_kill_left_half_done_is_done_again(left, tmp_path, capsys):
     else:
         (folder / "run.json").write_text(left)
     (folder / "steps.jsonl").write_text('{"step": 0}\n')
-    again = SimulatedServers(lambda name: "ok")
+    again = ok()
     sweep(tmp_path, again, ONE)
     assert again.started == servers.started
     assert records(tmp_path)[servers.started[0]].outcome == "ok"
@@ -185,18 +194,18 @@ def test_a_thousand_cells_leave_a_thousand_rows(tmp_path, monkeypatch):
 
 
 def test_later_repeats_reuse_what_a_cold_first_one_compiled(tmp_path):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     content = {"matrix": {"trainer.compile": [False, True]}, "repeats": 3}
     sweep(tmp_path, servers, content)
     shares = {name: "--trainer.compile.cache=shared" in words for name, words in servers.words.items()}
     assert [shares[name] for name in servers.started] == [False, False, False, True, False, True]
-    again = SimulatedServers(lambda name: "ok")
+    again = ok()
     sweep(tmp_path, again, {**content, "repeats": 4})
     assert ["--trainer.compile.cache=shared" in again.words[name] for name in again.started] == [False, True]
 
 
 def test_another_pass_runs_what_its_measurement_has_compiled_and_nobody_elses(tmp_path):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     matrix = {"data.batch_size": [1, 2], "trainer.compile": [True]}
     sweep(tmp_path, servers, {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 1})
     shares = ["--trainer.compile.cache=shared" in servers.words[name] for name in servers.started]
@@ -206,9 +215,9 @@ def test_another_pass_runs_what_its_measurement_has_compiled_and_nobody_elses(tm
 
 
 def test_runs_of_other_settings_are_not_mixed_in(tmp_path):
-    sweep(tmp_path, SimulatedServers(lambda name: "ok"), GRID)
+    sweep(tmp_path, ok(), GRID)
     with pytest.raises(UsageError, match="no cell of this sweep as it is now") as raised:
-        sweep(tmp_path, SimulatedServers(lambda name: "ok"), {**GRID, "base": {"data.batch_size": 2}})
+        sweep(tmp_path, ok(), {**GRID, "base": {"data.batch_size": 2}})
     assert "\n" not in str(raised.value)
     assert len(records(tmp_path)) == 6
 
@@ -234,7 +243,7 @@ def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
 
 
 def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monkeypatch):
-    servers = SimulatedServers(lambda name: "ok")
+    servers = ok()
     written = []
     real = execute.write_whole
 
@@ -249,7 +258,7 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
         sweep(tmp_path, servers, GRID)
     assert [run.outcome for run in records(tmp_path).values()] == ["ok"] * 3
     monkeypatch.setattr(execute, "write_whole", real)
-    again = SimulatedServers(lambda name: "ok")
+    again = ok()
     sweep(tmp_path, again, GRID)
     assert len(again.started) == 3
     assert len(records(tmp_path)) == 6
@@ -265,9 +274,9 @@ def test_a_sweeps_folder_knows_everything_to_go_on_with_it_elsewhere(tmp_path):
     moved = tmp_path / "elsewhere" / "renamed"
     moved.parent.mkdir()
     (tmp_path / "sim").rename(moved)
-    name, file = read_sweep_folder(moved)
-    again = SimulatedServers(lambda name: "ok")
-    sweep(moved.parent, again, file.as_mapping(), name)
+    file = read_sweep_folder(moved)
+    again = ok()
+    sweep(moved.parent, again, file.as_mapping(), moved.name)
     assert sorted(again.started) == sorted(name for name in servers.started if name.endswith("r1"))
     assert str(tmp_path / "sim") not in (moved / "sweep.json").read_text()
     assert f"--config={moved / 'base.yaml'}" in again.words[again.started[0]]
@@ -281,12 +290,3 @@ def test_a_record_of_another_schema_is_kept_beside_the_row(tmp_path, monkeypatch
     assert run.outcome == "error"
     foreign = tmp_path / "sim" / "runs" / run.run_id / "run.foreign.json"
     assert json.loads(foreign.read_text())["schema_version"] == 99
-
-
-def test_the_kernels_memory_kill_is_out_of_memory_where_a_counter_says_so(tmp_path, monkeypatch):
-    counts = iter(range(100))
-    monkeypatch.setattr(process, "kill_counts", lambda: [KillCount("memory.events", next(counts))])
-    sweep(tmp_path, SimulatedServers(lambda name: "kill"), ONE)
-    (run,) = records(tmp_path).values()
-    assert (run.outcome, run.error.where) == ("oom", "host")
-    assert "oom_kill in memory.events went from 0 to 1" in run.error.message

@@ -1,0 +1,123 @@
+"""What runs the processes of a sweep. A plan knows jobs, an execution makes a launch of each and a row of its end; who
+runs it in between is an `Executor`: forks on this machine (`local.py`), or a cluster's queue."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from lmbench.sweep.environments import Environment
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process to start: `lmbench WORDS` in an environment, with further variables; its output goes to `log`, an
+    absolute path."""
+
+    words: list[str]
+    log: Path
+    environment: Environment
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ended.
+
+    `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
+    was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
+    `lost` says why nobody knows how it ended: its server was gone first.
+    """
+
+    code: int
+    by: Literal["itself", "timeout", "interruption"]
+    launched_s: float
+    ended_s: float
+    oom_evidence: str | None = None
+    lost: str | None = None
+
+    @property
+    def signal_name(self) -> str | None:
+        """Name of the signal that ended it, None if none did."""
+        if self.code >= 0:
+            return None
+        with suppress(ValueError):
+            return signal.Signals(-self.code).name
+        return f"signal {-self.code}"
+
+
+class Stopped(Exception):
+    """The sweep was told to stop while a process ran; `end` is how that process ended, `cause` what was raised."""
+
+    def __init__(self, end: End, cause: BaseException) -> None:
+        super().__init__("stopped")
+        self.end = end
+        self.cause = cause
+
+
+class Executor(Protocol):
+    """Runs launches, round after round of a plan."""
+
+    def begin_round(self, rounds_to_come: int) -> None:
+        """Processes of rounds share nothing, such as a hash seed. `rounds_to_come` rounds after this one have work."""
+
+    def await_ready(self, environments: Iterable[Environment]) -> None:
+        """Make each environment ready to run in this round. Raises ServerLost where that cannot be."""
+
+    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
+        """Run a process to its end; `tick` hears now and then how many seconds it has taken so far.
+
+        Nothing of the process outlives the call.
+
+        Raises:
+            Stopped: an interruption came; the process was given time to close its record.
+            ServerLost: it cannot be started.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; may be called again."""
+
+
+def oom_kill_count(
+    cgroups: Path = Path("/proc/self/cgroup"), machine: Path = Path("/proc/vmstat")
+) -> tuple[str, int] | None:
+    """How many processes the kernel's out-of-memory killer has ended so far, and the file that says so.
+
+    memory.events (cgroup v2), memory.oom_control (cgroup v1) and /proc/vmstat each have a line `oom_kill N`. The
+    counter is the control group's that this process is in, else the machine's: in a container that counts the
+    neighbours' kills too.
+    """
+    files = []
+    for controllers, group in re.findall(r"^\d+:(.*?):/*(.*)$", _text(cgroups), re.MULTILINE):
+        if not controllers:
+            # Version 2, alone or (in /sys/fs/cgroup/unified) beside version 1.
+            files += [_CGROUPS / group / "memory.events", _CGROUPS / "unified" / group / "memory.events"]
+        elif "memory" in controllers.split(","):
+            # A container may see its own group as the root of the tree.
+            files += [_CGROUPS / "memory" / group / "memory.oom_control", _CGROUPS / "memory" / "memory.oom_control"]
+    for path in (*files, machine):
+        if count := re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE):
+            return str(path), int(count[1])
+    return None
+
+
+def oom_evidence(before: tuple[str, int] | None, after: tuple[str, int] | None) -> str | None:
+    """What speaks for a kill between two counts, None if nothing does."""
+    if before is None or after is None or before[0] != after[0] or after[1] <= before[1]:
+        return None
+    return f"oom_kill in {after[0]} went from {before[1]} to {after[1]}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,244 @@
+"""Runs a sweep's processes on this machine: forked from a server that has imported everything, one for each round.
+
+A fork takes milliseconds where imports take seconds, and measures the same (means and spread between processes, on an
+H200). Forks share their server's hash seed and address layout. So every round of repeats, and every environment in it,
+has a server of its own: within a round all cells have these in common, and between repeats they differ.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Literal
+
+from lmbench.instruments.milestones import clock_s
+from lmbench.interruption import Terminated, held
+from lmbench.sweep import fork_server
+from lmbench.sweep.environments import Environment, ServerLost
+from lmbench.sweep.executor import End, Launch, Stopped, oom_evidence, oom_kill_count
+
+#: A guess of what a process takes beyond its steps, for an estimate.
+START_S = 1.0
+#: After SIGTERM or SIGINT a process may close its record; then it is killed.
+GRACE_S = 10.0
+
+_READY_TIMEOUT_S = 300.0
+_FORK_TIMEOUT_S = 60.0
+# How often somebody is told that a process still runs.
+_TICK_S = 0.5
+# Servers for rounds to come take memory, and are started beside the present one's where cores are idle anyway.
+_CORES_PER_SERVER = 4
+_MOST_AHEAD = 3
+# Ready servers, started ahead, take no time.
+_WORTH_TELLING_S = 0.1
+
+
+class Server:
+    """A fork server, started by an environment's Python with its variables and the sweep's mark; `await_ready` before
+    its first fork."""
+
+    def __init__(self, environment: Environment, mark: Mapping[str, str]) -> None:
+        self._environment = environment
+        name = environment.name
+        self._where = f"{'' if name is None else f'environment {name}: '}{environment.python}"
+        self._is_ready = False
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the server)
+        self._connection, theirs = Pipe()
+        tie, self._tie = Pipe(duplex=False)
+        with theirs, tie:
+            fds = theirs.fileno(), tie.fileno()
+            try:
+                self._process = subprocess.Popen(
+                    # -P: a package in the working directory takes no part, as under the installed command.
+                    [environment.python, "-P", fork_server.__file__, *map(str, fds)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=subprocess.STDOUT,
+                    env={**environment.process_variables(), **mark},
+                    cwd=environment.folder,
+                    start_new_session=True,
+                    pass_fds=fds,
+                )
+            except OSError as error:
+                raise ServerLost(f"{self._where} does not run: {error.strerror}") from error
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def await_ready(self) -> None:
+        """Wait until everything is imported.
+
+        Raises:
+            ServerLost: it cannot be, or lmbench is not the checkout's where the checkout has one.
+        """
+        if self._is_ready:
+            return
+        folder = self.receive(_READY_TIMEOUT_S)
+        try:
+            if folder is None:
+                raise ServerLost(f"{self._where} has not imported lmbench within {_READY_TIMEOUT_S:g} s")
+            self._environment.check_origin(Path(folder))
+        except ServerLost:
+            self.close()
+            raise
+        self._is_ready = True
+
+    def fork(self, launch: Launch) -> int:
+        """Fork a process, which leads a group of its own; the one before has ended. Returns its id.
+
+        Raises:
+            ServerLost: nothing is known of the server any more.
+        """
+        try:
+            self._connection.send((launch.words, launch.variables, str(launch.log)))
+        except OSError:
+            raise self._lost() from None
+        pid = self.receive(_FORK_TIMEOUT_S)
+        if pid is None:
+            self.close()
+            raise ServerLost(f"{self._where} does not fork within {_FORK_TIMEOUT_S:g} s")
+        return int(pid)
+
+    def receive(self, timeout_s: float) -> Any:
+        """What the server sends next, None if nothing came in that time. Raises ServerLost."""
+        try:
+            return self._connection.recv() if self._connection.poll(timeout_s) else None
+        except (EOFError, OSError):
+            raise self._lost() from None
+
+    def close(self) -> None:
+        """End the server; it may have ended before."""
+        self._process.kill()
+        self._process.wait()
+        for part in (self._connection, self._tie, self._output):
+            part.close()
+
+    def _lost(self) -> ServerLost:
+        code = self._process.wait()
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
+        self.close()
+        what = "ended while it served" if self._is_ready else "finds no lmbench that works"
+        return ServerLost(f"{self._where} {what}: {last if code >= 0 else signal.Signals(-code).name}")
+
+
+class LocalExecutor:
+    """Servers by environment: the first of each is the present round's, the others are for rounds to come.
+
+    `mark` are variables that tell the sweep's processes from all others.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], cores: int | None = None, mark: Mapping[str, str] | None = None
+    ) -> None:
+        self._say = say
+        self._mark = mark or {}
+        self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
+        self._rounds_to_come = 0
+        self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
+
+    def begin_round(self, rounds_to_come: int) -> None:
+        """End the servers of the round before."""
+        for servers in self._servers.values():
+            if servers:
+                servers.popleft().close()
+        self._rounds_to_come = rounds_to_come
+
+    def await_ready(self, environments: Iterable[Environment]) -> None:
+        """Have this round's server for each environment, with everything imported.
+
+        Where cores are idle, servers for rounds to come start together with it: later, beside a measurement, they would
+        disturb it.
+
+        Raises:
+            ServerLost: a server cannot start.
+        """
+        began_s = time.monotonic()
+        wanted = {environment.name: environment for environment in environments}
+        for name in wanted:
+            while self._servers[name] and not self._servers[name][0].is_alive:
+                self._servers[name].popleft().close()
+        missing = [environment for name, environment in wanted.items() if not self._servers[name]]
+        ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
+        for environment in missing:
+            self._servers[environment.name].extend(Server(environment, self._mark) for _ in range(1 + ahead))
+        for environment in missing:
+            present, *others = self._servers[environment.name]
+            present.await_ready()
+            for server in others:
+                # A server that cannot start is told of in its own round.
+                with suppress(ServerLost):
+                    server.await_ready()
+        if (took_s := time.monotonic() - began_s) > _WORTH_TELLING_S:
+            others_too = f" and {ahead} to come" if ahead and missing else ""
+            self._say(f"imported PyTorch, Lightning and lmbench for this round{others_too}, in {took_s:.1f} s")
+
+    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
+        """Fork a process from its environment's server, which is ready, and wait for its end; see `Executor.run`."""
+        server = self._servers[launch.environment.name][0]
+        kills, launched_s = oom_kill_count(), clock_s()
+        by: Literal["itself", "timeout", "interruption"] = "itself"
+        cause: BaseException | None = None
+        code: int | None = None
+        lost: str | None = None
+        pid: int | None = None
+        with ExitStack() as stack:
+            try:
+                with held():
+                    pid = server.fork(launch)
+                    stack.callback(_kill_group, pid)
+                while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
+                    code = server.receive(min(_TICK_S, left_s))
+                    if code is None:
+                        tick(clock_s() - launched_s)
+                if code is None:
+                    by = "timeout"
+                    code = _stop(server, pid, signal.SIGTERM)
+            except (KeyboardInterrupt, SystemExit) as interruption:
+                if pid is None:
+                    raise
+                by, cause = "interruption", interruption
+                code = _stop(server, pid, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
+            except ServerLost as error:
+                if pid is None:
+                    raise
+                code, lost = -signal.SIGKILL, str(error)
+        end = End(code, by, launched_s, clock_s(), oom_evidence(kills, oom_kill_count()), lost)
+        if cause is not None:
+            raise Stopped(end, cause)
+        return end
+
+    def close(self) -> None:
+        """End all servers."""
+        for servers in self._servers.values():
+            while servers:
+                servers.popleft().close()
+
+
+def _stop(server: Server, pid: int, signum: int) -> int:
+    """Ask a process to end, and kill its group if it does not; returns its exit code."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)
+    with suppress(ServerLost):
+        while (code := server.receive(GRACE_S)) is None:
+            _kill_group(pid)
+        return int(code)
+    return -signal.SIGKILL
+
+
+def _kill_group(pid: int) -> None:
+    """Kill whatever of a process is left: itself, loaders, compilers. The next cell shall have the machine alone."""
+    for kill in (os.killpg, os.kill):
+        # The group is there as soon as the process has begun; the process may be gone before its group.
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
