@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from simulated_cells import Ended
 from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.commands.compare_run import parse_budget
 from lmbench.errors import UsageError
 from lmbench.records.codec import decode_run
+from lmbench.sweep.executor import End
 from lmbench.sweep.sides import two_sides
 
 from comparison_runs import make_run  # isort: skip
@@ -41,9 +41,9 @@ class Measured:
     def close(self):
         """They are."""
 
-    def start(self, launch):
+    def run(self, launch, timeout_s, tick):
         if "--print_config" in launch.words:
-            return Ended(0)
+            return End(0, "itself", 100.0, 101.0)
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         run_id = options["measure.run_id"]
         side, at = run_id[0], int(run_id.rpartition("-r")[2])
@@ -53,7 +53,7 @@ class Measured:
         found = self.step_s(side, at)
         more = {"outcome": found, "exit_code": 1} if isinstance(found, str) else {}
         make_run(Path(options["measure.results_dir"]), 1.0 if more else found, run_id=run_id, **more)
-        return Ended(more.get("exit_code", 0))
+        return End(more.get("exit_code", 0), "itself", 100.0, 101.0)
 
 
 @pytest.fixture

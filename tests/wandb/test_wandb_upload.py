@@ -197,7 +197,7 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "nothing to upload"),
+        ([], "required: results"),
         (["/nowhere"], "does not exist"),
         (["/tmp", "--timeout_s", "0"], "it must be above 0"),
         (["/tmp", "--timeout"], "unknown option --timeout"),
