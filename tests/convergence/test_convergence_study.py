@@ -45,7 +45,7 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, warm_servers() as servers:
         patch.setenv("WANDB_MODE", "disabled")
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.chdir(HERE)
+        patch.chdir(HERE.parent / "support")
         patch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         assert main(["sweep", str(folder / "planted.yaml"), "--results_dir", str(folder)]) == 0
     return folder / "planted"
