@@ -161,7 +161,13 @@ class Execution:
     def _bring_to_end(self, job: Job) -> RunRecord:
         try:
             kept = self._folder.finished(job)
-            record = self._measure(job) if kept is None else self._adopt(job, kept.record)
+            if kept is None:
+                record = self._measure(job)
+            elif kept.record.sweep is None:
+                # The sweep was killed before it could say in the record that the run is done.
+                record = self._write(job, kept.record, ending_of(kept.record))
+            else:
+                record = kept.record
         except OSError as error:
             if error.errno in _FULL:
                 raise self._disk_full() from error
@@ -174,19 +180,11 @@ class Execution:
         self._ends.add((record.outcome, record.exit_code))
         return record
 
-    def _adopt(self, job: Job, record: RunRecord) -> RunRecord:
-        """A run that is done; where the sweep was killed before it could say so in the record, that is made up for."""
-        if record.sweep is None:
-            self._put_in_place(record, job)
-            self._keep_log(job)
-            self._write_record(job, record)
-        return record
-
     def _measure(self, job: Job) -> RunRecord:
         first = self._first.get(job.cell.id)
         if first is not None and ending_of(first).is_hopeless:
             self._folder.clear(job)
-            return self._write(job, new_record(job.name, self._words(job)), skipped(ending_of(first)), None)
+            return self._write(job, new_record(job.name, self._words(job)), skipped(ending_of(first)))
         if self._is_disk_full():
             raise self._disk_full()
         if (surprise := self._folder.clear(job)) is not None:
@@ -204,7 +202,7 @@ class Execution:
             except ServerLost as lost:
                 record = new_record(job.name, self._words(job))
                 record.started_at = started_at
-                return self._write(job, record, no_server(str(lost)), None)
+                return self._write(job, record, no_server(str(lost)))
             except Stopped as stopped:
                 with held(), suppress(OSError):
                     self._record(job, stopped.end, log, started_at)
@@ -262,29 +260,13 @@ class Execution:
             (path / RUN_FILE).replace(path / _FOREIGN_FILE)
             return None
 
-    def _write(self, job: Job, record: RunRecord, ending: Ending, end: End | None) -> RunRecord:
+    def _write(self, job: Job, record: RunRecord, ending: Ending, end: End | None = None) -> RunRecord:
+        """Write how a run ended, which run of the sweep it is, and where its process ran now (`end`) its cost."""
         path = self._folder.runs / job.name
         path.mkdir(exist_ok=True)
         RunFolder(path).release()
         record.outcome, record.error, record.exit_code = ending.outcome, ending.error, ending.exit_code
         record.ended_at = record.ended_at or _now()
-        place = self._put_in_place(record, job)
-        if end is not None:
-            place.cost = cost_of(record, end)
-            place.load_per_core = load_per_core()
-            self._keep_log(job)
-        self._write_record(job, record)
-        return record
-
-    def _write_record(self, job: Job, record: RunRecord) -> None:
-        write_whole(self._folder.runs / job.name / RUN_FILE, encode_run(record).decode())
-
-    def _keep_log(self, job: Job) -> None:
-        with suppress(FileNotFoundError):
-            self._folder.log_path(job).replace(self._folder.runs / job.name / CHILD_LOG)
-
-    def _put_in_place(self, record: RunRecord, job: Job) -> SweepPlace:
-        """Say in a record which run of the sweep it is."""
         record.sweep = SweepPlace(
             name=self._plan.name,
             study=self._plan.file.study,
@@ -293,8 +275,16 @@ class Execution:
             repeat=job.repeat,
             attempt=self._folder.attempt(job),
             environment=job.cell.environment,
+            cost=None if end is None else cost_of(record, end),
+            load_per_core=None if end is None else load_per_core(),
         )
-        return record.sweep
+        with suppress(FileNotFoundError):
+            self._folder.log_path(job).replace(path / CHILD_LOG)
+        self._write_record(job, record)
+        return record
+
+    def _write_record(self, job: Job, record: RunRecord) -> None:
+        write_whole(self._folder.runs / job.name / RUN_FILE, encode_run(record).decode())
 
     def _is_disk_full(self) -> bool:
         return shutil.disk_usage(self._folder.path).free < _LEAST_FREE_BYTES

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import msgspec
 import psutil
 import yaml
 from msgspec import Struct
@@ -36,8 +35,8 @@ from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 #: Configurations, the base's and those of sides: copies, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
 SIDE_CONFIG_FILE = "side-{}.yaml"
-#: A line for every process that was started.
-ATTEMPTS_FILE = "attempts.jsonl"
+#: The name of a run for every process that was started.
+ATTEMPTS_FILE = "attempts.txt"
 #: What compiling left for later repeats; gone when the sweep is done.
 COMPILE_CACHE = "compile_cache"
 CHILD_LOG = "child.log"
@@ -72,21 +71,13 @@ class StoredSweep(Struct):
     file: dict[str, Any]
 
 
-class Attempt(Struct):
-    """A line of attempts.jsonl."""
-
-    run: str
-    attempt: int
-    at: str
-
-
 class SweepFolder:
     """`<results_dir>/<name>`; made by `open`, which also locks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
-        self._lock_fd: int | None = None
+        self._lock: TextIO | None = None
         self._attempts: Counter[str] = Counter()
 
     @property
@@ -104,13 +95,14 @@ class SweepFolder:
             self.runs.mkdir(parents=True, exist_ok=True)
             if not is_folder(self.runs):
                 raise UsageError(f"{self.runs} is a link, and runs are not written through it; give another --name")
-            self._lock()
+            self._take_lock()
             # Compiled code would be run: what another process left is none that this one trusts.
             self.remove_compile_cache()
             self._refuse_strangers(plan)
             self._write_plan(plan)
             os.close(_open_without_link(self.path / ATTEMPTS_FILE, os.O_WRONLY))
-            self._attempts = self._read_attempts()
+            with suppress(Unreadable):
+                self._attempts = Counter(read_file(self.path / ATTEMPTS_FILE, MAX_SWEEP_BYTES).decode().splitlines())
         except OSError as error:
             self.close()
             raise UsageError(
@@ -122,40 +114,35 @@ class SweepFolder:
 
     def close(self) -> None:
         """Let others have it; may be called again."""
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        if self._lock is not None:
+            self._lock.close()
 
     def known_cells(self) -> set[str]:
         """Ids of the cells that the sweep had when it was last begun here."""
         stored = self._stored()
         return set() if stored is None else {cell.id for cell in stored.cells}
 
-    # who writes
-
-    def _lock(self) -> None:
+    def _take_lock(self) -> None:
         # The kernel lets go of it when this process ends, however it does.
-        fd = _open_without_link(self.path / _LOCK, os.O_RDWR)
+        self._lock = os.fdopen(_open_without_link(self.path / _LOCK, os.O_RDWR), "r+")
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(fd, 100).decode(errors="replace").strip()
-            os.close(fd)
             raise UsageError(
-                f"{self.path} is being written by another sweep (process {holder}); wait for it, or give --name"
+                f"{self.path} is being written by another sweep (process {self._lock.read(100)}); "
+                "wait for it, or give --name"
             ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
-        self._lock_fd = fd
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
 
     # what it is
 
     def _stored(self) -> StoredSweep | None:
         """What sweep.json says so far, None where there is none that can be read."""
-        try:
+        with suppress(Unreadable, DamagedRecord):
             return _read_stored(self.path)
-        except (Unreadable, DamagedRecord):
-            return None
+        return None
 
     def _write_plan(self, plan: Plan) -> None:
         before = self._stored()
@@ -233,21 +220,12 @@ class SweepFolder:
     def begin(self, job: Job) -> None:
         """Note that a process is about to be started."""
         self._attempts[job.name] += 1
-        with os.fdopen(_open_without_link(self.path / ATTEMPTS_FILE, os.O_WRONLY | os.O_APPEND), "ab") as file:
-            file.write(msgspec.json.encode(Attempt(job.name, self._attempts[job.name], _now())) + b"\n")
+        with os.fdopen(_open_without_link(self.path / ATTEMPTS_FILE, os.O_WRONLY | os.O_APPEND), "a") as file:
+            file.write(f"{job.name}\n")
 
     def attempt(self, job: Job) -> int:
         """How often a process was started for the job."""
         return self._attempts[job.name]
-
-    def _read_attempts(self) -> Counter[str]:
-        attempts: Counter[str] = Counter()
-        with suppress(Unreadable):
-            for line in read_file(self.path / ATTEMPTS_FILE, MAX_SWEEP_BYTES).splitlines():
-                # A line that a kill or a full disk tore.
-                with suppress(DamagedRecord):
-                    attempts[decode(line, Attempt).run] += 1
-        return attempts
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration."""

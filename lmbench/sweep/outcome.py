@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +19,6 @@ from lmbench.records.run import SCHEMA_VERSION, Cost, Milestones, RunRecord
 from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
 from lmbench.sweep.executor import End
 
-_LAST_LINES = 3
-_LOG_TAIL_BYTES = 20_000
 _MOST_MESSAGE = 2000
 _PREFIX = "lmbench: "
 # Colours and cursor movements.
@@ -120,16 +119,11 @@ def skipped(first: Ending) -> Ending:
     return Ending("skipped", RunError("Skipped", f"repeat 0 ended with {first.outcome}: {error.message}", error.phase))
 
 
-def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
+def last_lines(log: Path, count: int = 3) -> list[str]:
     """The last lines of a process's output that are not empty."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    lines = [_ESCAPES.sub("", line).strip() for line in text.replace("\r", "\n").splitlines()]
-    return [line for line in lines if line][-count:]
+    with suppress(OSError), log.open(errors="replace") as file:
+        return list(deque(filter(None, (_ESCAPES.sub("", line).strip() for line in file)), count))
+    return []
 
 
 def _phase(run: Run | None) -> str:

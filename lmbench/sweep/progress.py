@@ -6,9 +6,8 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import suppress
-from functools import cache
 from statistics import fmean
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -19,7 +18,7 @@ from lmbench.records.run import RunRecord
 from lmbench.report.console import make_console
 from lmbench.report.units import duration
 from lmbench.sweep.local import START_S
-from lmbench.sweep.plan import GridCell, Job, Plan
+from lmbench.sweep.plan import Job, Plan
 from lmbench.text import one_line, shown
 
 _WIDTH = 80
@@ -30,32 +29,6 @@ _HEARTBEAT_S = 60.0
 _MIN_WINDOW_S = 3.0
 
 
-class Estimate:
-    """The time that is left. A cell takes as long as it took before; a cell that never ran as many times its least (its
-    start and its window) as others took."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._least_s = {cell.id: min(_window_s(plan, cell) + START_S, plan.file.timeout_s) for cell in plan.cells}
-        self._left = {cell.id: plan.repeats_of(cell) for cell in plan.cells}
-        self._took_s: dict[str, float] = {}
-
-    def done(self, job: Job, run: RunRecord) -> None:
-        """A run ended, now or at an earlier start."""
-        cell, cost = job.cell.id, run.sweep and run.sweep.cost
-        self._left[cell] -= 1
-        if cost and cost.total_s is not None and (run.outcome == "ok" or cell not in self._took_s):
-            self._took_s[cell] = cost.total_s
-
-    def left_s(self, elapsed_s: float = 0.0) -> float:
-        """Seconds until the end, where the present run has taken `elapsed_s` so far."""
-        ratios = [took_s / self._least_s[cell] for cell, took_s in self._took_s.items()]
-        factor = fmean(ratios) if ratios else 1.0
-        total_s = sum(
-            count * self._took_s.get(cell, self._least_s[cell] * factor) for cell, count in self._left.items()
-        )
-        return max(0.0, total_s - elapsed_s)
-
-
 class Progress:
     """Lines on standard error, on a terminal with a bar below them; they never end a sweep."""
 
@@ -63,10 +36,11 @@ class Progress:
         # Nobody knows how many rounds two sides will take, or how many trials a search.
         self.is_open = bool(plan.file.sides or plan.file.largest)
         self.total = plan.job_count
+        self._least_s = least_s(plan)
         self.outcomes: Counter[str] = Counter()
-        self._estimate = Estimate(plan)
         self._command = "compare" if plan.file.sides else "sweep"
         self._kept = 0
+        self._costs_s: list[float] = []
         self._last_beat_s = 0.0
         # By reason, the run that was the first to tell it.
         self._reasons: dict[str, str] = {}
@@ -81,7 +55,7 @@ class Progress:
     def kept(self, job: Job, run: RunRecord) -> None:
         """A run of an earlier start of the sweep counts."""
         self._kept += 1
-        self._count(job, run)
+        self._count(run)
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
@@ -108,7 +82,7 @@ class Progress:
         if self._kept:
             self.said(f"{self._kept} runs were done before")
         self._kept, self._last_beat_s = 0, 0.0
-        self._count(job, run)
+        self._count(run)
         self._write(f"{self._place()}  {shown(_in_words(run))}  {shown(job.name)}")
         if run.outcome not in ("ok", "skipped") and run.error is not None:
             message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
@@ -121,17 +95,19 @@ class Progress:
         with suppress(OSError, ValueError):
             self._bar.stop()
 
-    def _count(self, job: Job, run: RunRecord) -> None:
+    def _count(self, run: RunRecord) -> None:
         self.outcomes[run.outcome] += 1
-        if not self.is_open:
-            self._estimate.done(job, run)
+        if run.sweep is not None and run.sweep.cost is not None and run.sweep.cost.total_s is not None:
+            self._costs_s.append(run.sweep.cost.total_s)
 
     def _place(self, offset: int = 0, elapsed_s: float = 0.0) -> str:
+        """Which run of how many, and how long the others take if they take as long as those before on average."""
         index = self.outcomes.total() + offset
         if self.is_open:
             return f"[{index}]"
-        left = f"{duration(self._estimate.left_s(elapsed_s))} left"
-        return f"[{index:>{len(str(self.total))}}/{self.total}] {left:>12}"
+        mean_s = fmean(self._costs_s or [self._least_s])
+        left_s = max(0.0, (self.total - self.outcomes.total()) * mean_s - elapsed_s)
+        return f"[{index:>{len(str(self.total))}}/{self.total}] {f'{duration(left_s)} left':>12}"
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):
@@ -144,11 +120,26 @@ def announcement(plan: Plan) -> str:
         return "two sides in turn, in rounds until the verdict stands"
     if (spec := plan.file.largest) is not None:
         return f"cells: {len(plan.cells)}, each tried with one {spec.option} after the other until the largest fits"
-    least_s, most_s = Estimate(plan).left_s(), plan.job_count * plan.file.timeout_s
     return (
-        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {plan.job_count}; "
-        f"at least about {duration(least_s)} (windows and starts), at most {duration(most_s)} (time limits)"
+        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {plan.job_count}; at least about "
+        f"{duration(plan.job_count * least_s(plan))} (windows and starts), "
+        f"at most {duration(plan.job_count * plan.file.timeout_s)} (time limits)"
     )
+
+
+def least_s(plan: Plan) -> float:
+    """Seconds that a run takes on average if it takes no more than its start and its window."""
+    configured = {name: parse_yaml(text, "config").get("measure") for name, text in plan.configs.items()}
+    windows_s = []
+    for cell in plan.cells:
+        measure = configured.get(cell.config or "")
+        default = measure.get("min_window_s") if isinstance(measure, dict) else None
+        window_s = cell.options.get("measure.min_window_s", default)
+        try:
+            windows_s.append(float(str(window_s)))
+        except ValueError:
+            windows_s.append(_MIN_WINDOW_S)
+    return min(fmean(windows_s) + START_S, plan.file.timeout_s)
 
 
 def _in_words(run: RunRecord) -> str:
@@ -158,19 +149,3 @@ def _in_words(run: RunRecord) -> str:
         return "ok" if step is None or step.mean_s is None else f"ok {step.mean_s * 1e3:.4g} ms/step"
     phase = None if run.error is None else run.error.phase
     return f"{run.outcome} in {phase}" if phase and run.outcome != "skipped" else run.outcome
-
-
-def _window_s(plan: Plan, cell: GridCell) -> float:
-    """The least time of a cell's window, by its options or its configuration."""
-    seconds = cell.options.get("measure.min_window_s")
-    if seconds is None and cell.config is not None:
-        seconds = _configured_window(plan.configs[cell.config])
-    with suppress(TypeError, ValueError):
-        return float(str(seconds))
-    return _MIN_WINDOW_S
-
-
-@cache
-def _configured_window(config: str) -> Any:
-    with suppress(AttributeError):
-        return parse_yaml(config, "config").get("measure").get("min_window_s")

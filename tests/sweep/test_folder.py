@@ -106,7 +106,7 @@ def _go_on_with(tmp_path: Path, name: str, put: Callable[[Path], None]) -> None:
     _go_on(tmp_path)
 
 
-@pytest.mark.parametrize("name", [".lock", "attempts.jsonl", "sweep.json", "base.yaml", "cells.csv"])
+@pytest.mark.parametrize("name", [".lock", "attempts.txt", "sweep.json", "base.yaml", "cells.csv"])
 def test_nothing_is_written_or_cut_off_through_a_link(name: str, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.write_text("precious")
@@ -114,7 +114,7 @@ def test_nothing_is_written_or_cut_off_through_a_link(name: str, tmp_path: Path)
     assert foreign.read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", [".lock", "attempts.jsonl", "sweep.json", "cells.csv"])
+@pytest.mark.parametrize("name", [".lock", "attempts.txt", "sweep.json", "cells.csv"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
     _go_on_with(tmp_path, name, os.mkfifo)
 

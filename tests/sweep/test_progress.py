@@ -14,7 +14,7 @@ from lmbench.report.units import duration
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.local import START_S
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Estimate, Progress
+from lmbench.sweep.progress import Progress, announcement, least_s
 
 GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
 
@@ -84,20 +84,18 @@ def test_nobody_reading_is_no_reason_to_stop():
     assert progress.outcomes["ok"] == 1
 
 
-def test_the_time_left_follows_what_runs_took():
+def test_the_least_time_and_what_runs_took_say_what_is_left():
     plan = make_plan("x", sweep_from({"base": {"measure.min_window_s": 5}, "matrix": {"a.b": [1, 2]}, "repeats": 2}))
-    estimate = Estimate(plan)
-    assert estimate.left_s() == 4 * (5 + START_S)
-    jobs = list(plan.jobs())
-    estimate.done(jobs[0], ended(took_s=30.0))
-    # The other cell is expected to take as many times its least as this one did.
-    assert estimate.left_s() == pytest.approx(30 + 2 * 30)
-    estimate.done(jobs[1], ended(took_s=10.0))
-    assert estimate.left_s() == pytest.approx(30 + 10)
-    assert estimate.left_s(elapsed_s=25) == pytest.approx(15)
-    estimate.done(jobs[2], ended(took_s=20.0))
-    estimate.done(jobs[3], ended(took_s=10.0))
-    assert estimate.left_s() == pytest.approx(0)
+    assert least_s(plan) == 5 + START_S
+    assert announcement(plan) == (
+        "cells: 2, repeats: 2, runs: 4; at least about 24 s (windows and starts), at most 40 min (time limits)"
+    )
+    progress, jobs = Progress(plan, log := io.StringIO()), list(plan.jobs())
+    for job, took_s in zip(jobs, (30.0, 10.0, 20.0, 10.0), strict=True):
+        progress.ended(job, ended(took_s=took_s))
+    assert [line.split("]")[1].split("left")[0].strip() for line in log.getvalue().splitlines()] == [
+        "90 s", "40 s", "20 s", "0.0 s",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
