@@ -156,7 +156,7 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
 def _numbers_of_words(parameter: inspect.Parameter) -> dict[str, Any]:
     """How argparse takes a parameter of several words; nothing for one that jsonargparse knows by itself."""
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return {"nargs": "+"}
+        return {"nargs": "*"}
     if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is not parameter.empty:
         return {"nargs": "?", "default": parameter.default}
     annotation = str(parameter.annotation).removesuffix(" | None")

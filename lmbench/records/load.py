@@ -69,8 +69,10 @@ def is_run_folder(path: Path) -> bool:
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Every run's folder at or below the paths, each once, sorted.
 
-    Raises UsageError for a path that does not exist or has no result at or below it.
+    Raises UsageError for no path, and for one that does not exist or has no result at or below it.
     """
+    if not (paths := list(paths)):
+        raise UsageError("no result was named; name result folders, such as results")
     found: set[Path] = set()
     for path in paths:
         root = _folder_of(Path(path))

@@ -1,63 +1,59 @@
-"""Boards: what W&B is to show of a study's runs, as plain data. A panel names what runs are given, and nothing else.
+"""A board at W&B for each study: the view of `lmbench report` as a workspace, rendered through wandb-workspaces.
 
-A study's board follows from its view, the one of `lmbench report`: its charts as panels, its columns in the table of
-runs. Sections that every study needs come after it.
+A view's charts become panels, its columns the table of runs; sections that every study needs come after them. W&B has
+figures of single runs, so what compares two cells is left out. `python -m lmbench.wandb.board FILE` makes the boards of
+a request in a process of its own: wandb-workspaces takes 2 s to import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from lmbench.records.passes import TIMING
 from lmbench.records.vocabulary import PHASES
 from lmbench.report import logged
 from lmbench.report.facts import FACT
 from lmbench.report.view import ChartSpec, View
-from lmbench.wandb.content import PHASE_TABLE
 
-#: `bars`: a bar for each label and number of `y`, over repeats their mean; `stacked_bars`: a bar for each run, of the
-#: rows of the table `y`; `stacked_area`: the series `y` on top of each other over the steps of one run; `series`: `y`
-#: over the steps; `scatter`: a dot for each run; `parallel`: a line for each run through all of `y`; `differences`:
-#: what runs differ in.
-Kind = Literal["bars", "stacked_bars", "stacked_area", "series", "scatter", "parallel", "differences"]
+_MOST_RUNS = 100
+_VIEW_TYPE = "project-view"
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One panel. `x` and `y` are keys: `summary:time/step_ms`, `config:size`, and `series:time/step_ms` of each step.
+class Panel(Struct, frozen=True):
+    """One panel. Keys are `summary:time/step_ms`, `config:size`, and `series:time/step_ms` of each step.
 
-    `is_log` are those of them that have a logarithmic axis.
+    `bars`: a bar for each label and number of `y`, the mean over repeats; `series` and `area`: `y` over the steps, the
+    second on top of each other for one run; `scatter`: a dot for each run, `y` over `x`; `differences`: what runs
+    differ in.
     """
 
-    kind: Kind
+    kind: Literal["bars", "series", "area", "scatter", "differences"]
     title: str
     y: tuple[str, ...] = ()
     x: str | None = None
-    group: str | None = None
-    is_log: tuple[str, ...] = ()
-
-    @property
-    def keys(self) -> Iterator[str]:
-        yield from (*self.y, *(key for key in (self.x, self.group) if key is not None))
+    is_log: bool = False
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """Panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
-    is_open: bool = False
 
 
-@dataclass(frozen=True)
-class Board:
-    """A workspace of W&B, or a report: of the runs of `study`, or of all where that is None, and of one pass of them.
-
-    `columns` are keys in the table of runs, `question` is what the study answers, `text` (Markdown) goes into a report.
-    """
+class Board(Struct, frozen=True):
+    """A workspace: of the runs of `study`, or of all where that is None, and of one pass of them. `columns` are keys in
+    the table of runs."""
 
     name: str
     sections: tuple[Section, ...]
@@ -65,68 +61,55 @@ class Board:
     study: str | None = None
     run_pass: str = TIMING
     question: str = ""
-    text: str = ""
 
     @property
     def keys(self) -> set[str]:
         """Every key that a panel or the table names."""
-        in_panels = (key for section in self.sections for panel in section.panels for key in panel.keys)
-        return {*self.columns, *in_panels, *self.filters}
+        panels = [panel for section in self.sections for panel in section.panels]
+        return {*self.columns, *(key for panel in panels for key in (*panel.y, panel.x) if key is not None)}
 
     @property
     def filters(self) -> dict[str, str]:
-        """What a run must have to be shown, by keys."""
-        return {PASS: self.run_pass, **({} if self.study is None else {STUDY: self.study})}
+        """What a run must have to be shown, by the names of its configuration."""
+        return {"pass": self.run_pass, **({} if self.study is None else {"study": self.study})}
 
 
-Made = Literal["board", "report", "chart"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What W&B is to have: each board as each of `kinds`. An entity of None is the user's own."""
+class Request(Struct, frozen=True):
+    """The boards that W&B is to have; an entity of None is the user's own."""
 
     project: str
     entity: str | None
-    kinds: tuple[Made, ...]
     boards: tuple[Board, ...]
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What became of a board: `created` or `updated`, and where it is; of a chart `left out`, and why."""
+class Saved(Struct, frozen=True):
+    """What became of a board, `created` or `updated`, and its address."""
 
-    kind: Made
     name: str
     what: str
-    told: str
+    address: str
 
 
-STUDY, PASS, LABEL = "config:study", "config:pass", "config:label"
+# from a view to a board
 
 
 def _summary(field: str) -> str:
     return f"summary:{logged.run_names()[field][0]}"
 
 
-def _series(name: str) -> str:
-    return f"series:{name}"
-
-
 _STEP, _TOKENS = _summary("phases.step.mean_s"), _summary("throughput.tokens_per_s")
 _MFU, _HOST_BOUND = _summary("throughput.mfu_fraction"), f"summary:{logged.HOST_BOUND}"
 _PEAK, _HOST_PEAK = _summary("memory.run_peak_allocated_bytes"), _summary("memory.host_peak_rss_bytes")
-_SIZE = "config:parameters"
+_KERNEL_SPANS = ("forward", "backward", "optimizer")
 
 #: The report's columns that are not fields of a record by their own names.
 _COLUMNS: Mapping[str, str] = {
     **{f"{span}_s": _summary(f"phases.{span}.mean_s") for span in ("step", *PHASES)},
-    "step_median_s": _summary("phases.step.median_s"),
-    "step_min_s": _summary("phases.step.min_s"),
-    "step_cv_fraction": _summary("phases.step.cv_fraction"),
-    "tokens_per_s": _TOKENS,
-    "mfu_fraction": _MFU,
-    "hfu_fraction": _summary("throughput.hfu_fraction"),
+    **{f"{span}_kernel_s": _summary(f"kernels.phases.{span}.kernel_s") for span in _KERNEL_SPANS},
+    **{f"step_{name}": _summary(f"phases.step.{name}") for name in ("median_s", "min_s", "cv_fraction")},
+    **{name: _summary(f"throughput.{name}") for name in ("tokens_per_s", "mfu_fraction", "hfu_fraction")},
+    **{name: _summary(f"compile.{name}") for name in ("graph_count", "graph_break_count")},
+    **{f"{name}_first_step_s": _summary("compile.first_step_s") for name in ("cold", "warm")},
     "joules_per_token": _summary("throughput.joules_per_token"),
     "host_bound_fraction": _HOST_BOUND,
     "peak_bytes": _PEAK,
@@ -134,46 +117,82 @@ _COLUMNS: Mapping[str, str] = {
     "predicted_peak_bytes": _summary("memory_prediction.peak_allocated_bytes"),
     "first_loss": _summary("loss.first"),
     "skipped_count": _summary("window.skipped_count"),
-    "cold_first_step_s": _summary("compile.first_step_s"),
-    "warm_first_step_s": _summary("compile.first_step_s"),
-    "graph_count": _summary("compile.graph_count"),
-    "graph_break_count": _summary("compile.graph_break_count"),
     "kernel_s": _summary("kernels.phases.step.kernel_s"),
-    "forward_kernel_s": _summary("kernels.phases.forward.kernel_s"),
-    "backward_kernel_s": _summary("kernels.phases.backward.kernel_s"),
-    "optimizer_kernel_s": _summary("kernels.phases.optimizer.kernel_s"),
 }
-
-#: In the table of runs, whatever the study.
-_ALWAYS = (
-    "summary:outcome", "config:size", "config:mode", "config:precision", "config:compile", "config:batch",
-    "config:context", _STEP, _summary("phases.step.std_s"), _TOKENS, _MFU, _PEAK, _HOST_PEAK, _HOST_BOUND,
-    "summary:guards/failed", "summary:guards/warned", "config:gpu", "config:commit", "config:started_at",
+#: In the table of runs, whatever the study: before and after the study's own columns.
+_FIRST = ("summary:outcome",)
+_LAST = (
+    *(f"config:{name}" for name in ("size", "mode", "precision", "compile", "batch", "context")),
+    _STEP, _summary("phases.step.std_s"), _TOKENS, _MFU, _PEAK, _HOST_PEAK, _HOST_BOUND, "summary:guards/failed",
+    "summary:guards/warned", "config:gpu", "config:commit", "config:started_at",
 )  # fmt: skip
-
 #: Facts whose charts lie over a number.
 _NUMBERS = ("batch", "context", "micro_batches", "warmup", "ranks")
+_DIFFERENCES = Section("What the runs differ in", (Panel("differences", "Differences"),))
+
+#: What every study of timed runs shows.
+_TIMED: tuple[Section, ...] = (
+    Section(
+        "Time",
+        (
+            Panel("bars", "Step time", (_STEP,)),
+            Panel("bars", "Each phase", tuple(_summary(f"phases.{span}.mean_s") for span in PHASES)),
+            Panel("area", "Phases of one run over the steps", tuple(f"series:time/{span}_ms" for span in PHASES)),
+            Panel("bars", "Waiting for the host, share of the step", (_HOST_BOUND,)),
+        ),
+    ),
+    Section(
+        "Speed",
+        (
+            Panel("scatter", "Tokens/s against parameters", (_TOKENS,), "config:parameters", is_log=True),
+            Panel("scatter", "MFU against parameters", (_MFU,), "config:parameters", is_log=True),
+            Panel("scatter", "Tokens/s against batch", (_TOKENS,), "config:batch", is_log=True),
+            Panel("scatter", "Tokens/s against peak memory", (_TOKENS,), _PEAK),
+        ),
+    ),
+    Section(
+        "Memory",
+        (
+            Panel("bars", "Peak memory", (_PEAK, _HOST_PEAK)),
+            Panel(
+                "bars",
+                "Peak of each phase",
+                tuple(_summary(f"memory.phase_peak_allocated_bytes.{span}") for span in _KERNEL_SPANS),
+            ),
+        ),
+    ),
+    Section(
+        "Steps",
+        tuple(
+            Panel("series", f"{title} over the steps", (f"series:{name}",))
+            for title, name in {
+                "Step time": "time/step_ms",
+                "Tokens/s": "throughput/tokens_per_s",
+                "MFU": "throughput/mfu_percent",
+                "Loss": "train/loss",
+                "Lag at the end of forward": "lag/forward_ms",
+            }.items()
+        ),
+    ),
+    _DIFFERENCES,
+)
 
 
-def key_of(column: str) -> str | None:
-    """The key of a report's column; None where runs are not given it one by one, as of a ratio of two cells."""
-    if column in _COLUMNS:
-        return _COLUMNS[column]
-    return _summary(column) if column in logged.run_names() else None
-
-
-def board_of(view: View, kinds: Sequence[str] = (), parts: Sequence[str] = ()) -> Board:
+def board_of(view: View, kinds: tuple[str, ...], parts: tuple[str, ...]) -> Board:
     """The board of a study's view; `kinds` and `parts` are those of kernels that a profiled run can have."""
-    charts = tuple(panel for chart in view.charts if (panel := _chart(chart, kinds, parts)) is not None)
-    own = [key for table in view.tables for column in table.columns if (key := key_of(column)) is not None]
-    facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
-    columns = dict.fromkeys((_ALWAYS[0], *facts, *_ALWAYS[1:7], *own, *_ALWAYS[7:]))
-    answer = (Section("Answer", charts, is_open=True),) if charts else ()
-    shared = kernel_sections(kinds, parts) if view.is_profiled else SECTIONS
+    charts = tuple(panel for chart in view.charts if (panel := _panel_of(chart, kinds, parts)) is not None)
+    shared = (_kernel_section(kinds, parts), _DIFFERENCES) if view.is_profiled else _TIMED
+    own = {(panel.kind, panel.y, panel.x) for panel in charts}
+    sections = [
+        Section(section.title, tuple(panel for panel in section.panels if (panel.kind, panel.y, panel.x) not in own))
+        for section in shared
+    ]
+    facts = (f"config:{name}" for table in view.tables for name in table.rows if name in FACT)
+    columns = (key for table in view.tables for column in table.columns if (key := _key_of(column)) is not None)
     return Board(
         f"lmbench {view.name}",
-        (*answer, *(_without(section, charts) for section in shared)),
-        tuple(columns),
+        (*((Section("Answer", charts),) if charts else ()), *sections),
+        tuple(dict.fromkeys((*_FIRST, *facts, *columns, *_LAST))),
         view.name,
         "kernels" if view.is_profiled else TIMING,
         view.question,
@@ -182,126 +201,188 @@ def board_of(view: View, kinds: Sequence[str] = (), parts: Sequence[str] = ()) -
 
 def board_of_all() -> Board:
     """The board of every run of the project."""
-    return Board("lmbench", tuple(replace(section, is_open=True) for section in SECTIONS), _ALWAYS)
+    return Board("lmbench", _TIMED, (*_FIRST, *_LAST))
 
 
-def _without(section: Section, charts: Sequence[Panel]) -> Section:
-    """The section without what the study's own charts show."""
-    own = {_shown(panel) for panel in charts}
-    return replace(section, panels=tuple(panel for panel in section.panels if _shown(panel) not in own))
+def _key_of(column: str) -> str | None:
+    """The key of a report's column; None where a single run does not have it."""
+    return _COLUMNS.get(column) or (_summary(column) if column in logged.run_names() else None)
 
 
-def _shown(panel: Panel) -> tuple[object, ...]:
-    return panel.kind, panel.y, panel.x, panel.group
-
-
-def _chart(chart: ChartSpec, kinds: Sequence[str], parts: Sequence[str]) -> Panel | None:
+def _panel_of(chart: ChartSpec, kinds: tuple[str, ...], parts: tuple[str, ...]) -> Panel | None:
     """A chart as a panel; None where W&B has nothing of what it shows."""
     if chart.kind == "phases":
-        return replace(_PHASES, title=chart.title)
+        return Panel("bars", chart.title, tuple(_summary(f"phases.{span}.mean_s") for span in PHASES))
     if chart.kind in ("steps", "curves"):
-        field = "step_s" if chart.kind == "steps" else chart.y
-        found = logged.step_names().get(field)
-        return None if found is None else Panel("series", chart.title, (_series(found[0]),))
+        series = logged.step_names().get("step_s" if chart.kind == "steps" else chart.y)
+        return None if series is None else Panel("series", chart.title, (f"series:{series[0]}",))
     if chart.kind in ("kinds", "parts"):
         names = kinds if chart.kind == "kinds" else parts
-        # W&B has them of the whole step.
+        # W&B has them of the whole step alone.
         return _kernels(chart.title, chart.kind[:-1], names) if chart.y == "step" else None
-    key = key_of(chart.y)
+    key = _key_of(chart.y)
     if key is None or chart.kind not in ("bars", "rows", "lines"):
         return None
     if chart.kind == "lines" and chart.x in _NUMBERS:
-        x = f"config:{chart.x}"
-        return Panel("scatter", chart.title, (key,), x, is_log=(x, key) if chart.is_log else (x,))
-    return Panel("bars", chart.title, (key,), group=LABEL)
+        return Panel("scatter", chart.title, (key,), f"config:{chart.x}", chart.is_log)
+    return Panel("bars", chart.title, (key,))
 
 
-def _kernels(title: str, what: str, names: Iterable[str]) -> Panel:
-    return Panel("bars", title, tuple(f"summary:{logged.kernel_name(what, name)}" for name in names), group=LABEL)
+def _kernels(title: str, what: str, names: tuple[str, ...]) -> Panel:
+    return Panel("bars", title, tuple(f"summary:{logged.kernel_name(what, name)}" for name in names))
 
 
-_PHASES = Panel("stacked_bars", "Where the step goes", (f"summary:{PHASE_TABLE}",))
-
-#: What every study of timed runs shows.
-SECTIONS: tuple[Section, ...] = (
-    Section(
-        "Time",
+def _kernel_section(kinds: tuple[str, ...], parts: tuple[str, ...]) -> Section:
+    times = tuple(_summary(f"kernels.phases.{span}.kernel_s") for span in _KERNEL_SPANS)
+    return Section(
+        "Kernels",
         (
-            Panel("bars", "Step time", (_STEP,), group=LABEL),
-            _PHASES,
-            Panel(
-                "bars", "Each phase", tuple(_summary(f"phases.{span}.mean_s") for span in PHASES), group=LABEL
-            ),
-            Panel(
-                "stacked_area", "Phases of one run over the steps",
-                tuple(_series(f"time/{span}_ms") for span in PHASES),
-            ),
-            Panel("bars", "Waiting for the host, share of the step", (_HOST_BOUND,), group=LABEL),
+            Panel("bars", "Kernel time of each phase", times),
+            _kernels("Step by kind", "kind", kinds),
+            _kernels("Step by part", "part", parts),
+            Panel("bars", "Matrix products, share", (_summary("kernels.phases.step.matmul_fraction"),)),
+            Panel("bars", "Idle until the next launch", (_summary("kernels.phases.step.host_wait_s"),)),
         ),
-    ),
-    Section(
-        "Speed against size, precision and compile",
-        (
-            Panel("scatter", "Tokens/s against parameters", (_TOKENS,), _SIZE, is_log=(_SIZE, _TOKENS)),
-            Panel("scatter", "MFU against parameters", (_MFU,), _SIZE, is_log=(_SIZE,)),
-            Panel("scatter", "Tokens/s against batch", (_TOKENS,), "config:batch", is_log=("config:batch",)),
-            Panel("scatter", "Tokens/s against peak memory", (_TOKENS,), _PEAK),
-            Panel("scatter", "Tokens/s against peak host memory", (_TOKENS,), _HOST_PEAK),
-            Panel("bars", "Eager against compiled, mean step of the runs shown", (_STEP,), group="config:compile"),
-            Panel("bars", "Precisions, mean step of the runs shown", (_STEP,), group="config:precision"),
-            Panel("bars", "Precisions, mean tokens/s of the runs shown", (_TOKENS,), group="config:precision"),
-            Panel(
-                "parallel", "Everything at once",
-                ("config:size", "config:precision", "config:compile", "config:batch", "config:context", _STEP,
-                 _TOKENS, _MFU, _PEAK, _HOST_PEAK),
-                is_log=(_STEP, _TOKENS),
-            ),
-        ),
-    ),
-    Section(
-        "Memory",
-        (
-            Panel("bars", "Peak memory", (_PEAK, _HOST_PEAK), group=LABEL),
-            Panel(
-                "bars", "Peak of each phase",
-                tuple(_summary(f"memory.phase_peak_allocated_bytes.{span}")
-                      for span in ("forward", "backward", "optimizer")),
-                group=LABEL,
-            ),
-            Panel("scatter", "Peak memory against batch", (_PEAK,), "config:batch"),
-            Panel("scatter", "Peak memory against context", (_PEAK,), "config:context"),
-        ),
-    ),
-    Section(
-        "Steps",
-        (
-            Panel("series", "Step time over the steps", (_series("time/step_ms"),)),
-            Panel("series", "Tokens/s over the steps", (_series("throughput/tokens_per_s"),)),
-            Panel("series", "MFU over the steps", (_series("throughput/mfu_percent"),)),
-            Panel("series", "Loss over the steps", (_series("train/loss"),)),
-            Panel("series", "Lag at the end of forward and backward, over the steps",
-                  (_series("lag/forward_ms"), _series("lag/backward_ms"))),
-        ),
-    ),
-    Section("What the runs differ in", (Panel("differences", "Differences"),)),
-)  # fmt: skip
-
-
-def kernel_sections(kinds: Sequence[str], parts: Sequence[str]) -> tuple[Section, ...]:
-    """What a study of profiled runs shows."""
-    times = tuple(_summary(f"kernels.phases.{span}.kernel_s") for span in ("forward", "backward", "optimizer"))
-    waits = (_summary("kernels.phases.step.host_wait_s"),)
-    shares = (_summary("kernels.phases.step.matmul_fraction"),)
-    return (
-        Section(
-            "Kernels",
-            (
-                Panel("bars", "Kernel time of each phase", times, group=LABEL),
-                _kernels("Step by kind", "kind", kinds),
-                _kernels("Step by part", "part", parts),
-                Panel("bars", "Matrix products, share of the kernel time", shares, group=LABEL),
-                Panel("bars", "Idle until the next kernel was launched", waits, group=LABEL),
-            ),
-        ),
-        SECTIONS[-1],
     )
+
+
+# in the process that talks to W&B
+
+
+class BoardProblem(Exception):
+    """Why W&B cannot have a board, in a line."""
+
+
+def main(file: str) -> int:
+    """Save each board; prints a line of JSON for each that is saved. The last line printed says why not."""
+    request = msgspec.json.decode(Path(file).read_bytes(), type=Request)
+    try:
+        for saved in _save(request):
+            print(f"\n{msgspec.json.encode(saved).decode()}", flush=True)
+    except Exception as error:
+        print(f"\n{reason_of(error)}", flush=True)
+        return 1
+    return 0
+
+
+def reason_of(error: Exception) -> str:
+    """A fault of wandb's in one line that says what to do."""
+    said = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("wandb"):
+        return "boards need wandb-workspaces; install it with `pip install 'lmbench[boards]'`"
+    if isinstance(error, BoardProblem):
+        return said
+    if type(error).__name__ == "AuthenticationError":
+        # wandb asks who the user is first, and calls whatever goes wrong then by this name.
+        is_refused = re.search(r"error 40[13]|invalid credentials", said)
+        return "the server refused it; is the key right?" if is_refused else "the server does not answer; is it there?"
+    if "No API key" in said:
+        return "no API key configured; give one by WANDB_API_KEY or `wandb login`"
+    return f"wandb failed with {type(error).__name__}: {said}"
+
+
+def _save(request: Request) -> Iterator[Saved]:
+    graphql, mutations = _module("wandb_workspaces._graphql"), _module("wandb_workspaces.reports.v2.gql")
+    api, project = _module("wandb").Api(), request.project
+    entity = request.entity or api.default_entity
+    if not entity:
+        raise BoardProblem("W&B names no entity of yours; give one by --entity")
+    views = list(_views(api, entity, project))
+    for board in request.boards:
+        # By lmbench's own name, so that a board stays itself under a title that somebody gave it; the same each time.
+        name = f"nw-{sha256(f'lmbench {entity} {project} board {board.name}'.encode()).hexdigest()[:11]}-v"
+        same = [view for view in views if view["name"] == name]
+        same += [view for view in views if view["displayName"] == board.name]
+        answer = graphql.execute_graphql(
+            api,
+            mutations.upsert_view,
+            {
+                "id": same[0]["id"] if same else None,
+                "entityName": entity,
+                "projectName": project,
+                "type": _VIEW_TYPE,
+                "name": same[0]["name"] if same else name,
+                "displayName": board.name,
+                "description": board.question,
+                "spec": _workspace(board, entity, project).spec.model_dump_json(by_alias=True, exclude_none=True),
+            },
+        )
+        view = (answer.get("upsertView") or {}).get("view")
+        if view is None:
+            raise BoardProblem(f"the server did not save {board.name!r}")
+        place = view["name"].removeprefix("nw-").removesuffix("-v")
+        url = f"{graphql.get_app_url(api).rstrip('/')}/{entity}/{project}?nw={place}"
+        yield Saved(board.name, "updated" if same else "created", url)
+
+
+_VIEWS = """
+query LmbenchViews($entity: String!, $project: String!, $type: String!, $after: String) {
+  project(name: $project, entityName: $entity) {
+    allViews(viewType: $type, first: 100, after: $after) {
+      edges { node { id name displayName } }
+      pageInfo { endCursor hasNextPage }
+    }
+  }
+}
+"""
+
+
+def _views(api: Any, entity: str, project: str) -> Iterator[dict[str, Any]]:
+    """Every workspace of the project that is there."""
+    page: Mapping[str, Any] = {"hasNextPage": True}
+    while page.get("hasNextPage"):
+        asked = {"entity": entity, "project": project, "type": _VIEW_TYPE, "after": page.get("endCursor")}
+        answer = _module("wandb_workspaces._graphql").execute_graphql(api, _VIEWS, asked).get("project")
+        if answer is None:
+            advice = "upload runs to it first, or give --project and --entity"
+            raise BoardProblem(f"{entity} has no project {project!r} that you may see; {advice}")
+        yield from (edge["node"] for edge in answer["allViews"]["edges"])
+        page = answer["allViews"].get("pageInfo") or {}
+
+
+def _workspace(board: Board, entity: str, project: str) -> Any:
+    """W&B's own model of a workspace; nothing is asked of the server."""
+    expr, ws = _module("wandb_workspaces.expr"), _module("wandb_workspaces.workspaces")
+    sections = [
+        ws.Section(section.title, [_drawn(panel) for panel in section.panels], is_open=place == 0)
+        for place, section in enumerate(board.sections)
+    ]
+    # A setting's value lies under `value`.
+    columns = [f"{key}.value" if key.startswith("config:") else key for key in board.columns]
+    runs = ws.RunsetSettings(
+        filters=[expr.Config(name) == value for name, value in board.filters.items()],
+        order=[expr.Ordering(expr.Config("started_at"), ascending=False)],
+        pinned_columns=columns,
+    )
+    settings = ws.WorkspaceSettings(max_runs=_MOST_RUNS)
+    named = {"entity": entity, "project": project, "name": board.name}
+    return ws.Workspace(**named, sections=sections, settings=settings, runset_settings=runs)._to_model()
+
+
+def _drawn(panel: Panel) -> Any:
+    """A panel as wandb-workspaces has it."""
+    wr = _module("wandb_workspaces.reports.v2")
+    names = [key.partition(":")[2] for key in panel.y]
+    if panel.kind == "bars":
+        grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+        return wr.BarPlot(title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS, **grouping)
+    if panel.kind == "scatter":
+        kind, _, name = str(panel.x).partition(":")
+        x = wr.Config(name) if kind == "config" else wr.SummaryMetric(name)
+        log = panel.is_log or None
+        return wr.ScatterPlot(title=panel.title, x=x, y=wr.SummaryMetric(names[0]), log_x=log, log_y=log)
+    if panel.kind == "differences":
+        return wr.RunComparer(diff_only="split")
+    area = {"plot_type": "stacked-area", "max_runs_to_show": 1} if panel.kind == "area" else {}
+    return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none", **area)
+
+
+def _module(name: str) -> Any:
+    """A module of wandb's, which has no types for what it exports."""
+    return importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    # wandb tells what it does on standard error as well.
+    with contextlib.redirect_stderr(sys.stdout):
+        sys.exit(main(sys.argv[1]))

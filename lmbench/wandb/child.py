@@ -119,8 +119,8 @@ def _log(run: Any, loaded: Run) -> None:
         run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s})
     if began is not None:
         run.summary.update({"_timestamp": began + (lasted_s or 0.0)})
-    for table in tables_of(record):
-        run.summary[table.name] = wandb.Table(columns=list(table.columns), data=table.rows)
+    for name, rows in tables_of(record).items():
+        run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
 
 
 def stable_id(record: RunRecord) -> str:

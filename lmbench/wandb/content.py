@@ -7,21 +7,20 @@ s, 10 000 steps 5.4 s (1.5 s of it are start-up), for files of 0.01, 0.09 and 7.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from lmbench.masking import masked, masked_words
 from lmbench.precision import short_label
+from lmbench.records.codec import as_dict
 from lmbench.records.load import Run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, recorded, value_at
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import PHASES, Span
 from lmbench.report import logged
 from lmbench.report.facts import EAGER, FACT, Planned, Value, fact_of, other_axes, read_facts
-from lmbench.report.units import MS, PERCENT
+from lmbench.report.run import phase_table
 from lmbench.text import shown
 
 #: Facts that stand in the configuration beside those of FACTS: name, and where the record has them.
@@ -76,19 +75,6 @@ _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 _USUAL_MODE = "train_step"
 _BRIEF = {"batch": "b{}", "context": "c{}", "compile": "compiled {}"}
 _NAME_WIDTH = 120
-
-
-#: The table of phases: `phase`, `mean_ms` and the other statistics, the step as its last row.
-PHASE_TABLE = "tables/phases"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for W&B: name, columns, rows of plain values."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: list[list[Any]]
 
 
 def facts_of(record: RunRecord) -> dict[str, Value]:
@@ -229,50 +215,24 @@ def runtime_s(record: RunRecord) -> float | None:
     return None if started is None or ended is None else ended - started
 
 
-def tables_of(record: RunRecord) -> list[Table]:
-    """The phases with their statistics, the guards, and the whole record; none of a run that did not come so far."""
-    spans: tuple[Span, ...] = (*PHASES, "step")
-    tables = (
-        Table(
-            PHASE_TABLE,
-            ("phase", "n", "mean_ms", "std_ms", "median_ms", "min_ms", "max_ms", "share_percent", "host_mean_ms",
-             "lag_median_ms", "verdict"),
-            [row for span in spans if (row := _phase_row(record, span))],
-        ),
-        Table(
-            "tables/guards",
-            ("name", "status", "value", "limit", "unit", "message", "advice"),
-            [[g.name, g.status, g.value, g.limit, g.unit, g.message, g.advice] for g in record.guards],
-        ),
-        Table("tables/record", ("field", "value", "unit", "meaning"), list(_record_rows(record))),
-    )  # fmt: skip
-    return [table for table in tables if table.rows]
-
-
-def _phase_row(record: RunRecord, span: Span) -> list[Any]:
-    of = record.phases.get(span)
-    if of is None:
-        return []
-    verdict = record.probe.verdicts.get(span) if record.probe.verdicts else None
-    times = (of.mean_s, of.std_s, of.median_s, of.min_s, of.max_s)
-    lag_s = of.lag.median_s if of.lag else None
-    return [
-        span, of.n, *(_times(value, MS.scale) for value in times), _times(of.share_fraction, PERCENT.scale),
-        _times(of.host.mean_s, MS.scale), _times(lag_s, MS.scale), verdict.verdict if verdict else None,
-    ]  # fmt: skip
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _record_rows(record: RunRecord) -> Iterator[list[Any]]:
-    """Every value of the record by its dotted name, in SI units, with what the schema says of it."""
+def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the phases with their statistics, of the guards, and of the whole record in SI units with what the schema
+    says of each number; of a run that did not come so far those that there are."""
     known = fields("run")
-    found: Mapping[str, Any] = masked(recorded(record))
-    for name, value in found.items():
-        if name == "guards":
-            continue
-        about = known.get(name)
-        told = masked_words(record.argv) if name == "argv" and record.argv else value
-        yield [name, str(told), about.unit if about else "", about.meaning if about else ""]
+    plain: Mapping[str, Any] = masked(recorded(record))
+    if record.argv:
+        plain = {**plain, "argv": masked_words(record.argv)}
+    rows = [
+        {"field": name, "value": str(value), "unit": known[name].unit, "meaning": known[name].meaning}
+        if name in known
+        else {"field": name, "value": str(value), "unit": "", "meaning": ""}
+        for name, value in plain.items()
+        if name != "guards"
+    ]
+    step = record.phases.step
+    tables: dict[str, list[dict[str, Any]]] = {
+        "tables/phases": phase_table(record, step).records() if step is not None else [],
+        "tables/guards": [as_dict(guard) for guard in record.guards],
+        "tables/record": rows,
+    }
+    return {name: rows for name, rows in tables.items() if rows}

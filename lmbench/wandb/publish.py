@@ -1,4 +1,7 @@
-"""Let W&B have results that are closed: beside them as offline runs, and at its server where that is asked for."""
+"""Let W&B have results that are closed: beside them as offline runs, and at its server where that is asked for.
+
+wandb runs in a process of its own, which may hang, crash or change its environment alone.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import configparser
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +28,6 @@ from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.text import one_line
 from lmbench.wandb.board import Request, Saved
-from lmbench.wandb.process import run_module
 
 DEFAULT_TIMEOUT_S = 60.0
 _MOST_SETTINGS_BYTES = 2**16
@@ -114,6 +120,61 @@ def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
+# What would make wandb stay offline, take the run for another one, be silent about what goes wrong, or use the
+# background process of a WandbLogger in this process.
+_DROPPED = ("WANDB_MODE", "WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SILENT", "WANDB_QUIET")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: `exit_code` is None where it was stopped at its time limit."""
+
+    exit_code: int | None
+    lines: list[str]
+    timeout_s: float
+
+    def check(self) -> None:
+        """Raises WandbProblem where the process was stopped or failed."""
+        if self.exit_code is None:
+            raise WandbProblem(f"wandb was not done within {self.timeout_s:g} s; is the server there?")
+        if self.exit_code != 0:
+            raise WandbProblem(self.lines[-1] if self.lines else f"wandb ended with exit code {self.exit_code}")
+
+
+def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
+    """Run `python -m module words`, at most so long; whatever ends the wait ends the process too.
+
+    It hears no Ctrl-C of the terminal, so that this process decides.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    with (
+        # By itself wandb would leave logs and caches in the working directory and in the user's home.
+        tempfile.TemporaryDirectory(prefix="lmbench-wandb-", ignore_cleanup_errors=True) as scratch,
+        # A file, not a pipe: wandb's own background process would keep a pipe open.
+        tempfile.TemporaryFile() as output,
+    ):
+        process = subprocess.Popen(
+            # -P: the installed modules, as in this process, whatever lies in the working directory.
+            [sys.executable, "-P", "-m", module, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment, "WANDB_DIR": scratch, "WANDB_CACHE_DIR": scratch, "WANDB_ERROR_REPORTING": "false"},
+            start_new_session=True,
+        )
+        exit_code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                exit_code = process.wait(timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Ended(exit_code, [line.strip() for line in text.splitlines() if line.strip()], timeout_s)
+
+
 class WandbProblem(Exception):
     """W&B did not get a result; the message is one line that says why, without secrets of wandb's own message."""
 
@@ -185,11 +246,7 @@ def write(results: Sequence[Path], timeout_s: float) -> None:
     """
     for result in results:
         _check_folder(result)
-    ended = run_module("lmbench.wandb.child", [str(result) for result in results], timeout_s * len(results))
-    if ended.exit_code is None:
-        raise WandbProblem(f"wandb did not finish within {timeout_s * len(results):g} s")
-    if ended.exit_code != 0:
-        raise WandbProblem(ended.lines[-1] if ended.lines else f"wandb ended with exit code {ended.exit_code}")
+    run_module("lmbench.wandb.child", [str(result) for result in results], timeout_s * len(results)).check()
 
 
 def is_uploaded(result: Path) -> bool:
@@ -232,7 +289,7 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     for mark in _files(result, ".wandb.synced"):
         mark.unlink()
     if ended.exit_code is None:
-        raise WandbProblem(f"not done within {timeout_s:g} s; is the server there?")
+        ended.check()
     why = (faults or ended.lines or ["no reason given"])[-1]
     # Its whole comment on a server's 401.
     raise WandbProblem("the server refused it; is the key right?" if why == "<no message>" else why)
@@ -247,9 +304,6 @@ def save_boards(request: Request, timeout_s: float) -> Iterator[Saved]:
     with tempfile.TemporaryDirectory(prefix="lmbench-boards-") as scratch:
         file = Path(scratch) / "request.json"
         file.write_bytes(msgspec.json.encode(request))
-        ended = run_module("lmbench.wandb.board_child", [str(file)], timeout_s)
-    yield from (msgspec.json.decode(line, type=Saved) for line in ended.lines if line.startswith('{"kind":'))
-    if ended.exit_code is None:
-        raise WandbProblem(f"not done within {timeout_s:g} s; is the server there?")
-    if ended.exit_code != 0:
-        raise WandbProblem(ended.lines[-1] if ended.lines else f"wandb ended with exit code {ended.exit_code}")
+        ended = run_module("lmbench.wandb.board", [str(file)], timeout_s)
+    yield from (msgspec.json.decode(line, type=Saved) for line in ended.lines if line.startswith('{"name":'))
+    ended.check()

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from wandb_loopback import PLANTED_KEY, Server
 
 from lmbench.callbacks import PhaseTimer, RunRecorder
-from lmbench.wandb.process import run_module
+from lmbench.wandb.publish import run_module
 
 from conftest import SlowBatches, quiet_trainer
 

@@ -24,7 +24,7 @@ from trace_events import HandWritten
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.wandb import publish
-from lmbench.wandb.process import Ended
+from lmbench.wandb.publish import Ended
 
 SEED = 10
 #: What all of it may add to the process's peak: no file of these is large, and none grows.
@@ -141,7 +141,7 @@ def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         if module == "wandb":
             (Path(words[-1]) / "offline-run-1").mkdir(parents=True)
             (Path(words[-1]) / "offline-run-1" / "run-1.wandb.synced").touch()
-        return Ended(0, [])
+        return Ended(0, [], 60)
 
     monkeypatch.setattr(publish, "run_module", run_module)
 

@@ -128,20 +128,20 @@ def test_a_profiled_runs_summary_has_its_kernels_by_kind_and_part(h200):
 
 def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_path):
     record = load_run(write_result(tmp_path)).record
-    phases, guards, whole = tables_of(record)
-    rows = {row[0]: dict(zip(phases.columns, row, strict=True)) for row in phases.rows}
-    assert list(rows) == ["forward", "backward", "other", "step"]
-    assert rows["forward"]["mean_ms"] == value_at(record, "phases.forward.mean_s") * 1e3
-    assert rows["forward"]["verdict"] == "queued"
-    assert [row[0] for row in guards.rows] == [guard.name for guard in record.guards]
-    told = {row[0]: dict(zip(whole.columns, row, strict=True)) for row in whole.rows}
-    assert set(told) == set(recorded(record)) - {"guards"}
-    assert told["phases.step.median_s"]["value"] == str(value_at(record, "phases.step.median_s"))
-    assert told["phases.step.median_s"]["unit"] == "s"
+    tables = tables_of(record)
+    phases = {row["phase"]: row for row in tables["tables/phases"]}
+    assert list(phases) == ["forward", "backward", "other", "step"]
+    assert phases["forward"]["mean_s"] == value_at(record, "phases.forward.mean_s")
+    assert phases["forward"]["verdict"] == "queued"
+    assert [row["name"] for row in tables["tables/guards"]] == [guard.name for guard in record.guards]
+    fields = {row["field"]: row for row in tables["tables/record"]}
+    assert set(fields) == set(recorded(record)) - {"guards"}
+    assert fields["phases.step.median_s"]["value"] == str(value_at(record, "phases.step.median_s"))
+    assert fields["phases.step.median_s"]["unit"] == "s"
 
 
 def test_a_run_that_measured_nothing_says_why(tmp_path):
     path = write_result(tmp_path, outcome="error", error={"kind": "ValueError"}, window={}, probe={})
     record = load_run(path).record
-    assert [table.name for table in tables_of(record)] == ["tables/record"]
+    assert list(tables_of(record)) == ["tables/record"]
     assert summary_of(record, "error") == {"outcome": "error", "error/kind": "ValueError"}

@@ -13,7 +13,7 @@ from wandb_results import write_result
 from lmbench.cli import main
 from lmbench.records.load import load_run
 from lmbench.wandb import child, publish
-from lmbench.wandb.process import Ended
+from lmbench.wandb.publish import Ended
 
 Sent = list[list[str]]
 
@@ -29,7 +29,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sent:
             run = Path(words[-1]) / "offline-run-1"
             run.mkdir(parents=True, exist_ok=True)
             (run / "run-1.wandb.synced").touch()
-        return Ended(0, [])
+        return Ended(0, [], 60)
 
     monkeypatch.setattr(publish, "run_module", run_module)
     for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_CONFIG_DIR"):
@@ -72,7 +72,7 @@ def test_a_mark_that_is_taken_back_is_the_results_own(tmp_path: Path, monkeypatc
     own.parent.mkdir(parents=True)
     own.touch()
     (result / "wandb" / "offline-run-9").symlink_to(tmp_path / "other" / "wandb" / "offline-run-9")
-    monkeypatch.setattr(publish, "run_module", lambda *_: Ended(1, ["wandb: ERROR no"]))
+    monkeypatch.setattr(publish, "run_module", lambda *_: Ended(1, ["wandb: ERROR no"], 60))
     with pytest.raises(publish.WandbProblem):
         publish.sync(result, 1)
     assert not own.exists()
