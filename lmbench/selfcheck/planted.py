@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median_high
@@ -93,6 +94,8 @@ def measure(
     clock: Literal["events", "sync"] = "events",
 ) -> Measured:
     """Train `module` on one small resident batch under the harness's own callbacks."""
+    # A Trainer is a cycle: what the check before had on the device would be freed in the midst of this one's peaks.
+    gc.collect()
     timer, session = PhaseTimer(clock), MeasurementSession(schedule)
     trainer = Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
