@@ -82,14 +82,3 @@ def test_help_answers_without_torch(words):
         "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=20)
-
-
-def test_a_configuration_that_multiplies_is_refused_before_it_is_in_memory(tmp_path, capsys):
-    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    (tmp_path / "bomb.yaml").write_text("\n".join(["a0: &a0 [x]", *levels]))
-    for given in (str(tmp_path / "bomb.yaml"), "{x: " + "[" * 100 + "]" * 100 + "}"):
-        assert main(["fit", "--config", given]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("lmbench: ")
-        assert err.count("\n") == 1
-        assert "is not read: it" in err or "is not read: with" in err
