@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,18 +12,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset
 
-from lmbench.data.batches import (
-    Drawing,
-    DrawnDataset,
-    PrebuiltDataset,
-    RandomSource,
-    Source,
-    TextSource,
-    TokenBatch,
-    on_device,
-)
-from lmbench.data.corpus import Corpus, open_corpus
-from lmbench.data.token_cache import TokenIds, corpus_tokens, default_cache_dir
+from lmbench.data.batches import DrawnBatches, PrebuiltBatches, TokenBatch, random_windows, text_windows
+from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, default_cache_dir, open_corpus
 from lmbench.errors import UsageError
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
@@ -97,13 +89,39 @@ class TokenData(LightningDataModule):
             )
         if self.source == "text":
             self._text = self._read_text()
-            self._source(held_out=stage != "fit")
+            self._text_part(held_out=stage != "fit")
 
     def train_dataloader(self) -> Iterable[TokenBatch]:
-        return self.loader(*self._place())
+        return self._trainers_loader(held_out=False)
 
     def val_dataloader(self) -> Iterable[TokenBatch]:
-        return self.loader(*self._place(), held_out=True)
+        return self._trainers_loader(held_out=True)
+
+    def _trainers_loader(self, held_out: bool) -> Iterable[TokenBatch]:
+        if self.trainer is None:
+            return self.loader(torch.device("cpu"), held_out=held_out)
+        return self.loader(self.trainer.strategy.root_device, self.trainer.global_rank, held_out)
+
+    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> Iterable[TokenBatch]:
+        """The batches of a rank for a device, in a Trainer or not."""
+        shape = {"batch_size": self.batch_size, "context_length": self.context_length}
+        if self.source == "random":
+            draw = partial(random_windows, vocab_size=self.vocab_size, **shape)
+        else:
+            draw = partial(text_windows, ids=self._text_part(held_out), **shape)
+        dataset: IterableDataset[TokenBatch] = DrawnBatches(draw, (self.seed, rank, int(held_out)))
+        if not self._draws_anew:
+            built = list(itertools.islice(dataset, self.num_batches))
+            if self.placement == "device":
+                return PrebuiltBatches([TokenBatch(tokens.to(device), targets.to(device)) for tokens, targets in built])
+            dataset = PrebuiltBatches(built)
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=self.num_workers > 0,
+        )
 
     def tokens_per_batch(self, batch: TokenBatch) -> int:
         """Tokens in a batch, for modules that do not count them themselves."""
@@ -111,16 +129,19 @@ class TokenData(LightningDataModule):
 
     def describe(self) -> dict[str, Any]:
         """What the data was, for the run's record; about a text's corpus once ``setup`` has run."""
-        facts: dict[str, Any] = {
-            "source": self.source,
-            "batch_size": self.batch_size,
-            "context_length": self.context_length,
-            "vocab_size": self.vocab_size,
-            "placement": self.placement,
-            "num_workers": self.num_workers,
-            "num_batches": None if self._draws_anew else self.num_batches,
-            "seed": self.seed,
-        }
+        names = (
+            "source",
+            "batch_size",
+            "context_length",
+            "vocab_size",
+            "placement",
+            "num_workers",
+            "num_batches",
+            "seed",
+        )
+        facts = {name: getattr(self, name) for name in names}
+        if self._draws_anew:
+            facts["num_batches"] = None
         if self._text is not None:
             corpus, ids = self._text
             facts |= {
@@ -136,34 +157,8 @@ class TokenData(LightningDataModule):
     def _draws_anew(self) -> bool:
         return self.source == "text" and self.placement == "pinned"
 
-    def _place(self) -> tuple[torch.device, int]:
-        if self.trainer is None:
-            return torch.device("cpu"), 0
-        return self.trainer.strategy.root_device, self.trainer.global_rank
-
-    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> Iterable[TokenBatch]:
-        """One rank's batches for a device, in a Trainer or not."""
-        drawing = Drawing(
-            self._source(held_out), self.batch_size, self.context_length, (self.seed, rank, int(held_out))
-        )
-        if self.placement == "device":
-            resident = [on_device(batch, device) for batch in drawing.first(self.num_batches)]
-            return PrebuiltDataset(resident)
-        dataset: IterableDataset[TokenBatch] = (
-            DrawnDataset(drawing) if self._draws_anew else PrebuiltDataset(drawing.first(self.num_batches))
-        )
-        loader: DataLoader[TokenBatch] = DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=self.num_workers,
-            pin_memory=device.type == "cuda",
-            persistent_workers=self.num_workers > 0,
-        )
-        return loader
-
-    def _source(self, held_out: bool) -> Source:
-        if self.source == "random":
-            return RandomSource(self.vocab_size)
+    def _text_part(self, held_out: bool) -> TokenIds:
+        """The ids for training, or those held out for validation."""
         _, ids = self._text or self._read_text()
         border = round(ids.size * (1 - HELD_OUT_FRACTION))
         part = ids[border:] if held_out else ids[:border]
@@ -173,7 +168,7 @@ class TokenData(LightningDataModule):
                 f"the text has {part.size} tokens for {'validation' if held_out else 'training'}, one batch "
                 f"needs {needed}; give more text, or a smaller batch_size or context_length"
             )
-        return TextSource(part)
+        return part
 
     def _read_text(self) -> tuple[Corpus, TokenIds]:
         corpus = open_corpus(self.text_files)
