@@ -70,3 +70,19 @@ def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:
     # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
     meant = sorted(meant, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
     return f"; did you mean {' or '.join(form.format(name) for name in meant)}?" if meant else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> UsageError:
+    """The error for a name that is none of the known: `unknown attention 'spda'; choose one of ...; did you mean ...`.
+
+    `otherwise` follows the known names, such as `, or a function of your own`.
+    """
+    known = list(known)
+    return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{otherwise}{suggest(name, known)}")
+
+
+def check_at_least(limit: int, **values: int) -> None:
+    """Raises UsageError for the first value below the limit, by its name."""
+    for name, value in values.items():
+        if value < limit:
+            raise UsageError(f"{name} is {value}; it must be at least {limit}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, check_at_least, unknown
 
 DEFAULT_VOCAB_SIZE = 10_000
 
@@ -25,14 +25,14 @@ class ModelShape:
     vocab_size: int = DEFAULT_VOCAB_SIZE
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise UsageError(f"{field.name} is {value}; it must be a positive whole number")
+        check_at_least(1, **asdict(self))
         if self.d_model % self.num_heads:
+            divisors = (heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0)
+            fitting = [heads for heads in divisors if self.d_model // heads % 2 == 0] or [1]
+            nearest = min(fitting, key=lambda heads: abs(heads - self.num_heads))
             raise UsageError(
                 f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
-                f"choose a number of heads that does, e.g. {_nearest_heads(self.d_model, self.num_heads)}"
+                f"choose a number of heads that does, e.g. {nearest}"
             )
         if self.head_dim % 2:
             raise UsageError(
@@ -80,34 +80,19 @@ def resolve_shape(
     Raises:
         UsageError: an unknown size, a missing dimension, or a shape that :class:`ModelShape` refuses.
     """
-    given = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
-    overrides = {name: value for name, value in given.items() if value is not None}
+    dimensions = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
+    overrides = {name: value for name, value in dimensions.items() if value is not None}
     if size is None:
-        missing = [name for name, value in given.items() if value is None]
+        missing = [name for name in dimensions if name not in overrides]
         if missing:
-            raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {_names()})")
+            sizes = ", ".join(SIZES)
+            raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {sizes})")
         return ModelShape(**overrides, vocab_size=vocab_size)
-    return replace(_named(size), **overrides, vocab_size=vocab_size)
+    if size not in SIZES:
+        raise unknown("model size", size, SIZES, ", or give all dimensions")
+    return replace(SIZES[size], **overrides, vocab_size=vocab_size)
 
 
 def size_name(shape: ModelShape) -> str | None:
     """The name of a shape's size, whatever its vocabulary; None for any other shape."""
     return next((name for name, named in SIZES.items() if replace(named, vocab_size=shape.vocab_size) == shape), None)
-
-
-def _named(size: str) -> ModelShape:
-    if size in SIZES:
-        return SIZES[size]
-    raise UsageError(
-        f"unknown model size {size!r}; choose one of {_names()}, or give all dimensions{suggest(size, SIZES)}"
-    )
-
-
-def _names() -> str:
-    return ", ".join(SIZES)
-
-
-def _nearest_heads(d_model: int, num_heads: int) -> int:
-    """The number of heads nearest to the one asked for that divides the width into even heads."""
-    fitting = [heads for heads in range(1, d_model + 1) if d_model % heads == 0 and (d_model // heads) % 2 == 0]
-    return min(fitting or [1], key=lambda heads: abs(heads - num_heads))

@@ -9,7 +9,7 @@ from lmbench.errors import UsageError
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape, resolve_shape
 
-DESIGN_COUNTS = {
+COUNTS = {
     "small": 128_625_408,
     "medium": 423_183_360,
     "large": 969_411_840,
@@ -18,8 +18,8 @@ DESIGN_COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("size", "count"), DESIGN_COUNTS.items())
-def test_parameter_counts_are_the_designs(size: str, count: int) -> None:
+@pytest.mark.parametrize(("size", "count"), COUNTS.items())
+def test_named_sizes_have_their_parameter_counts(size: str, count: int) -> None:
     assert SIZES[size].parameter_count == count
 
 
@@ -48,7 +48,7 @@ def test_a_shape_without_a_size_needs_every_dimension() -> None:
         ({"size": "2.7b"}, "did you mean 2.7B"),
         ({"size": "small", "num_heads": 7}, "num_heads 7 does not divide d_model 768.*e.g. 6"),
         ({"size": "small", "d_model": 60}, "head_dim is 5 .*even head_dim"),
-        ({"size": "small", "num_layers": 0}, "num_layers is 0; it must be a positive"),
+        ({"size": "small", "num_layers": 0}, "num_layers is 0; it must be at least 1"),
         ({"size": "small", "d_ff": -1}, "d_ff is -1"),
         ({"size": "small", "vocab_size": 0}, "vocab_size is 0"),
     ],

@@ -24,12 +24,12 @@ class TokenBatch(NamedTuple):
     targets: Tensor
 
 
-def random_windows(rng: np.random.Generator, vocab_size: int, batch_size: int, context_length: int) -> Windows:
+def random_windows(vocab_size: int, batch_size: int, context_length: int, rng: np.random.Generator) -> Windows:
     """Ids drawn uniformly from the vocabulary, ``batch seq+1``."""
     return rng.integers(vocab_size, size=(batch_size, context_length + 1), dtype=np.int64)
 
 
-def text_windows(rng: np.random.Generator, ids: TokenIds, batch_size: int, context_length: int) -> Windows:
+def text_windows(ids: TokenIds, batch_size: int, context_length: int, rng: np.random.Generator) -> Windows:
     """Windows of a text that start anywhere in it, ``batch seq+1``."""
     starts = rng.integers(ids.size - context_length, size=batch_size)
     return np.stack([ids[start : start + context_length + 1] for start in starts]).astype(np.int64)

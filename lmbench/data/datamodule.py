@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lmbench.data.batches import DrawnBatches, PrebuiltBatches, TokenBatch, random_windows, text_windows
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, default_cache_dir, open_corpus
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, check_at_least
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
 # With fewer, training would be close to that on one fixed batch, which is faster than on real data.
@@ -104,11 +104,11 @@ class TokenData(LightningDataModule):
 
     def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> Iterable[TokenBatch]:
         """The batches of a rank for a device, in a Trainer or not."""
-        shape = {"batch_size": self.batch_size, "context_length": self.context_length}
+        shape = (self.batch_size, self.context_length)
         if self.source == "random":
-            draw = partial(random_windows, vocab_size=self.vocab_size, **shape)
+            draw = partial(random_windows, self.vocab_size, *shape)
         else:
-            draw = partial(text_windows, ids=self._text_part(held_out), **shape)
+            draw = partial(text_windows, self._text_part(held_out), *shape)
         dataset: IterableDataset[TokenBatch] = DrawnBatches(draw, (self.seed, rank, int(held_out)))
         if not self._draws_anew:
             built = list(itertools.islice(dataset, self.num_batches))
@@ -179,9 +179,8 @@ class TokenData(LightningDataModule):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        lowest = {"batch_size": 1, "context_length": 1, "vocab_size": 1, "num_workers": 0, "seed": 0}
-        for name, limit in (lowest | {"num_batches": MINIMUM_BATCHES}).items():
-            if getattr(self, name) < limit:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least {limit}")
+        check_at_least(1, batch_size=self.batch_size, context_length=self.context_length, vocab_size=self.vocab_size)
+        check_at_least(0, num_workers=self.num_workers, seed=self.seed)
+        check_at_least(MINIMUM_BATCHES, num_batches=self.num_batches)
         if self.num_workers and self.placement == "device":
             raise UsageError("num_workers needs placement pinned: batches on the device have no loader processes")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 
-from lmbench.errors import UsageError
+from lmbench.errors import check_at_least
 
 
 class BatchShape(NamedTuple):
@@ -31,17 +31,14 @@ class ShapeData(LightningDataModule):
 
     def __init__(self, *, batch_size: int = 4, context_length: int = 512) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("context_length", context_length)):
-            if value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
+        check_at_least(1, batch_size=batch_size, context_length=context_length)
         self.batch_size, self.context_length = batch_size, context_length
         self.shape = BatchShape(batch_size, context_length)
 
     def train_dataloader(self) -> Iterable[BatchShape]:
         return itertools.repeat(self.shape)
 
-    def val_dataloader(self) -> Iterable[BatchShape]:
-        return itertools.repeat(self.shape)
+    val_dataloader = train_dataloader
 
     def tokens_per_batch(self, batch: BatchShape) -> int:
         """Positions in a batch."""

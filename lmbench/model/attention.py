@@ -6,10 +6,13 @@ The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, suggest, unknown
+from lmbench.imports import import_named
 from lmbench.model.flex_attention import FlexCore, causal_block_mask
 from lmbench.model.layers import Projection, RotaryEmbedding
-from lmbench.model.own_attention import Function, FunctionCore, load_function
 from lmbench.sizes import ModelShape
+
+Function = Callable[..., Tensor]
 
 
 class Tables(NamedTuple):
@@ -100,21 +105,46 @@ class FusedCore(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
 
 
+class FunctionCore(nn.Module):
+    """Attention by a function of the user's own, called as PyTorch's: `function(query, key, value, is_causal=...)`."""
+
+    def __init__(self, function: Function, head_dim: int, is_causal: bool) -> None:
+        super().__init__()
+        self._function = partial(function, is_causal=is_causal)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
+        return self._function(q, k, v)
+
+
 @dataclass(frozen=True)
 class AttentionKind:
-    """An implementation by name: its core, the back end of PyTorch's fused operator (None: PyTorch chooses), what makes
-    the mask that the core takes for causal attention (None: it needs none), and the user's own function, if it is one.
+    """An implementation by name.
+
+    Attributes:
+        core: makes the module that computes it, of head_dim and is_causal.
+        backend: of PyTorch's fused operator; None lets PyTorch choose.
+        make_mask: makes the mask that the core takes for causal attention, of a length and a device; None: no mask.
+        function: the user's own.
     """
 
     name: str
     core: Callable[[int, bool], nn.Module]
     backend: SDPBackend | None = None
-    make_mask: Callable[[int], Any] | None = None
+    make_mask: Callable[[int, torch.device | None], Any] | None = None
     function: Function | None = None
 
     def chosen(self) -> AbstractContextManager[None]:
         """Lets the fused operator take this back end and no other."""
         return nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+
+    def mask(self, seq: int, is_causal: bool, device: torch.device | None = None) -> Any:
+        """The mask that the core takes, None where it needs none."""
+        return self.make_mask(seq, device) if self.make_mask is not None and is_causal else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Its kernel is made by torch.compile."""
+        return self.core is FlexCore
 
     @property
     def is_written_out(self) -> bool:
@@ -122,24 +152,24 @@ class AttentionKind:
         return self.core is NaiveCore or self.backend is SDPBackend.MATH
 
     def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
-        """What an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out, output
-        and a logsumexp for each row, in float32 at least, if fused. None where nobody knows.
+        """Bytes that an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out,
+        output and a logsumexp for each row, in float32 at least, if fused. None where nobody knows.
 
         `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
         """
         rows = size.batch * size.heads * size.seq
         if self.core is NaiveCore:
             return rows * size.seq * (dtype.itemsize + (4 if has_float_softmax else 0))
-        if self.core is not FlexCore and self.backend in (None, SDPBackend.MATH):
+        if not self.is_compiled and self.backend in (None, SDPBackend.MATH):
             return None
         # The efficient back end's logsumexp is padded (kAlignLSE in PyTorch's kernel_forward.h).
         padded = -(-size.seq // 32) * 32 if self.backend is SDPBackend.EFFICIENT_ATTENTION else size.seq
         return rows * size.head_dim * dtype.itemsize + size.batch * size.heads * padded * max(4, dtype.itemsize)
 
 
-def causal_mask(seq: int) -> Tensor:
+def causal_mask(seq: int, device: torch.device | None = None) -> Tensor:
     """True where attention is forbidden, ``seq seq``: at later positions."""
-    return torch.ones(seq, seq, dtype=torch.bool).triu_(1)
+    return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
 
 
 ATTENTION: dict[str, AttentionKind] = {
@@ -171,12 +201,54 @@ def attention_kind(name: str) -> AttentionKind:
     if name in ATTENTION:
         return ATTENTION[name]
     if ":" in name:
-        function = load_function(name)
+        function = _load_function(name)
         return AttentionKind(name, partial(FunctionCore, function), function=function)
-    raise UsageError(
-        f"unknown attention {name!r}; choose one of {', '.join(ATTENTION)}, or a function of your own, "
-        f"my_module:my_attention{suggest(name, ATTENTION)}"
-    )
+    raise unknown("attention", name, ATTENTION, ", or a function of your own, my_module:my_attention")
+
+
+def _load_function(path: str) -> Function:
+    """The function that `my_module:my_attention` names.
+
+    Raises:
+        UsageError: no such module or function, an error in the module's own code, or a function that cannot be called
+            as PyTorch's scaled_dot_product_attention is.
+    """
+    option = f"--model.attention {path}"
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"{option}: name a function with its module, as in my_module:my_attention")
+    if "/" in module_name or module_name.endswith(".py"):
+        raise UsageError(f"{option}: name the module as in an import, {Path(module_name).stem}:{name}, from its folder")
+    module = import_named(option, module_name)
+    try:
+        function: Function = attrgetter(name)(module)
+    except AttributeError:
+        hint = suggest(name, vars(module), module_name + ":{}")
+        raise UsageError(f"{option}: module {module_name} has no {name}{hint}") from None
+    if isinstance(function, type) or not callable(function):
+        kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
+        raise UsageError(f"{option} is {kind}; name a function, or an instance that can be called")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # An operator of a library: a call will show how it can be called.
+        return function
+    try:
+        signature.bind("query", "key", "value", is_causal=True)
+    except TypeError as error:
+        raise UsageError(
+            f"{option} takes {signature} and is called with (query, key, value, is_causal=...), as PyTorch's "
+            f"scaled_dot_product_attention is: {error}"
+        ) from None
+    return function
+
+
+def keep_mask(module: nn.Module, mask: Any) -> None:
+    """Let a module have a mask as `mask`: a tensor as a buffer that no checkpoint stores, blocks as they are."""
+    if mask is None or isinstance(mask, Tensor):
+        module.register_buffer("mask", mask, persistent=False)
+    else:
+        module.mask = mask
 
 
 class Attention(nn.Module):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
@@ -27,8 +28,7 @@ from torch.nn.attention import SDPBackend
 from lmbench.errors import UsageError
 from lmbench.instruments.own_code import own_lines
 from lmbench.model.attention import ATTENTION, AttentionKind, Size
-from lmbench.model.flex_attention import FlexCore, refuse_flex
-from lmbench.model.own_attention import Function
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
 
@@ -75,9 +75,22 @@ class Use:
         sizes = ", ".join(f"{name} {value}" for name, value in self.size._asdict().items())
         return f"{sizes}, {'causal' if self.is_causal else 'not causal'}"
 
+    @property
+    def is_fp32_on_gpu(self) -> bool:
+        """Its products may be in TF32."""
+        return self.dtype is torch.float32 and self.device.type == "cuda"
+
+
+def use_in(trainer: Trainer, size: Size, is_causal: bool, stage: str, is_strided: bool) -> Use:
+    """How a Trainer's module uses attention."""
+    # A precision that a plugin made up may be anything; most are lower ones.
+    precision = find_precision(str(trainer.precision)) or PRECISIONS["bf16-mixed"]
+    device, context = trainer.strategy.root_device, trainer.precision_plugin.train_step_context
+    return Use(size, is_causal, precision.compute_dtype(), device, stage == "fit", is_strided, context)
+
 
 def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
-    """Try an implementation before it is measured; returns what was found of a user's own function.
+    """Try an implementation before it is measured; returns the result for a user's own function.
 
     On fake tensors, where memory is predicted, nothing can be tried.
 
@@ -85,46 +98,42 @@ def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
         UsageError: this machine has no kernel for it, or the function is wrong.
     """
     if isinstance(torch.empty(0), FakeTensor):
-        if kind.core is FlexCore:
+        if kind.is_compiled:
             raise UsageError(
-                "attention 'flex' is a kernel made by torch.compile, and a prediction compiles nothing; predict sdpa, "
-                "which saves the same"
+                f"attention {kind.name!r} is a kernel made by torch.compile, and a prediction compiles nothing; "
+                "predict sdpa, which saves the same"
             )
         return None
     if kind.function is not None:
-        return _check_function(kind.name, kind.function, use, cases(use))
-    if kind.core is FlexCore:
-        refuse_flex(use.device, use.has_backward)
-    if kind.backend is not None or kind.core is FlexCore:
-        _try_kernel(kind, use)
+        return _check_function(kind, use, cases(use))
+    if kind.is_compiled and use.device.type == "cpu" and use.has_backward:
+        raise UsageError(
+            f"attention {kind.name!r} has no backward pass on a CPU (PyTorch's own limit); choose sdpa or naive, or "
+            "measure inference with lmbench validate"
+        )
+    reasons = _reasons_against(kind, use) if kind.is_compiled or kind.backend is not None else None
+    if reasons is not None:
+        others = [other for other in ATTENTION.values() if other.backend is not None and other is not kind]
+        able = [*(other.name for other in others if _reasons_against(other, use) is None), "naive"]
+        raise UsageError(
+            f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
+            f"choose {' or '.join(able)}: {reasons}"
+        )
     return None
 
 
 # back ends of PyTorch's
 
 
-def _try_kernel(kind: AttentionKind, use: Use) -> None:
-    reasons = _why_not(kind, use)
-    if reasons is None:
-        return
-    others = [each for each in ATTENTION.values() if each.backend is not None and each is not kind]
-    able = ", ".join(each.name for each in others if _why_not(each, use) is None)
-    raise UsageError(
-        f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
-        f"{f'{able} and ' if able else ''}naive can do it: {reasons}"
-    )
-
-
-def _why_not(kind: AttentionKind, use: Use) -> str | None:
+def _reasons_against(kind: AttentionKind, use: Use) -> str | None:
     """Why a back end cannot do it, in PyTorch's words; None where it can."""
     # Written out, it takes memory with the square of the length; what it can do does not depend on that.
     size = use.size if kind.backend is not SDPBackend.MATH else use.size._replace(batch=1, seq=min(use.size.seq, 64))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             q, k, v, gradient = _draw(replace(use, size=size))
-            with use.device:
-                mask = kind.make_mask(size.seq) if kind.make_mask is not None and use.is_causal else None
+            mask = kind.mask(size.seq, use.is_causal, use.device)
             core = kind.core(size.head_dim, use.is_causal)
             with use.context(), kind.chosen(), torch.set_grad_enabled(use.has_backward):
                 output = core(q, k, v, mask)
@@ -134,8 +143,12 @@ def _why_not(kind: AttentionKind, use: Use) -> str | None:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            # Of flex it is the error that tells; warnings are of something else.
-            return _reasons([str(one.message) for one in told] if kind.backend is not None else [], error)
+            # PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off.
+            # A kernel of torch.compile's has no such warnings; the error tells.
+            warned = [str(warning.message) for warning in caught] if kind.backend is not None else []
+            reasons = [" ".join(line.split(" (Triggered")[0].split()) for line in warned]
+            reasons = [line for line in reasons if not line.endswith("because:") and "runtime disabled" not in line]
+            return "; ".join(dict.fromkeys(reasons or [str(error).partition("\n")[0]]))[:400]
         finally:
             if use.device.type == "cuda":
                 # The trial is no part of the run.
@@ -143,80 +156,65 @@ def _why_not(kind: AttentionKind, use: Use) -> str | None:
     return None
 
 
-def _reasons(warned: list[str], error: Exception) -> str:
-    """PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off."""
-    said = [" ".join(line.split(" (Triggered")[0].split()) for line in warned]
-    said = [line for line in said if not line.endswith("because:") and "has been runtime disabled" not in line]
-    return "; ".join(dict.fromkeys(said or [" ".join(str(error).split(". ")[0].split())]))[:400]
-
-
 # functions of the user's own
-
-
-@dataclass
-class _Finding:
-    """The largest deviation, with the case and the part it was in."""
-
-    deviation: float = 0.0
-    use: Use | None = None
-    part: str = ""
 
 
 def check_again(kind: AttentionKind, use: Use) -> None:
     """Once it was measured: is a user's own function still right, at the run's own shape? Not where no memory is left.
 
     Raises:
-        UsageError: it is not: what it gives depends on how often it was called, say.
+        UsageError: it is not: its results depend on how often it was called, say.
     """
     if kind.function is None:
         return
     try:
-        _check_function(kind.name, kind.function, use, [use])
+        _check_function(kind, use, [use])
     except torch.OutOfMemoryError:
         return
     except UsageError as error:
-        told = str(error).removeprefix(f"{INCORRECT}: ")
-        raise UsageError(f"{INCORRECT}: after the run, though it was right before: {told}") from error
+        reason = str(error).removeprefix(f"{INCORRECT}: ")
+        raise UsageError(f"{INCORRECT}: after the run, though it was right before: {reason}") from error
 
 
-def _check_function(name: str, function: Function, use: Use, among: list[Use]) -> AttentionCheck:
-    tolerance = tolerance_of(use)
-    worst, refused, count = _Finding(), [], 0
-    for case in among:
+def _check_function(kind: AttentionKind, use: Use, tried: list[Use]) -> AttentionCheck:
+    deviations: list[tuple[float, str]] = []
+    refused: list[str] = []
+    for case in tried:
         try:
-            deviations = _deviations(name, function, case)
+            by_part = zip(_deviations(kind, case), PARTS, strict=False)
+            deviations += [(off, f"{part} at {case}") for off, part in by_part]
         except _RaisedError as error:
             # What a function says it cannot do, it does not do wrong; after a device's error nothing can be done.
             if case.size == use.size or error.is_fatal:
                 raise
             refused.append(str(case))
-            continue
-        count += 1
-        for part, off in zip(PARTS, deviations, strict=False):
-            if off > worst.deviation or worst.use is None:
-                worst = _Finding(off, case, part)
-    check = AttentionCheck(
-        cases=count,
+    worst, largest_in = max(deviations, key=lambda pair: pair[0])
+    tolerance = tolerance_of(use)
+    if worst > tolerance:
+        hint = ""
+        if use.is_fp32_on_gpu and worst <= TF32_TOLERANCE:
+            hint = (
+                "; that is TF32's rounding: multiply in float32, or ask for TF32 with --measure.matmul_precision high"
+            )
+        share = f"{worst:.2g}" if math.isfinite(worst) else "nan or infinity"
+        raise UsageError(
+            f"{INCORRECT}: {kind.name} is off by {share} in the "
+            f"{largest_in}; allowed in {_named(use.dtype)} is {tolerance:.2g} of a row's size, against the formula in "
+            f"{_named(_wide(use.dtype))}{hint}"
+        )
+    return AttentionCheck(
+        cases=len(tried) - len(refused),
         refused=refused,
         tolerance_fraction=tolerance,
-        deviation_fraction=worst.deviation,
-        largest_in=f"{worst.part} at {worst.use}",
+        deviation_fraction=worst,
+        largest_in=largest_in,
     )
-    if not worst.deviation <= tolerance:
-        against = f"against the formula in {_named(_wide(use.dtype))}{_hint(use, worst)}"
-        raise UsageError(
-            f"{INCORRECT}: {name} is off by {_share(worst.deviation)} in the {check.largest_in}; allowed in "
-            f"{_named(use.dtype)} is {_share(tolerance)} of a row's size, {against}"
-        )
-    return check
 
 
 def tolerance_of(use: Use) -> float:
     """The largest deviation of a right function."""
-    is_tf32 = use.dtype is torch.float32 and use.device.type == "cuda"
-    if is_tf32 and torch.get_float32_matmul_precision() != "highest":
-        return TF32_TOLERANCE
-    return TOLERANCES[use.dtype]
+    is_tf32 = use.is_fp32_on_gpu and torch.get_float32_matmul_precision() != "highest"
+    return TF32_TOLERANCE if is_tf32 else TOLERANCES[use.dtype]
 
 
 def cases(use: Use) -> list[Use]:
@@ -231,73 +229,71 @@ def cases(use: Use) -> list[Use]:
     return list(dict.fromkeys([use, *others]))
 
 
-def _deviations(name: str, function: Function, case: Use) -> list[float]:
+def _deviations(kind: AttentionKind, case: Use) -> list[float]:
     """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last."""
     q, k, v, gradient = _draw(case)
-    # Copies: a function may write to what it is given.
-    drawn = {
-        place: [x[place].detach().to(_wide(case.dtype), copy=True) for x in (q, k, v, gradient)]
-        for place in _places(case.size)
-    }
-    results = _call(name, function, case, q, k, v, gradient)
-    found: list[float] = [0.0] * len(results)
+    size, heads = case.size, list[Any]([...])
+    if size.batch * size.heads * size.seq**2 > _BLOCK_ELEMENTS:
+        heads = list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
+    # Copies: a function may write to its arguments.
+    drawn = [[x[head].detach().to(_wide(case.dtype), copy=True) for x in (q, k, v, gradient)] for head in heads]
+    results = _call(kind, case, q, k, v, gradient)
+    largest = [0.0] * len(results)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        for place, given in drawn.items():
-            for letter, now, before in zip("qkv", (q, k, v), given, strict=False):
-                if not torch.equal(now[place].detach().to(before.dtype), before):
-                    raise UsageError(f"{INCORRECT}: {name} changes its {letter}, which others read too; q was {case}")
-            wanted = formula(given[0], given[1], given[2], given[3], case.is_causal)
-            for index, (result, rows) in enumerate(zip(results, wanted, strict=False)):
-                found[index] = max(found[index], deviation(result[place], rows))
+        for head, before in zip(heads, drawn, strict=True):
+            for letter, now, was in zip("qkv", (q, k, v), before, strict=False):
+                if not torch.equal(now[head].detach().to(was.dtype), was):
+                    raise UsageError(
+                        f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}"
+                    )
+            rows = formula(before[0], before[1], before[2], before[3], case.is_causal)
+            largest = [
+                max(off, deviation(result[head], right))
+                for off, result, right in zip(largest, results, rows, strict=False)
+            ]
     finally:
         torch.set_float32_matmul_precision(precision)
-    return found
+    return largest
 
 
-def _places(size: Size) -> list[Any]:
-    """Which heads are held against the formula, as indices."""
-    if size.batch * size.heads * size.seq**2 <= _BLOCK_ELEMENTS:
-        return [...]
-    return list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
-
-
-def _call(name: str, function: Function, case: Use, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
+def _call(kind: AttentionKind, case: Use, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
     """The output, and with a backward pass the gradients.
 
     Raises:
         UsageError: the output is not what PyTorch's function would give.
     """
-    with _raising(name, case, "forward"):
+    assert kind.function is not None
+    with _raising(kind.name, case, "forward"):
         with case.context(), torch.set_grad_enabled(case.has_backward):
-            output = function(q, k, v, is_causal=case.is_causal)
+            output: object = kind.function(q, k, v, is_causal=case.is_causal)
         _wait(case.device)
     if not isinstance(output, Tensor):
-        raise UsageError(f"{name} returned a {type(output).__name__}; it must return a tensor")
-    facts: list[tuple[str, object, object]] = [
+        raise UsageError(f"{kind.name} returned a {type(output).__name__}; it must return a tensor")
+    for what, actual, expected in (
         ("shape", tuple(output.shape), tuple(case.size)),
         ("dtype", output.dtype, case.dtype),
         ("device", output.device.type, case.device.type),
-    ]
-    for what, given, wanted in facts:
-        if given != wanted:
+    ):
+        if actual != expected:
             raise UsageError(
-                f"{name} returned a tensor of {what} {_named(given)}, where q has {_named(wanted)}; q was {case}"
+                f"{kind.name} returned a tensor of {what} {_named(actual)}, where q has {_named(expected)}; "
+                f"q was {case}"
             )
     if not case.has_backward:
         return [output]
     if not output.requires_grad:
         raise UsageError(
-            f"{name} returned a tensor without a gradient; it must be differentiable: by PyTorch's operators, a "
+            f"{kind.name} returned a tensor without a gradient; it must be differentiable: by PyTorch's operators, a "
             "torch.autograd.Function, or torch.library's register_autograd"
         )
-    with _raising(name, case, "backward"):
+    with _raising(kind.name, case, "backward"):
         gradients = torch.autograd.grad(output, (q, k, v), gradient, allow_unused=True)
         _wait(case.device)
-    for letter, found in zip("qkv", gradients, strict=True):
-        if found is None:
-            raise UsageError(f"{name} gives {letter} no gradient; q was {case}")
+    for letter, result in zip("qkv", gradients, strict=True):
+        if result is None:
+            raise UsageError(f"{kind.name} gives {letter} no gradient; q was {case}")
     return [output.detach(), *gradients]
 
 
@@ -308,57 +304,45 @@ class _RaisedError(UsageError):
 
 
 @contextmanager
-def _raising(name: str, case: Use, what: str) -> Iterator[None]:
+def _raising(name: str, case: Use, part: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         lines = own_lines(error)
-        place = f" at {lines[-1]}" if lines else ""
-        said = " ".join(str(error).split())[:300]
-        told = _RaisedError(f"{name} raised in its {what}{place}, for {case}: {type(error).__name__}: {said}")
-        told.is_fatal = "CUDA error" in said or "device-side assert" in said
-        raise told from error
-
-
-def _hint(use: Use, worst: _Finding) -> str:
-    is_tf32 = use.dtype is torch.float32 and use.device.type == "cuda" and worst.deviation <= TF32_TOLERANCE
-    if not is_tf32:
-        return ""
-    return "; that is TF32's rounding: let it multiply in float32, or ask for TF32 with --measure.matmul_precision high"
+        where = f" at {lines[-1]}" if lines else ""
+        message = " ".join(str(error).split())[:300]
+        raised = _RaisedError(f"{name} raised in its {part}{where}, for {case}: {type(error).__name__}: {message}")
+        raised.is_fatal = "CUDA error" in message or "device-side assert" in message
+        raise raised from error
 
 
 def _named(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _share(fraction: float) -> str:
-    return f"{fraction:.2g}" if math.isfinite(fraction) else "nan or infinity"
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _draw(use: Use) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _draw(use: Use) -> tuple[Tensor, ...]:
     """q, k, v and a gradient of the output, standard normal, without touching the run's own random numbers."""
     generator = torch.Generator(use.device).manual_seed(0)
+    batch, heads, seq, head_dim = use.size
 
     def draw(is_strided: bool) -> Tensor:
-        batch, heads, seq, head_dim = use.size
-        if is_strided:
-            return torch.randn(batch, seq, heads, head_dim, generator=generator, **kind).transpose(1, 2)
-        return torch.randn(use.size, generator=generator, **kind)
+        shape = (batch, seq, heads, head_dim) if is_strided else use.size
+        tensor = torch.randn(shape, generator=generator, dtype=use.dtype, device=use.device)
+        return tensor.transpose(1, 2) if is_strided else tensor
 
-    kind: Any = {"dtype": use.dtype, "device": use.device}
-    q, k, v, gradient = draw(False), draw(False), draw(use.is_strided), draw(use.is_strided)
+    *inputs, gradient = (draw(is_strided) for is_strided in (False, False, use.is_strided, use.is_strided))
     if not use.is_strided:
-        # As they are in attention by itself: what is compiled for a parameter is compiled again for another tensor.
-        q, k, v = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-    for tensor in (q, k, v):
+        # As they are in attention by itself: a kernel compiled for a parameter is compiled again for another tensor.
+        inputs = [nn.Parameter(tensor) for tensor in inputs]
+    for tensor in inputs:
         tensor.requires_grad_(use.has_backward)
-    return q, k, v, gradient
+    return (*inputs, gradient)
 
 
 def _wait(device: torch.device) -> None:
@@ -382,12 +366,11 @@ def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) 
     Rows of q are taken in blocks, so that memory does not grow with the square of the length.
     """
     seq, scale = q.shape[-2], q.shape[-1] ** -0.5
-    k_squares, v_squares = (x.square().sum(-1, keepdim=True) for x in (k, v))
-    q_squares, gradient_squares = (x.square().sum(-1, keepdim=True) for x in (q, gradient))
+    q_squares, k_squares, v_squares, gradient_squares = (_squares(x) for x in (q, k, v, gradient))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     dk_squares, dv_squares = torch.zeros_like(k_squares), torch.zeros_like(v_squares)
-    outputs: list[Rows] = []
-    dqs: list[Rows] = []
+    outputs: list[tuple[Tensor, Tensor]] = []
+    dqs: list[tuple[Tensor, Tensor]] = []
     step = max(1, _BLOCK_ELEMENTS // (seq * q[..., 0, 0].numel()))
     for start in range(0, seq, step):
         rows = slice(start, min(start + step, seq))
@@ -397,30 +380,38 @@ def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) 
             scores = scores.masked_fill_(later, float("-inf"))
         weights = torch.softmax(scores, dim=-1)
         del scores
-        output = weights @ v
-        of_weights = gradient[..., rows, :] @ v.transpose(-2, -1)
-        mean = (gradient[..., rows, :] * output).sum(-1, keepdim=True)
-        of_scores = weights * (of_weights - mean) * scale
-        outputs.append(Rows(output, (weights.square() @ v_squares).sqrt()))
-        # The two terms of a score's gradient are independent, and so are the products that each is a sum of; what is
-        # left of them may be nothing, and is that by chance in some row of many.
-        of_weights_squares = gradient[..., rows, :].square() @ v.square().transpose(-2, -1)
-        mean_squares = (gradient[..., rows, :].square() * output.square()).sum(-1, keepdim=True)
-        squares = weights.square() * (of_weights_squares + mean_squares) * scale**2
-        dqs.append(Rows(of_scores @ k, (squares @ k_squares).sqrt()))
+        output, block = weights @ v, gradient[..., rows, :]
+        mean = (block * output).sum(-1, keepdim=True)
+        of_scores = weights * (block @ v.transpose(-2, -1) - mean) * scale
+        # The two terms of a score's gradient are independent, and so are the products that each is a sum of; their
+        # difference may be nothing, and is that by chance in some row of many.
+        mean_squares = (block.square() * output.square()).sum(-1, keepdim=True)
+        weight_squares = weights.square()
+        squares = weight_squares * (block.square() @ v.square().transpose(-2, -1) + mean_squares) * scale**2
+        outputs.append((output, weight_squares @ v_squares))
+        dqs.append((of_scores @ k, squares @ k_squares))
         dk += of_scores.transpose(-2, -1) @ q[..., rows, :]
         dk_squares += squares.transpose(-2, -1) @ q_squares[..., rows, :]
-        dv += weights.transpose(-2, -1) @ gradient[..., rows, :]
-        dv_squares += weights.square().transpose(-2, -1) @ gradient_squares[..., rows, :]
-    return [_joined(outputs), _joined(dqs), Rows(dk, dk_squares.sqrt()), Rows(dv, dv_squares.sqrt())]
+        dv += weights.transpose(-2, -1) @ block
+        dv_squares += weight_squares.transpose(-2, -1) @ gradient_squares[..., rows, :]
+    parts = [
+        *(map(_joined, zip(*blocks, strict=True)) for blocks in (outputs, dqs)),
+        (dk, dk_squares),
+        (dv, dv_squares),
+    ]
+    return [Rows(values, squares.sqrt()) for values, squares in parts]
 
 
-def _joined(blocks: list[Rows]) -> Rows:
-    return Rows(torch.cat([block.values for block in blocks], -2), torch.cat([block.sizes for block in blocks], -2))
+def _squares(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True)
 
 
-def deviation(found: Tensor, wanted: Rows) -> float:
+def _joined(blocks: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat(blocks, -2)
+
+
+def deviation(result: Tensor, right: Rows) -> float:
     """The largest deviation of a row; infinity where one is not finite."""
-    off = torch.linalg.vector_norm(found.to(wanted.values.dtype) - wanted.values, dim=-1, keepdim=True) / wanted.sizes
+    off = torch.linalg.vector_norm(result.to(right.values.dtype) - right.values, dim=-1, keepdim=True) / right.sizes
     largest = off.max().item()
     return math.inf if math.isnan(largest) else largest

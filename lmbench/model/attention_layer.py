@@ -10,11 +10,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lmbench.errors import UsageError
+from lmbench.errors import check_at_least
 from lmbench.flops import FORMULA_SOURCE, FlopCount
-from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, taken_by_pytorch
-from lmbench.model.attention_check import Use, check_again, check_attention
-from lmbench.precision import PRECISIONS, find_precision
+from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, keep_mask, taken_by_pytorch
+from lmbench.model.attention_check import check_again, check_attention, use_in
+from lmbench.precision import find_precision
 from lmbench.records.run import AttentionCheck
 
 
@@ -57,10 +57,7 @@ class AttentionLayer(LightningModule):
         context_length: int = 512,
     ) -> None:
         super().__init__()
-        given = {"heads": heads, "head_dim": head_dim, "batch_size": batch_size, "context_length": context_length}
-        for name, value in given.items():
-            if value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
+        check_at_least(1, heads=heads, head_dim=head_dim, batch_size=batch_size, context_length=context_length)
         self.size = Size(batch_size, heads, context_length, head_dim)
         self.causal = causal
         self.attention = attention
@@ -70,19 +67,7 @@ class AttentionLayer(LightningModule):
         self._check: AttentionCheck | None = None
 
     def setup(self, stage: str) -> None:
-        # A precision that a plugin made up may be anything; most are lower ones.
-        precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
-        self._dtype_of_inputs = precision.compute_dtype()
-        device = self.trainer.strategy.root_device
-        self._has_float_softmax = precision.is_mixed and device.type == "cuda"
-        self._use = Use(
-            self.size,
-            self.causal,
-            self._dtype_of_inputs,
-            device,
-            has_backward=stage == "fit",
-            context=self.trainer.precision_plugin.train_step_context,
-        )
+        self._use = use_in(self.trainer, self.size, self.causal, stage, is_strided=False)
         self._check = check_attention(self._kind, self._use)
 
     def check_again(self) -> None:
@@ -96,16 +81,11 @@ class AttentionLayer(LightningModule):
         for name in ("q", "k", "v"):
             self.register_parameter(name, nn.Parameter(self._draw()))
         self.register_buffer("gradient", self._draw(), persistent=False)
-        make_mask = self._kind.make_mask
-        mask = make_mask(self.size.seq) if self.causal and make_mask is not None else None
-        if isinstance(mask, Tensor):
-            self.register_buffer("mask", mask, persistent=False)
-        else:
-            self.mask = mask
+        keep_mask(self, self._kind.mask(self.size.seq, self.causal))
         self._no_loss = torch.empty(0, device=self.q.device)
 
     def _draw(self) -> Tensor:
-        return torch.randn(self.size, dtype=self._dtype_of_inputs)
+        return torch.randn(self.size, dtype=self._use.dtype)
 
     def forward(self) -> Tensor:
         """The output, ``batch heads seq head_dim``."""
@@ -145,16 +125,18 @@ class AttentionLayer(LightningModule):
 
     def count_saved_bytes(self) -> int:
         """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
-        masks = [item for item in self.mask.as_tuple() if isinstance(item, Tensor)] if self._is_blocks() else []
-        given = {_storage(tensor) for tensor in (*self.parameters(), *self.buffers(), *masks)}
+        blocks = [] if self.mask is None or isinstance(self.mask, Tensor) else self.mask.as_tuple()
+        held = (*self.parameters(), *self.buffers(), *(item for item in blocks if isinstance(item, Tensor)))
+        before = {tensor.untyped_storage().data_ptr() for tensor in held}
         saved: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in given:
-                saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in before:
+                saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        # What was noted stays in memory, and its address its own, until the output goes.
+        # Noted tensors stay in memory, at addresses of their own, as long as the output.
         with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
             output = self()
         del output
@@ -162,17 +144,15 @@ class AttentionLayer(LightningModule):
 
     def expected_saved_bytes(self) -> int | None:
         """The same by shape, of eager attention; None where nobody knows."""
-        kind = self._taken() or self._kind
-        return kind.saved_bytes(self.size, self._dtype_of_inputs, self._has_float_softmax)
+        precision = find_precision(str(self.trainer.precision))
+        has_float_softmax = precision is not None and precision.is_mixed and self._use.device.type == "cuda"
+        return (self._taken() or self._kind).saved_bytes(self.size, self._use.dtype, has_float_softmax)
 
     def _taken(self) -> AttentionKind | None:
-        """What PyTorch takes where it may choose."""
+        """The back end that PyTorch takes where it may choose."""
         if self._kind is not ATTENTION["sdpa"]:
             return None
         return taken_by_pytorch(self.q, self.k, self.v, self.causal)
-
-    def _is_blocks(self) -> bool:
-        return self.mask is not None and not isinstance(self.mask, Tensor)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
@@ -190,7 +170,3 @@ class AttentionLayer(LightningModule):
     def compile_targets(self) -> list[nn.Module]:
         """What ``--trainer.compile`` compiles."""
         return [self.core]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import unknown
 from lmbench.sizes import ModelShape
 
 #: What `selective` keeps, by the operator's name without its overload.
@@ -51,9 +51,7 @@ CHECKPOINTS: dict[str, Checkpointing] = {
 def check_checkpoint(name: str) -> None:
     """Raises UsageError where there is no choice of that name."""
     if name not in CHECKPOINTS:
-        raise UsageError(
-            f"unknown checkpoint {name!r}; choose one of {', '.join(CHECKPOINTS)}{suggest(name, CHECKPOINTS)}"
-        )
+        raise unknown("checkpoint", name, CHECKPOINTS)
 
 
 def run_checkpointed(

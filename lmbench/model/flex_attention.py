@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lmbench.errors import UsageError
-
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -60,36 +58,6 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
         mask_mod=_is_seen,
         seq_lengths=(seq, seq),
     )
-
-
-def refuse_flex(device: torch.device, has_backward: bool) -> None:
-    """Raises UsageError where flex attention cannot be compiled, or has no backward pass."""
-    if device.type == "cpu" and has_backward:
-        raise UsageError(
-            "attention 'flex' has no backward pass on a CPU (PyTorch's own limit); choose sdpa or naive, or measure "
-            "inference with lmbench validate"
-        )
-    lacking = _lacking_compiler(device)
-    if lacking is not None:
-        raise UsageError(
-            f"attention 'flex' is a kernel made by torch.compile, and there is no {lacking}; install one, or choose "
-            "sdpa or naive"
-        )
-
-
-def _lacking_compiler(device: torch.device) -> str | None:
-    if device.type == "cuda":
-        from torch.utils._triton import has_triton_package
-
-        return None if has_triton_package() else "Triton here (package triton)"
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "C++ compiler here (g++ or clang++, or the variable CXX)"
-    return None
 
 
 def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

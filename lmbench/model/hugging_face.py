@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, unknown
 from lmbench.files import Unreadable, read_file
 from lmbench.model.optimizers import choose_optimizer
 
@@ -58,10 +59,7 @@ class HuggingFace(LightningModule):
     ) -> None:
         super().__init__()
         if checkpoint not in CHECKPOINTS:
-            raise UsageError(
-                f"unknown checkpoint {checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}"
-                f"{suggest(checkpoint, CHECKPOINTS)}"
-            )
+            raise unknown("checkpoint", checkpoint, CHECKPOINTS)
         self.config = _read_config(config)
         self.size = _size_name(config, self.config.model_type)
         self.attention = attention
@@ -115,16 +113,10 @@ class HuggingFace(LightningModule):
         return logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._loss(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._loss(batch)
-
-    def _loss(self, batch: Any) -> Tensor:
         if isinstance(batch, Mapping) and "input_ids" in batch:
             labels = {} if "labels" in batch else {"labels": batch["input_ids"]}
-            own: Tensor = self.network(**batch, **labels, use_cache=False).loss
-            return own
+            loss: Tensor = self.network(**batch, **labels, use_cache=False).loss
+            return loss
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise UsageError(
                 "lmbench.HuggingFace takes batches of (tokens, targets), or mappings with input_ids; "
@@ -134,8 +126,10 @@ class HuggingFace(LightningModule):
         # In float32, as transformers' own loss is.
         return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
 
+    validation_step = training_step
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer.build(self.parameters())
+        return self.optimizer.build(self.named_parameters())
 
     def tokens_per_batch(self, batch: Any) -> int:
         """Tokens that one batch trains on, padding included."""
@@ -191,18 +185,15 @@ def _read_config(given: str | dict[str, Any]) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     what = f"model.config {str(path)!r}"
+    if not path.exists():
+        raise UsageError(f"{what} is no file; give a model's config.json, which need not come with weights")
     try:
-        if not path.exists():
-            raise UsageError(f"{what} is no file; give a model's config.json, which need not come with weights")
         text = read_file(path / "config.json" if path.is_dir() else path, _MAX_CONFIG_BYTES, follows_links=True)
-        found = json.loads(text)
-    except (Unreadable, OSError) as error:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except Unreadable as error:
         raise UsageError(f"{what} cannot be read: {error}") from error
-    except ValueError as error:
-        raise UsageError(f"{what} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{what} is no config: it holds no mapping")
-    return found
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{what} is no config in JSON: {error}") from error
 
 
 def _size_name(given: str | dict[str, Any], model_type: str) -> str | None:

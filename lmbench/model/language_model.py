@@ -9,14 +9,13 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, check_at_least
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import Size, attention_kind
-from lmbench.model.attention_check import Use, check_again, check_attention
+from lmbench.model.attention_check import check_again, check_attention, use_in
 from lmbench.model.checkpointing import check_checkpoint, recomputed_flops
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
-from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape, size_name
 
@@ -73,18 +72,18 @@ class LanguageModel(LightningModule):
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
         super().__init__()
-        self.shape = resolve_shape(
-            size,
-            d_model=d_model,
-            d_ff=d_ff,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            vocab_size=vocab_size,
-        )
-        attention_kind(attention)
+        dimensions = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
+        self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
+        self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
         check_checkpoint(checkpoint)
-        _check_settings(context_length, learning_rate, weight_decay, betas)
+        check_at_least(1, context_length=context_length)
+        if not learning_rate > 0:
+            raise UsageError(f"learning_rate is {learning_rate}; it must be above 0")
+        if not weight_decay >= 0:
+            raise UsageError(f"weight_decay is {weight_decay}; it must not be negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise UsageError(f"betas are {betas[0]} and {betas[1]}; each must be at least 0 and below 1")
         self._is_fresh = True
         self.size = size
         self.vocab_size = vocab_size
@@ -96,24 +95,14 @@ class LanguageModel(LightningModule):
         )
 
     def setup(self, stage: str) -> None:
-        # A precision that a plugin made up may be anything; most are lower ones.
-        precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
-        device = self.trainer.strategy.root_device
         batch_size = getattr(self.trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
-        self._use = Use(
-            Size(batch_size, self.shape.num_heads, self.context_length, self.shape.head_dim),
-            is_causal=True,
-            dtype=precision.compute_dtype(),
-            device=device,
-            has_backward=stage == "fit",
-            is_strided=True,
-            context=self.trainer.precision_plugin.train_step_context,
-        )
-        self._attention_check = check_attention(attention_kind(self.attention), self._use)
+        size = Size(batch_size, self.shape.num_heads, self.context_length, self.shape.head_dim)
+        self._use = use_in(self.trainer, size, True, stage, is_strided=True)
+        self._attention_check = check_attention(self._kind, self._use)
 
     def check_again(self) -> None:
         """After the run: is an attention of your own still right?"""
-        check_again(attention_kind(self.attention), self._use)
+        check_again(self._kind, self._use)
 
     def configure_model(self) -> None:
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
@@ -130,12 +119,10 @@ class LanguageModel(LightningModule):
         loss: Tensor = self.network(*batch)
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss: Tensor = self.network(*batch)
-        return loss
+    validation_step = training_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer.build(self.parameters())
+        return self.optimizer.build(self.named_parameters())
 
     def tokens_per_batch(self, batch: tuple[Tensor, Tensor]) -> int:
         """Tokens that one batch trains on."""
@@ -143,8 +130,7 @@ class LanguageModel(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
-        is_written_out = attention_kind(self.attention).is_written_out
-        again = recomputed_flops(self.checkpoint, self.shape, self.context_length, is_written_out)
+        again = recomputed_flops(self.checkpoint, self.shape, self.context_length, self._kind.is_written_out)
         return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=again)
 
     def describe(self) -> dict[str, Any]:
@@ -163,14 +149,3 @@ class LanguageModel(LightningModule):
     def compile_targets(self) -> list[torch.nn.Module]:
         """What ``--trainer.compile`` compiles: the network with its loss, as one region."""
         return [self.network]
-
-
-def _check_settings(context_length: int, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> None:
-    if context_length < 1:
-        raise UsageError(f"context_length is {context_length}; it must be at least 1")
-    if not learning_rate > 0:
-        raise UsageError(f"learning_rate is {learning_rate}; it must be above 0")
-    if not weight_decay >= 0:
-        raise UsageError(f"weight_decay is {weight_decay}; it must not be negative")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise UsageError(f"betas are {betas[0]} and {betas[1]}; each must be at least 0 and below 1")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, suggest, unknown
+
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
-def _sgd(parameters: Iterable[nn.Parameter], *, betas: tuple[float, float], **rest: Any) -> SGD:
-    return SGD(parameters, momentum=betas[0], **rest)
+def _adamw(named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+    return AdamW([parameter for _, parameter in named_parameters], **settings)
+
+
+def _sgd(named_parameters: NamedParameters, *, betas: tuple[float, float], **settings: Any) -> Optimizer:
+    return SGD([parameter for _, parameter in named_parameters], momentum=betas[0], **settings)
 
 
 # "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
@@ -25,12 +30,12 @@ _FUSED_FOREACH_LOOP: dict[str, dict[str, bool]] = {
 }
 
 
-@dataclass(frozen=True)
-class OptimizerKind:
+class OptimizerKind(NamedTuple):
     """An optimizer by name.
 
-    build takes parameters, lr, weight_decay, betas, and the flags of a variant; variants has these flags by the
-    variant's name, the default one first, and is empty for an optimizer that has one implementation.
+    `build` takes named parameters, which it may treat differently by name and shape, lr, weight_decay, betas, and the
+    flags of a variant. `variants` has these flags by the variant's name, the default one first, and is empty for an
+    optimizer that has one implementation.
     """
 
     build: Callable[..., Optimizer]
@@ -38,17 +43,16 @@ class OptimizerKind:
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
-    "AdamW": OptimizerKind(AdamW, _FUSED_FOREACH_LOOP),
+    "AdamW": OptimizerKind(_adamw, _FUSED_FOREACH_LOOP),
     "SGD": OptimizerKind(_sgd, _FUSED_FOREACH_LOOP),
 }
 
 
-@dataclass(frozen=True)
-class ChosenOptimizer:
-    """`label` is what records and tables say, `AdamW fused`; `build` makes it for parameters."""
+class ChosenOptimizer(NamedTuple):
+    """An optimizer with its settings; `label` is its name in records and tables, `AdamW fused`."""
 
     label: str
-    build: Callable[[Iterable[nn.Parameter]], Optimizer]
+    build: Callable[[NamedParameters], Optimizer]
 
 
 def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenOptimizer:
@@ -58,16 +62,16 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
         UsageError: there is no such optimizer, or it has no such variant.
     """
     if name not in OPTIMIZERS:
-        is_variant = any(name in kind.variants for kind in OPTIMIZERS.values())
-        hint = f"; {name} is a variant: --model.optimizer_variant {name}" if is_variant else suggest(name, OPTIMIZERS)
-        raise UsageError(f"unknown optimizer {name!r}; choose one of {', '.join(OPTIMIZERS)}{hint}")
-    kind = OPTIMIZERS[name]
-    if variant is not None and variant not in kind.variants:
+        if any(name in kind.variants for kind in OPTIMIZERS.values()):
+            raise UsageError(f"{name!r} is no optimizer but a variant: --model.optimizer_variant {name}")
+        raise unknown("optimizer", name, OPTIMIZERS)
+    build, variants = OPTIMIZERS[name]
+    if variant is not None and variant not in variants:
         raise UsageError(
-            f"{name} has no variant {variant!r}; choose one of {', '.join(kind.variants) or 'null'}"
-            f"{suggest(variant, kind.variants)}"
+            f"{name} has no variant {variant!r}; choose one of {', '.join(variants) or 'null'}"
+            f"{suggest(variant, variants)}"
         )
-    used = variant or next(iter(kind.variants), None)
-    if used is None:
-        return ChosenOptimizer(name, partial(kind.build, **settings))
-    return ChosenOptimizer(f"{name} {used}", partial(kind.build, **settings, **kind.variants[used]))
+    variant = variant or next(iter(variants), None)
+    if variant is None:
+        return ChosenOptimizer(name, partial(build, **settings))
+    return ChosenOptimizer(f"{name} {variant}", partial(build, **settings, **variants[variant]))

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lmbench.errors import UsageError
-from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind
+from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, keep_mask
 from lmbench.model.checkpointing import is_checkpointed, run_checkpointed
-from lmbench.model.flex_attention import causal_block_mask
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
 
@@ -77,14 +76,17 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
-        self._backend = kind.chosen
-        self._register_tables(kind)
+        self._kind = kind
+        cos, sin = rope_tables(context_length, shape.head_dim)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        keep_mask(self, kind.mask(context_length, is_causal=True))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
         x: Tensor = self.embedding(tokens)
         tables = self._tables(x)
-        with self._backend():
+        with self._kind.chosen():
             for block in self.blocks:
                 x = block(x, tables)
         logits: Tensor = self.head(self.norm(x))
@@ -92,16 +94,6 @@ class Transformer(nn.Module):
             return logits
         loss: Tensor = self.loss(logits, targets)
         return loss
-
-    def _register_tables(self, kind: AttentionKind) -> None:
-        cos, sin = rope_tables(self.context_length, self.shape.head_dim)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        mask = kind.make_mask(self.context_length) if kind.make_mask is not None else None
-        if isinstance(mask, Tensor):
-            self.register_buffer("mask", mask, persistent=False)
-        else:
-            self.mask = mask
 
     def _tables(self, x: Tensor) -> Tables:
         """The tables for this length, cast once per pass to the dtype that queries and keys will have."""
@@ -118,8 +110,8 @@ class Transformer(nn.Module):
             return None
         if isinstance(self.mask, Tensor):
             return self.mask[:seq, :seq]
-        is_made = seq == self.context_length and self.mask.kv_indices.device == device
-        return self.mask if is_made else causal_block_mask(seq, device)
+        is_ready = seq == self.context_length and self.mask.kv_indices.device == device
+        return self.mask if is_ready else self._kind.mask(seq, True, device)
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:

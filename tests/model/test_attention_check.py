@@ -128,24 +128,12 @@ def one_head(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor
     return fused(q, k, v)[:, :1]
 
 
-def wide(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    return fused(q, k, v).double()
-
-
-def elsewhere(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    return fused(q, k, v).to("meta")
-
-
 def detached(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     return fused(q, k, v, is_causal=is_causal).detach()
 
 
 def no_gradient_of_k(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     return fused(q, k.detach(), v, is_causal=is_causal)
-
-
-def text(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> str:
-    return "attention"
 
 
 @torch.library.custom_op("lmbench_tests::attention", mutates_args=())
@@ -300,16 +288,13 @@ def test_a_function_that_writes_to_what_it_is_given_is_incorrect(
     [
         ("two_arguments", r"takes \(q.*\) .* and is called with \(query, key, value, is_causal=...\)"),
         ("one_head", r"returned a tensor of shape \(2, 1, 40, 16\), where q has \(2, 2, 40, 16\)"),
-        ("wide", "returned a tensor of dtype float64, where q has float32"),
-        ("elsewhere", "returned a tensor of device meta, where q has cpu"),
         ("detached", "returned a tensor without a gradient; it must be differentiable"),
         ("no_gradient_of_k", "gives k no gradient; q was batch 2, heads 2, seq 40, head_dim 16, causal"),
-        ("text", "returned a str; it must return a tensor"),
         (
             "fails_in_backward",
             r"raised in its backward at test_attention_check.py:\d+ in backward, .*: no back",
         ),
-        ("CPU", "is no function but of type device"),
+        ("CPU", "is of type device; name a function"),
         ("Doubled", "is a class; name a function, or an instance that can be called"),
         ("fusd", "module test_attention_check has no fusd; did you mean test_attention_check:fused?"),
         ("", "name a function with its module"),
@@ -343,8 +328,11 @@ def measured(folder: Path, *words: str) -> RunRecord:
     return load_run(next(folder.iterdir())).record
 
 
-@pytest.mark.parametrize("subject", [LAYER, MODEL], ids=["layer", "model"])
-@pytest.mark.parametrize("compiled", [[], ["--trainer.compile.backend", "aot_eager"]], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("subject", "compiled"),
+    [(LAYER, []), (LAYER, ["--trainer.compile.backend", "aot_eager"]), (MODEL, [])],
+    ids=["layer", "compiled layer", "model"],
+)
 def test_a_librarys_operator_is_checked_and_measured(
     subject: list[str], compiled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

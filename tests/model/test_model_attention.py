@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -72,7 +71,7 @@ def test_cores_agree_on_the_gpu(attention: str) -> None:
 
 @pytest.mark.gpu
 def test_flash_attention_in_float32_is_refused_on_the_gpu() -> None:
-    with pytest.raises(UsageError, match=r"'sdpa_flash' has no kernel for float32, .* on cuda; .*naive can do it: "):
+    with pytest.raises(UsageError, match=r"'sdpa_flash' has no kernel for float32, .* on cuda; choose .*naive: "):
         check_attention(attention_kind("sdpa_flash"), use(torch.device("cuda"), torch.float32))
 
 
@@ -89,17 +88,10 @@ def test_no_position_sees_a_later_one(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa_efficient", "sdpa_cudnn"])
 def test_a_back_end_that_this_machine_lacks_is_refused_in_one_line(attention: str) -> None:
-    with pytest.raises(
-        UsageError,
-        match=f"'{attention}' has no kernel for bfloat16, batch 3, .* on cpu; sdpa_flash, .*naive can do it: No",
-    ) as caught:
+    line = f"'{attention}' has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa_flash or .*naive: No"
+    with pytest.raises(UsageError, match=line) as caught:
         check_attention(attention_kind(attention), use(CPU, torch.bfloat16))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("attention", ["naive", *ON_CPU])
-def test_what_this_machine_has_is_accepted(attention: str) -> None:
-    check_attention(attention_kind(attention), use(CPU, torch.float32))
 
 
 def test_the_chosen_back_end_is_the_one_that_runs() -> None:
@@ -119,21 +111,12 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
 @pytest.mark.parametrize("seq", [1, 128, 300])
 def test_the_blocks_of_causal_flex_attention_are_those_that_pytorch_finds_from_all_scores(seq: int) -> None:
     ours = causal_block_mask(seq)
-    theirs = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")
-    for count, indices in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
-        for row, (mine, wanted) in enumerate(
-            zip(getattr(ours, count)[0, 0], getattr(theirs, count)[0, 0], strict=True)
-        ):
-            assert mine == wanted
-            blocks = [getattr(mask, indices)[0, 0, row, :mine].tolist() for mask in (ours, theirs)]
-            assert sorted(blocks[0]) == sorted(blocks[1])
-    assert ours.seq_lengths == (seq, seq)
+    expected = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")
+    assert torch.equal(ours.to_dense(), expected.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(expected, name))
 
 
-def test_flex_attention_is_refused_where_it_cannot_train_or_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_refused_where_it_cannot_train() -> None:
     with pytest.raises(UsageError, match=r"'flex' has no backward pass on a CPU .*; choose sdpa or naive"):
         check_attention(attention_kind("flex"), use(CPU, torch.float32))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    with pytest.raises(UsageError, match=r"there is no C\+\+ compiler here .*; install one, or choose sdpa or naive"):
-        check_attention(attention_kind("flex"), replace(use(CPU, torch.float32), has_backward=False))

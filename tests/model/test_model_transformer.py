@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torchmetrics.text import Perplexity
 
 from lmbench.errors import UsageError
@@ -67,8 +66,7 @@ def test_loss_is_the_log_of_torchmetrics_perplexity() -> None:
     assert network(tokens, targets).item() == pytest.approx(math.log(perplexity.compute().item()), rel=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_math"])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("attention", "autocast"), [("naive", True), ("sdpa", False), ("sdpa_math", True)])
 def test_forward_with_loss_is_one_region_without_breaks(attention: str, autocast: bool) -> None:
     torch._dynamo.reset()
     network = Transformer(SHAPE, context_length=64, attention=attention)
@@ -114,9 +112,3 @@ def test_every_module_that_computes_belongs_to_a_part(attention: str, inner: set
     assert part_of("blocks.1.ffn.down") == "ffn"
     assert part_of("network.blocks.0.attention.v") == "qkv"
     assert part_of("blocks.0") is None
-
-
-def test_blocks_are_found_by_their_name() -> None:
-    network = Transformer(SHAPE, context_length=32)
-    assert isinstance(network.blocks, nn.ModuleList)
-    assert len(network.blocks) == SHAPE.num_layers
