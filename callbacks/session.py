@@ -12,9 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
 from lmbench.errors import UsageError
-from lmbench.instruments.bypass import BypassWatch
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.phases import BorderProfiler, PhaseTrack
+from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
 from lmbench.records.measured import Probe, Window

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
-from lmbench.instruments.host_load import host_state, read_host
+from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.subject import count_flops, token_counter, why_no_tokens
 from lmbench.records.vocabulary import Stage

@@ -10,28 +10,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Clock(Protocol):
-    """What a timeline needs of a clock. Stamps are opaque to everyone else."""
+class HostClock:
+    """`time.perf_counter_ns`, for work that runs on the CPU. Stamps of every clock are opaque to all others."""
 
-    name: str
-    # Whether device and host time differ, so that a lag between them means something.
-    has_lag: bool
+    name = "host"
+    #: Whether device and host time differ, so that a lag between them means something.
+    has_lag = False
 
-    def stamp(self) -> Any: ...
+    def stamp(self) -> Any:
+        return time.perf_counter_ns()
 
-    def seconds(self, start: Any, end: Any) -> float: ...
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(end - start) * 1e-9
 
-    def is_reached(self, stamp: Any) -> bool: ...
+    def is_reached(self, stamp: Any) -> bool:
+        return True
 
-    def recycle(self, stamps: Iterable[Any]) -> None: ...
+    def recycle(self, stamps: Iterable[Any]) -> None:
+        """Take back stamps that nobody reads again."""
 
 
-class EventClock:
+class EventClock(HostClock):
     """CUDA events on the stream that was current when the clock was made."""
 
     name = "events"
@@ -60,25 +64,6 @@ class EventClock:
         self._free.extend(stamps)
 
 
-class HostClock:
-    """`time.perf_counter_ns`, for work that runs on the CPU."""
-
-    name = "host"
-    has_lag = False
-
-    def stamp(self) -> int:
-        return time.perf_counter_ns()
-
-    def seconds(self, start: int, end: int) -> float:
-        return (end - start) * 1e-9
-
-    def is_reached(self, stamp: int) -> bool:
-        return True
-
-    def recycle(self, stamps: Iterable[int]) -> None:
-        pass
-
-
 class SyncClock(HostClock):
     """Host time after waiting for the device at every stamp."""
 
@@ -98,7 +83,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_clock(name: str, device: torch.device) -> Clock:
+def make_clock(name: str, device: torch.device) -> HostClock:
     """The clock called `name` (`events` or `sync`) on `device`; on a CPU both are the host clock."""
     if device.type != "cuda":
         return HostClock()

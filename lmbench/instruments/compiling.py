@@ -67,7 +67,13 @@ def compile_in_place(module: LightningModule, options: CompileOptions) -> list[s
 
 def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn.Module]:
     """The modules that are compiled, each by itself."""
-    targets = _targets(module)
+    targets_of_module: Callable[[], list[nn.Module]] | None = getattr(module, "compile_targets", None)
+    if callable(targets_of_module):
+        targets = list(targets_of_module())
+    elif type(module).forward is not LightningModule.forward:
+        targets = [module]
+    else:
+        targets = list(module.children())
     return _blocks(targets) if options.regional else targets
 
 
@@ -81,15 +87,6 @@ def use_cache(folder: str) -> None:
     """Point Inductor's and Triton's caches of this process at a folder."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
-
-
-def _targets(module: LightningModule) -> list[nn.Module]:
-    own: Callable[[], list[nn.Module]] | None = getattr(module, "compile_targets", None)
-    if callable(own):
-        return list(own())
-    if type(module).forward is not LightningModule.forward:
-        return [module]
-    return list(module.children())
 
 
 def _blocks(targets: list[nn.Module]) -> list[nn.Module]:
@@ -148,6 +145,5 @@ def is_attention_fused() -> bool | None:
 
     if counters["inductor"]["fuse_attention"]:
         return True
-    return (
-        None if counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"] else False
-    )
+    is_cached = counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]
+    return None if is_cached else False

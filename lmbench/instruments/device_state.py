@@ -5,8 +5,10 @@ Every figure the card or driver does not give is None; without NVML, or on a CPU
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,24 +44,20 @@ class DeviceSensor:
         self._handle = _find(self._nvml, device) if self._nvml is not None else None
 
     def facts(self) -> Gpu:
-        """What does not change.
-
-        Where NVML does not answer, PyTorch does for what it knows.
-        """
+        """What does not change. Where NVML does not answer, PyTorch does for what it knows."""
         ask = self._ask
-        capability = ask("nvmlDeviceGetCudaComputeCapability")
-        mig = ask("nvmlDeviceGetMigMode")
+        capability, mig = ask("nvmlDeviceGetCudaComputeCapability"), ask("nvmlDeviceGetMigMode")
         known = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
         return Gpu(
             name=ask("nvmlDeviceGetName") or known.name,
             uuid=ask("nvmlDeviceGetUUID") or known.uuid,
             sku=ask("nvmlDeviceGetBoardPartNumber"),
-            pci_bus_id=_part(ask("nvmlDeviceGetPciInfo"), "busId") or known.pci_bus_id,
+            pci_bus_id=getattr(ask("nvmlDeviceGetPciInfo"), "busId", known.pci_bus_id),
             compute_capability=".".join(map(str, capability)) if capability else known.compute_capability,
-            memory_total_bytes=_part(ask("nvmlDeviceGetMemoryInfo"), "total") or known.memory_total_bytes,
-            power_limit_w=_scaled(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
-            power_limit_default_w=_scaled(ask("nvmlDeviceGetPowerManagementDefaultLimit"), 1e-3),
-            max_sm_clock_hz=_scaled(self._clock("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"), 1e6),
+            memory_total_bytes=getattr(ask("nvmlDeviceGetMemoryInfo"), "total", known.memory_total_bytes),
+            power_limit_w=ask("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
+            power_limit_default_w=ask("nvmlDeviceGetPowerManagementDefaultLimit", scale=1e-3),
+            max_sm_clock_hz=ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM", scale=1e6),
             is_mig=None if mig is None else bool(mig[0]),
         )
 
@@ -68,40 +66,41 @@ class DeviceSensor:
         ask = self._ask
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         # Beside the energy counter, since mean power is their quotient.
-        energy, read_at = ask("nvmlDeviceGetTotalEnergyConsumption"), time.monotonic()
+        energy_j, read_at_s = ask("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3), time.monotonic()
+        # Nanoseconds since the driver was loaded (nvml.h, nvmlViolationTime_t).
+        capped = [
+            getattr(ask("nvmlDeviceGetViolationStatus", f"NVML_PERF_POLICY_{policy}"), "violationTime", None)
+            for policy in ("POWER", "THERMAL")
+        ]
+        power_capped_s, thermal_capped_s = (None if time_ns is None else time_ns * 1e-9 for time_ns in capped)
         reading = DeviceReading(
-            read_at_s=read_at,
-            energy_j=_scaled(energy, 1e-3),
-            power_capped_s=self._capped("NVML_PERF_POLICY_POWER"),
-            thermal_capped_s=self._capped("NVML_PERF_POLICY_THERMAL"),
-            sm_clock_hz=_scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"), 1e6),
-            memory_clock_hz=_scaled(self._clock("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"), 1e6),
-            temperature_c=self._clock("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-            power_w=_scaled(ask("nvmlDeviceGetPowerUsage"), 1e-3),
-            throttle_reasons=None if reasons is None else _names(reasons),
-            memory_used_bytes=_part(ask("nvmlDeviceGetMemoryInfo"), "used"),
+            read_at_s=read_at_s,
+            energy_j=energy_j,
+            power_capped_s=power_capped_s,
+            thermal_capped_s=thermal_capped_s,
+            sm_clock_hz=ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM", scale=1e6),
+            memory_clock_hz=ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM", scale=1e6),
+            temperature_c=ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            power_w=ask("nvmlDeviceGetPowerUsage", scale=1e-3),
+            throttle_reasons=None if reasons is None else [n for bit, n in _THROTTLE_REASONS.items() if reasons & bit],
+            memory_used_bytes=getattr(ask("nvmlDeviceGetMemoryInfo"), "used", None),
         )
         processes = ask("nvmlDeviceGetComputeRunningProcesses")
         pids = None if processes is None else [process.pid for process in processes]
         reading.other_process_pids, reading.other_process_count = other_processes(pids, _has_context())
         return reading
 
-    def _ask(self, function: str, *args: object) -> Any:
-        """The answer of an NVML function about this device, None where card or driver do not have it."""
+    def _ask(self, function: str, constant: str | None = None, scale: float = 0.0) -> Any:
+        """The answer of an NVML function about this device, times `scale` if that is not 0; `constant` names what is
+        asked for. None where card or driver do not have it."""
         if self._nvml is None or self._handle is None:
             return None
         try:
-            return getattr(self._nvml, function)(self._handle, *args)
+            kind = () if constant is None else (getattr(self._nvml, constant),)
+            answer = getattr(self._nvml, function)(self._handle, *kind)
         except (self._nvml.NVMLError, AttributeError):
             return None
-
-    def _clock(self, function: str, kind: str) -> Any:
-        return self._ask(function, getattr(self._nvml, kind, None))
-
-    def _capped(self, policy: str) -> float | None:
-        # Nanoseconds since the driver was loaded (nvml.h, nvmlViolationTime_t).
-        status = self._ask("nvmlDeviceGetViolationStatus", getattr(self._nvml, policy, None))
-        return _scaled(_part(status, "violationTime"), 1e-9)
+        return answer * scale if scale else answer
 
     def driver(self) -> str | None:
         """Version of the NVIDIA driver."""
@@ -136,53 +135,32 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
     readings.
     """
     elapsed_s = (closed.read_at_s or 0.0) - (opened.read_at_s or 0.0)
-    power_w = _rate(opened.energy_j, closed.energy_j, elapsed_s)
+
+    def both(name: str) -> tuple[float, float] | None:
+        before, after = getattr(opened, name), getattr(closed, name)
+        return None if before is None or after is None else (before, after)
+
+    def rate(name: str, most: float = math.inf) -> float | None:
+        # A counter that runs backwards was reset in between (the driver was loaded anew): it says nothing. A counter
+        # that moves in steps can be ahead of the clock by one.
+        pair = both(name)
+        if pair is None or pair[1] < pair[0] or elapsed_s <= 0:
+            return None
+        return min((pair[1] - pair[0]) / elapsed_s, most)
+
+    power_w, temperatures, clocks = rate("energy_j"), both("temperature_c"), both("sm_clock_hz")
     counts = [reading.other_process_count for reading in (opened, closed)]
-    known = [count for count in counts if count is not None]
     return DeviceState(
         open=opened,
         close=closed,
         mean_power_w=power_w,
-        mean_temperature_c=_mean(opened.temperature_c, closed.temperature_c),
+        mean_temperature_c=None if temperatures is None else sum(temperatures) / 2,
         energy_j=None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
-        power_capped_fraction=_share(opened.power_capped_s, closed.power_capped_s, elapsed_s),
-        thermal_capped_fraction=_share(opened.thermal_capped_s, closed.thermal_capped_s, elapsed_s),
-        sm_clock_drop_fraction=_drop(opened.sm_clock_hz, closed.sm_clock_hz),
-        other_process_count=max(known, default=None),
+        power_capped_fraction=rate("power_capped_s", most=1.0),
+        thermal_capped_fraction=rate("thermal_capped_s", most=1.0),
+        sm_clock_drop_fraction=1 - clocks[1] / clocks[0] if clocks and clocks[0] else None,
+        other_process_count=max((count for count in counts if count is not None), default=None),
     )
-
-
-def _rate(before: float | None, after: float | None, elapsed_s: float) -> float | None:
-    # A counter that runs backwards was reset in between (the driver was loaded anew): it says nothing.
-    if before is None or after is None or after < before or elapsed_s <= 0:
-        return None
-    return (after - before) / elapsed_s
-
-
-def _share(before: float | None, after: float | None, elapsed_s: float) -> float | None:
-    # The counter moves in steps, and can so be ahead of the clock by one.
-    rate = _rate(before, after, elapsed_s)
-    return None if rate is None else min(rate, 1.0)
-
-
-def _mean(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else (before + after) / 2
-
-
-def _drop(before: float | None, after: float | None) -> float | None:
-    return None if not before or after is None else (before - after) / before
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _part(struct: Any, name: str) -> Any:
-    return getattr(struct, name, None)
-
-
-def _names(reasons: int) -> list[str]:
-    return [name for bit, name in _THROTTLE_REASONS.items() if reasons & bit]
 
 
 @cache
@@ -202,36 +180,27 @@ def _torch_facts(device: torch.device) -> Gpu:
 
     facts = torch.cuda.get_device_properties(device)
     uuid = getattr(facts, "uuid", None)
+    domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
     return Gpu(
         name=facts.name,
         uuid=None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
-        pci_bus_id=_pci_address(facts),
+        pci_bus_id=f"{domain:08x}:{bus:02x}:{slot:02x}.0",
         compute_capability=f"{facts.major}.{facts.minor}",
         memory_total_bytes=facts.total_memory,
     )
 
 
 def _find(nvml: Any, device: torch.device) -> Any:
-    import torch
-
-    facts = torch.cuda.get_device_properties(device)
-    uuid = str(getattr(facts, "uuid", "")).removeprefix("GPU-")
-    attempts = [
+    facts = _torch_facts(device)
+    uuid = str(facts.uuid).removeprefix("GPU-")
+    for find, name in (
         (nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}"),
         (nvml.nvmlDeviceGetHandleByUUID, f"MIG-{uuid}"),
-        (nvml.nvmlDeviceGetHandleByPciBusId, _pci_address(facts)),
-    ]
-    for find, name in attempts:
-        try:
+        (nvml.nvmlDeviceGetHandleByPciBusId, facts.pci_bus_id),
+    ):
+        with suppress(nvml.NVMLError):
             return find(name)
-        except nvml.NVMLError:
-            continue
     return None
-
-
-def _pci_address(facts: Any) -> str:
-    domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
-    return f"{domain:08x}:{bus:02x}:{slot:02x}.0"
 
 
 def _has_context() -> bool:

@@ -58,18 +58,19 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
         facts.requested_bytes, facts.where = memory.requested_bytes, memory.where
         return Ending("oom", ExitCode.OUT_OF_MEMORY, facts)
     lines = own_lines(exception)
-    kind, message = type(exception).__name__, str(exception)
+    message = str(exception)
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
-    facts = error_facts(kind, message, phase)
+    facts = error_facts(type(exception).__name__, message, phase)
     facts.location = str(lines[-1]) if lines else None
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
     # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what
     # cannot be compiled, of which the compiler alone has frames.
-    is_lmbenchs = is_own_subject or (is_lmbenchs_own(exception) and not _is_compilers(exception))
-    is_users = bool(lines) or not is_lmbenchs
-    return Ending("error", ExitCode.USER_CODE if is_users else ExitCode.INTERNAL, facts)
+    compiler = sys.modules.get("torch._dynamo.exc")
+    is_compilers = compiler is not None and isinstance(exception, compiler.TorchDynamoException)
+    is_lmbenchs = is_own_subject or (is_lmbenchs_own(exception) and not is_compilers)
+    return Ending("error", ExitCode.USER_CODE if lines or not is_lmbenchs else ExitCode.INTERNAL, facts)
 
 
 def interrupted(signum: int, phase: str) -> Ending:
@@ -92,12 +93,6 @@ def error_facts(kind: str, message: str, phase: str | None) -> RunError:
         lines = [lines[0], lines[-1]]
     line = " ".join(" ".join(lines).split())[:2000]
     return RunError(kind, line, phase)
-
-
-def _is_compilers(exception: BaseException) -> bool:
-    """Whether `torch.compile` failed."""
-    module = sys.modules.get("torch._dynamo.exc")
-    return module is not None and isinstance(exception, module.TorchDynamoException)
 
 
 def _signal_behind(exception: BaseException) -> int | None:

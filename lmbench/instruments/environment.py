@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -49,24 +50,19 @@ def capture_environment(device: torch.device) -> Environment:
 def versions(driver: str | None) -> Versions:
     """Versions of what takes part. Packages are asked for their metadata, not imported."""
     cudnn: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
+    packages: dict[str, str] = {}
+    for package in ("lightning", "torchmetrics", "wandb"):
+        with suppress(metadata.PackageNotFoundError):
+            packages[package] = metadata.version(package)
     return Versions(
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         cudnn=None if cudnn is None else str(cudnn),
         driver=driver,
-        lightning=_version("lightning"),
-        torchmetrics=_version("torchmetrics"),
-        wandb=_version("wandb"),
         lmbench=lmbench.__version__,
+        **packages,
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def torch_flags() -> Flags:

@@ -1,4 +1,8 @@
-"""What the host is, how fast it issues work, and what the process takes of it."""
+"""What the host is, how fast it issues work, what the process takes of it, and what others took in a window.
+
+The latter by the kernel's counters, which cost nothing in between: the cores' busy time (proc(5), by psutil), the CPU
+time of this process and its children, and the scheduler's run delay (Documentation/scheduler/sched-stats.rst).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,25 @@ import gc
 import os
 import platform
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
 
 from lmbench.records.environment import GarbageCollection, Host
+from lmbench.records.measured import HostState
 
 if TYPE_CHECKING:
     import torch
 
 _REPEATS = 5
+#: The cores' times are counted in ticks of 10 ms: over less than this their shares say little.
+_LEAST_S = 0.2
+#: What keeps a core from others.
+_BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
 def host_facts(device: torch.device) -> Host:
@@ -26,7 +39,7 @@ def host_facts(device: torch.device) -> Host:
         cpu_model=cpu_model(),
         core_count=os.cpu_count(),
         affinity=affinity(),
-        memory_total_bytes=_memory_total_bytes(),
+        memory_total_bytes=psutil.virtual_memory().total,
         python_iteration_s=python_iteration_s(),
         kernel_launch_s=kernel_launch_s(device),
     )
@@ -75,26 +88,22 @@ def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
     Keep `launches` well under 1000: from about there a CUDA launch queue is full and the host waits for the
     device.
     """
+    # A sweep's runner asks for the load without torch.
     import torch
+
+    from lmbench.instruments.clock import synchronize
 
     one = torch.zeros(1, device=device)
     best = float("inf")
     with torch.no_grad():
         for _ in range(_REPEATS):
-            _synchronize(device)
+            synchronize(device)
             start = time.perf_counter_ns()
             for _ in range(launches):
                 one.add_(1.0)
             best = min(best, time.perf_counter_ns() - start)
-    _synchronize(device)
+    synchronize(device)
     return best * 1e-9 / launches
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
 
 
 def peak_rss_bytes() -> int | None:
@@ -119,11 +128,63 @@ def gc_policy() -> GarbageCollection:
     return GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count())
 
 
-def _memory_total_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+class HostReading(NamedTuple):
+    """Counters at one moment, in seconds since some beginning; None where the system does not tell.
+
+    Of `cores` cores that this process may use: `busy_s`, and `stolen_s` by the hypervisor. `own_s` is the CPU time of
+    this process and its descendants: a loader's workers are no strangers. `waited_s` is how long this thread was ready
+    to run and had no core.
+    """
+
+    read_at_s: float
+    cores: int
+    busy_s: float | None
+    stolen_s: float | None
+    own_s: float
+    waited_s: float | None
+
+
+def read_host() -> HostReading:
+    """Read the counters; takes a millisecond or so."""
+    usable = affinity() or list(range(os.cpu_count() or 1))
+    by_core = psutil.cpu_times(percpu=True)
+    cores = [by_core[core] for core in usable if core < len(by_core)]
+    own = psutil.Process()
+    ended = own.cpu_times()
+    own_s = time.process_time() + getattr(ended, "children_user", 0.0) + getattr(ended, "children_system", 0.0)
+    for child in own.children(recursive=True):
+        with suppress(psutil.Error):
+            own_s += sum(child.cpu_times()[:4])
+    waited_s = None
+    with suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        waited_s = int(text.split()[1]) * 1e-9
+    return HostReading(
+        read_at_s=time.perf_counter(),
+        cores=len(usable),
+        busy_s=sum(sum(getattr(core, kind, 0.0) for kind in _BUSY) for core in cores) if cores else None,
+        stolen_s=sum(getattr(core, "steal", 0.0) for core in cores) if cores else None,
+        own_s=own_s,
+        waited_s=waited_s,
+    )
+
+
+def host_state(opened: HostReading, closed: HostReading) -> HostState:
+    """What two readings say of the time between them, in shares of the time of all cores, or of the time."""
+    elapsed_s = closed.read_at_s - opened.read_at_s
+    state = HostState(load_per_core=load_per_core())
+    if elapsed_s < _LEAST_S:
+        return state
+    own_s = closed.own_s - opened.own_s
+
+    def share(before: float | None, after: float | None, of_s: float, less_s: float = 0.0) -> float | None:
+        return None if before is None or after is None else min(max(after - before - less_s, 0.0) / of_s, 1.0)
+
+    all_s = elapsed_s * closed.cores
+    state.other_cpu_fraction = share(opened.busy_s, closed.busy_s, all_s, own_s)
+    state.steal_fraction = share(opened.stolen_s, closed.stolen_s, all_s)
+    state.waited_fraction = share(opened.waited_s, closed.waited_s, elapsed_s)
+    return state
 
 
 def _lines(path: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from lmbench.instruments.timeline import StepSpans
@@ -14,7 +15,7 @@ from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.vocabulary import Phase
 
-# Design section 4: under 0.25 ms the device waits for the host; nine probe steps of ten must say the same.
+# Under 0.25 ms of lag the device waits for the host; nine probe steps of ten must say the same.
 HOST_BOUND_LAG_S = 0.25e-3
 AGREEMENT_FRACTION = 0.9
 
@@ -48,8 +49,8 @@ def block_modules(module: nn.Module) -> list[nn.Module]:
     """The modules whose ends are marked: the members of every list of modules, else the children of the first module
     that has more than one child; then everything beside them on the way down (embedding, head). TorchScript's modules
     take no hooks."""
-    found = dict.fromkeys(each for each in _walk(module) if not isinstance(each, torch.jit.ScriptModule))
-    return list(found)[:MAX_MARKED_MODULES]
+    unique = dict.fromkeys(child for child in _walk(module) if not isinstance(child, torch.jit.ScriptModule))
+    return list(unique)[:MAX_MARKED_MODULES]
 
 
 def _walk(module: nn.Module) -> Iterator[nn.Module]:
@@ -62,17 +63,6 @@ def _walk(module: nn.Module) -> Iterator[nn.Module]:
             yield from _walk(child)
         else:
             yield child
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
 
 
 class ProbeMarks:
@@ -112,13 +102,10 @@ class ProbeMarks:
 
     def _forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self._note()
-        for tensor in _tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._backward)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: self._note())
                 break
-
-    def _backward(self, grad: torch.Tensor) -> None:
-        self._note()
 
     def remove(self) -> None:
         for handle in self._handles:

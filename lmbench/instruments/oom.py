@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-_UNITS = {"bytes": 1, "byte": 1, "B": 1}
-_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
-# PyTorch's MPS allocator writes GB and means 2^30, as its other allocators do.
-_UNITS |= {f"{letter}B": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
-
+#: PyTorch's MPS allocator writes GB and means 2^30, as its other allocators do.
+_POWERS = " KMGTPE"
 _AMOUNT = re.compile(
     r"(?:[Tt]ried to allocate|[Uu]nable to (?:allocate|mmap)) "
-    r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[KMGTPE]i?B|bytes?|B)\b"
+    rf"(?P<number>\d+(?:\.\d+)?) ?(?P<power>[{_POWERS.strip()}]?)(?:i?B|bytes?)\b"
 )
 
 #: What each library says when the device's memory is used up.
@@ -52,9 +49,10 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
     if isinstance(exc, KeyboardInterrupt):
         return None
     for link in _chain(exc):
-        where = _where(link)
-        if where is not None:
-            return OutOfMemory(_requested_bytes(str(link)), where, _line(link))
+        if (where := _where(link)) is not None:
+            amount = _AMOUNT.search(str(link))
+            size = amount and round(float(amount["number"]) * 1024 ** _POWERS.index(amount["power"] or " "))
+            return OutOfMemory(size, where, _line(link))
     return None
 
 
@@ -89,11 +87,6 @@ def _where(exc: BaseException) -> Literal["device", "host"] | None:
     if _DEVICE.search(text) or any(base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__):
         return "device"
     return None
-
-
-def _requested_bytes(text: str) -> int | None:
-    match = _AMOUNT.search(text)
-    return round(float(match["number"]) * _UNITS[match["unit"]]) if match else None
 
 
 def _line(exc: BaseException) -> str:

@@ -8,7 +8,6 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,39 +53,36 @@ def own_lines(exception: BaseException) -> list[Line]:
     Lines of the user's own files; where there are none, those of packages that only the user's code can have brought.
     """
     if "Original Traceback (most recent call last):" in str(exception):
-        told = [Line(file, int(at), name, text) for file, at, name, text in _TOLD.findall(str(exception))]
+        lines = [Line(file, int(number), *rest) for file, number, *rest in _TOLD.findall(str(exception))]
     else:
         frames = traceback.extract_tb(exception.__traceback__)
-        told = [Line(each.filename, each.lineno or 0, each.name, each.line or "") for each in frames]
-    brought = [line for line in told if not _is_library(line.file)]
+        lines = [Line(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in frames]
+    brought = [line for line in lines if not _is_library(line.file)]
     return [line for line in brought if not _is_installed(line.file)] or brought
 
 
 def own_traceback(exception: BaseException) -> TracebackType | None:
     """The exception's traceback without the frames of Lightning and its like; None where the user has none in it."""
-    kept = [link for link in _links(exception.__traceback__) if not _is_library(link.tb_frame.f_code.co_filename)]
-    found: TracebackType | None = None
-    for link in reversed(kept):
-        found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return found
+    links, link = list[TracebackType](), exception.__traceback__
+    while link is not None:
+        links.append(link)
+        link = link.tb_next
+    kept: TracebackType | None = None
+    for link in reversed(links):
+        if not _is_library(link.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return kept
 
 
 def is_lmbenchs_own(exception: BaseException) -> bool:
     """Whether lmbench's own code failed, in what Lightning called of it or beside that: of the frames that are neither
     PyTorch's nor Python's, the last one is lmbench's."""
-    own, lightning = _folders(_OWN), _folders(("lightning", "jsonargparse"))
+    owners = {**dict.fromkeys(_folders(_OWN), True), **dict.fromkeys(_folders(("lightning", "jsonargparse")), False)}
     for frame in reversed(traceback.extract_tb(exception.__traceback__)):
-        if _is_in(frame.filename, own):
-            return True
-        if _is_in(frame.filename, lightning):
-            return False
+        for folder, is_own in owners.items():
+            if _is_in(frame.filename, [folder]):
+                return is_own
     return True
-
-
-def _links(link: TracebackType | None) -> Iterator[TracebackType]:
-    while link is not None:
-        yield link
-        link = link.tb_next
 
 
 def _is_library(file: str) -> bool:
@@ -107,11 +103,11 @@ def _is_installed(file: str) -> bool:
 
 def _folders(names: tuple[str, ...]) -> list[str]:
     """Where packages lie (of a single file, that file), of those that are imported: only they can have a frame."""
-    found = [sys.modules.get(name) for name in names]
+    modules = [sys.modules.get(name) for name in names]
     # A package is where its own file is: lmbench's path names a checkout's root too.
     return [
         str(Path(module.__file__).parent) if hasattr(module, "__path__") else module.__file__
-        for module in found
+        for module in modules
         if module is not None and module.__file__
     ]
 

@@ -8,17 +8,17 @@ actions into a sequence of phases; `BorderProfiler` is the delegating profiler t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from lmbench.records.vocabulary import EXCLUDED, PHASES
-
-# What to do when an action starts, and when it stops.
-Handlers = tuple[Callable[[], None], Callable[[], None]]
 
 
 class PhaseTrack:
@@ -36,13 +36,9 @@ class PhaseTrack:
         self.is_manual = False
         self.listeners: list[Callable[[str], None]] = []
         self._stack = ["other"]
-        self._current = "other"
+        self.current = "other"
         self._hidden: set[str] = set()
         self._announced: set[str] = set()
-
-    @property
-    def current(self) -> str:
-        return self._current
 
     @property
     def innermost(self) -> str:
@@ -75,12 +71,12 @@ class PhaseTrack:
     def reset(self) -> None:
         """Forget what was going on (a run begins, or an exception cut a phase short)."""
         self._stack = ["other"]
-        self._current = "other"
+        self.current = "other"
 
     def reset_to(self, phase: str) -> None:
         """Take `phase` to be going on, whatever was seen since; nobody is told."""
         self._stack = ["other", phase]
-        self._current = phase
+        self.current = phase
 
     def enter(self, phase: str) -> None:
         self._stack.append(phase)
@@ -95,8 +91,8 @@ class PhaseTrack:
         phase = self._stack[-1]
         if phase in self._hidden:
             phase = "other"
-        if phase != self._current:
-            self._current = phase
+        if phase != self.current:
+            self.current = phase
             for listener in self.listeners:
                 listener(phase)
 
@@ -120,9 +116,6 @@ class PhaseTrack:
         if self._stack[-1] != "transfer":
             self.enter("transfer")
 
-    def start_forward(self) -> None:
-        self.enter("forward")
-
     def stop_backward(self) -> None:
         self._stack.pop()
         if self.has_scaler and len(self._stack) > 1 and self._stack[-1] == "other":
@@ -141,10 +134,6 @@ class PhaseTrack:
             self._stack[-1] = "optimizer"
         self._announce()
 
-    def start_optimizer_step(self) -> None:
-        # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
-        self.enter("other")
-
     def stop_zero_grad(self) -> None:
         self._stack.pop()
         # Gradients zeroed after the update: the update is over, do not go back to it.
@@ -156,7 +145,7 @@ class PhaseTrack:
         """Note on an exception the phase it was raised in: the innermost action that it unwinds knows."""
         if not hasattr(exception, "lmbench_phase"):
             with suppress(AttributeError):  # a frozen dataclass, say
-                exception.lmbench_phase = self._current  # type: ignore[attr-defined]
+                exception.lmbench_phase = self.current  # type: ignore[attr-defined]
 
     # The same in manual optimization, where these happen inside the forward.
 
@@ -173,45 +162,84 @@ class PhaseTrack:
             self.leave()
 
 
-def phase_of(exception: BaseException) -> str:
-    """The phase an exception was raised in; `setup` before the first step."""
-    return str(getattr(exception, "lmbench_phase", "setup"))
+class Scope:
+    """An action's start and stop, also as a context manager; it has no state, so one serves every time."""
+
+    __slots__ = ("_track", "start", "stop")
+
+    def __init__(self, start: Callable[[], None], stop: Callable[[], None], track: PhaseTrack) -> None:
+        self.start, self.stop, self._track = start, stop, track
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, kind: Any, exception: BaseException | None, trace: Any) -> None:
+        if exception is not None:
+            self._track.blame(exception)
+        self.stop()
+
+
+class SilentScope(Scope):
+    """An action that means nothing. An exception inside is blamed by the action around it: the phase is the same."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, exception: BaseException | None, trace: Any) -> None:
+        pass
 
 
 def _nothing() -> None:
     pass
 
 
-class Scope:
-    """An action's start and stop as a context manager; it has no state, so one serves every time."""
-
-    __slots__ = ("_start", "_stop", "_track")
-
-    def __init__(self, start: Callable[[], None], stop: Callable[[], None], track: PhaseTrack) -> None:
-        self._start, self._stop, self._track = start, stop, track
-
-    def __enter__(self) -> None:
-        self._start()
-
-    def __exit__(self, kind: Any, exception: BaseException | None, trace: Any) -> None:
-        if exception is not None:
-            self._track.blame(exception)
-        self._stop()
+_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
 
 
-_NO_SCOPE = nullcontext()
+class _Scopes(dict[str, Scope]):
+    """Every action's scope, made when the action is first seen; afterwards it costs one look-up."""
 
-
-class _Scopes(dict[str, AbstractContextManager[Any]]):
-    """Every action's scope, made when the action is first seen."""
-
-    def __init__(self, make: Callable[[str], AbstractContextManager[Any]]) -> None:
+    def __init__(self, track: PhaseTrack) -> None:
         super().__init__()
-        self._make = make
+        self._track = track
 
-    def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        scope = self[action_name] = self._make(action_name)
+    def __missing__(self, action_name: str) -> Scope:
+        # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
+        owner, _, hook = action_name.rpartition(".")
+        start, stop = self._handlers().get((owner[:2], hook), (_nothing, _nothing))
+        kind = SilentScope if start is stop is _nothing else Scope
+        scope = self[action_name] = kind(start, stop, self._track)
         return scope
+
+    def _handlers(self) -> _Handlers:
+        """What to do when an action starts and when it stops, by the beginning of its owner's name and its own."""
+        track = self._track
+        handlers: _Handlers = {
+            ("[_", "train_dataloader_next"): (track.start_data, track.stop_data),
+            ("[S", "batch_to_device"): (track.start_transfer, track.leave),
+            ("[S", "training_step"): (partial(track.enter, "forward"), track.leave),
+            ("[S", "backward"): (partial(track.enter, "backward"), track.stop_backward),
+            # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
+            ("[L", "optimizer_step"): (partial(track.enter, "other"), track.leave),
+            ("[L", "optimizer_zero_grad"): (partial(track.enter, "zero_grad"), track.stop_zero_grad),
+            ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
+            ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
+        }
+        for evaluation in ("val", "test"):
+            handlers["[_", f"{evaluation}_next"] = handlers["[_", "train_dataloader_next"]
+        for step in ("validation_step", "test_step"):
+            handlers["[S", step] = handlers["[S", "training_step"]
+        if track.is_manual:
+            # The first of the callbacks' hooks after backward ends it; the module's own comes last.
+            end_backward = (partial(track.stop_manual, "backward"), _nothing)
+            handlers |= {
+                ("[L", "on_before_backward"): (_nothing, partial(track.start_manual, "backward")),
+                ("[C", "on_after_backward"): end_backward,
+                ("[L", "on_after_backward"): end_backward,
+                ("[L", "on_before_optimizer_step"): (_nothing, partial(track.start_manual, "optimizer")),
+                ("", "optimizer_step"): (_nothing, partial(track.stop_manual, "optimizer")),
+            }
+        return handlers
 
 
 class BorderProfiler(Profiler):
@@ -222,75 +250,24 @@ class BorderProfiler(Profiler):
         self.inner = inner
         self.track = track
         self._silent = isinstance(inner, PassThroughProfiler)
-        self._on_start: dict[str, Callable[[], None]] = {}
-        self._on_stop: dict[str, Callable[[], None]] = {}
-        self._scopes = _Scopes(self._scope)
+        self._scopes = _Scopes(track)
 
     def start(self, action_name: str) -> None:
         if not self._silent:
             self.inner.start(action_name)
-        handler = self._on_start.get(action_name)
-        if handler is None:
-            handler = self._resolve(action_name)
-        handler()
-
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
-        return self._scopes[action_name] if self._silent else super().profile(action_name)
-
-    def _scope(self, action_name: str) -> AbstractContextManager[Any]:
-        start, stop = self._handlers(action_name)
-        # An exception inside an action that means nothing is blamed by the one around it: the phase is the same.
-        return _NO_SCOPE if start is stop is _nothing else Scope(start, stop, self.track)
+        self._scopes[action_name].start()
 
     def stop(self, action_name: str) -> None:
         exception = sys.exc_info()[1]
         if exception is not None:
             self.track.blame(exception)
-        handler = self._on_stop.get(action_name)
-        if handler is not None:
-            handler()
+        self._scopes[action_name].stop()
         if not self._silent:
             self.inner.stop(action_name)
 
-    def _resolve(self, action_name: str) -> Callable[[], None]:
-        """Find the handlers of an action the first time it is seen; afterwards it costs one dictionary look-up."""
-        start, stop = self._handlers(action_name)
-        self._on_start[action_name] = start
-        self._on_stop[action_name] = stop
-        return start
-
-    def _handlers(self, action_name: str) -> Handlers:
-        track = self.track
-        owner, _, hook = action_name.rpartition(".")
-        fetch = (track.start_data, track.stop_data)
-        step = (track.start_forward, track.leave)
-        known: dict[tuple[str, str], Handlers] = {
-            ("[_", "train_dataloader_next"): fetch,
-            ("[_", "val_next"): fetch,
-            ("[_", "test_next"): fetch,
-            ("[S", "batch_to_device"): (track.start_transfer, track.leave),
-            ("[S", "training_step"): step,
-            ("[S", "validation_step"): step,
-            ("[S", "test_step"): step,
-            ("[S", "backward"): (partial(track.enter, "backward"), track.stop_backward),
-            ("[L", "optimizer_step"): (track.start_optimizer_step, track.leave),
-            ("[L", "optimizer_zero_grad"): (partial(track.enter, "zero_grad"), track.stop_zero_grad),
-            ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
-            ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
-        }
-        if track.is_manual:
-            # The first of the callbacks' hooks after backward ends it; the module's own comes last.
-            end_backward = (partial(track.stop_manual, "backward"), _nothing)
-            known |= {
-                ("[L", "on_before_backward"): (_nothing, partial(track.start_manual, "backward")),
-                ("[C", "on_after_backward"): end_backward,
-                ("[L", "on_after_backward"): end_backward,
-                ("[L", "on_before_optimizer_step"): (_nothing, partial(track.start_manual, "optimizer")),
-                ("", "optimizer_step"): (_nothing, partial(track.stop_manual, "optimizer")),
-            }
-        # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
-        return known.get((owner[:2], hook), (_nothing, _nothing))
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
+        return self._scopes[action_name] if self._silent else super().profile(action_name)
 
     # The rest of a profiler's life belongs to the user's own.
 
@@ -308,3 +285,28 @@ class BorderProfiler(Profiler):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
+
+
+class BypassWatch:
+    """Marks `backward` or `optimizer` as unseen where manual optimization also goes around Lightning.
+
+    A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's own optimizer beside
+    Lightning's: then a part of the phase has no borders, and the rest would be a wrong time under its name. PyTorch's
+    hooks tell: `Tensor.register_post_accumulate_grad_hook`, `Optimizer.register_step_post_hook`. They cost the host
+    a call for every parameter, so `remove` them before the window.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
+        def expect(phase: str, *_: Any) -> None:
+            if track.innermost != phase:
+                track.hide(phase)
+
+        gradients = [p.register_post_accumulate_grad_hook(partial(expect, "backward"))
+                     for p in module.parameters() if p.requires_grad]  # fmt: skip
+        updates = [optimizer.register_step_post_hook(partial(expect, "optimizer"))
+                   for optimizer in optimizers if isinstance(optimizer, Optimizer)]  # fmt: skip
+        self._handles: list[RemovableHandle] = [*gradients, *updates]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -84,12 +84,11 @@ class ModuleRanges:
 
     def _watch(self, name: str, module: nn.Module) -> None:
         self.classes[name] = type(module).__name__
-        label = f"{MODULE}{name}"
 
-        def begin(module: nn.Module, inputs: Any) -> None:
-            self._stack().append(Range(label, self._uses_nvtx))
+        def begin(*_: Any) -> None:
+            self._stack().append(Range(f"{MODULE}{name}", self._uses_nvtx))
 
-        def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        def end(*_: Any) -> None:
             if stack := self._stack():
                 stack.pop().close()
 
@@ -98,10 +97,7 @@ class ModuleRanges:
         self._handles.append(module.register_forward_hook(end, always_call=True))
 
     def _stack(self) -> list[Range]:
-        if not hasattr(self._open, "stack"):
-            self._open.stack = []
-        stack: list[Range] = self._open.stack
-        return stack
+        return cast(list[Range], self._open.__dict__.setdefault("stack", []))
 
     def remove(self) -> None:
         """Take the hooks away, and close what an exception left open on this thread."""

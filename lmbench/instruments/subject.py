@@ -110,14 +110,13 @@ def own_flop_count(module: nn.Module) -> FlopCount | None:
     Raises:
         UsageError: it returned something else.
     """
-    tell = getattr(module, "flops_per_token", None)
-    if not callable(tell):
+    method = getattr(module, "flops_per_token", None)
+    if not callable(method):
         return None
-    answer = tell()
+    answer = method()
     if isinstance(answer, FlopCount):
         return answer
-    flops = _whole_number(answer, f"{type(module).__name__}.flops_per_token()")
-    return FlopCount(flops, None, OWN_SOURCE)
+    return FlopCount(_whole_number(answer, f"{type(module).__name__}.flops_per_token()"), None, OWN_SOURCE)
 
 
 def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:
@@ -147,16 +146,16 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     returned raises UsageError for an answer that is no whole number.
     """
     for owner in (module, data):
-        tell = getattr(owner, "tokens_per_batch", None)
-        if callable(tell):
+        method = getattr(owner, "tokens_per_batch", None)
+        if callable(method):
             name = f"{type(owner).__name__}.tokens_per_batch(batch)"
-            return lambda batch: _whole_number(tell(batch), name)
-    return _input_ids
+            return lambda batch: _whole_number(method(batch), name)
 
+    def count_input_ids(batch: Any) -> int | None:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        return ids.numel() if isinstance(ids, torch.Tensor) else None
 
-def _input_ids(batch: Any) -> int | None:
-    found = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return found.numel() if isinstance(found, torch.Tensor) else None
+    return count_input_ids
 
 
 def why_no_tokens(module: LightningModule, data: object) -> str:

@@ -7,13 +7,14 @@ the window is checked against a second clock elsewhere.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from lmbench.instruments.clock import Clock
+from lmbench.instruments.clock import HostClock
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BORDERS, EXCLUDED, PHASES
 
@@ -39,22 +40,13 @@ class StepFacts:
 
 
 @dataclass
-class PendingStep:
-    """A step whose marks are set but perhaps not yet reached by the device."""
-
-    facts: StepFacts
-    marks: list[Mark]
-
-
-@dataclass
 class StepSpans:
     """A finished step. All spans in seconds; `lags` are seconds the device was behind the host."""
 
     facts: StepFacts
-    device_s: dict[str, float]
-    host_s: dict[str, float]
+    device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    host_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     excluded_s: float = 0.0
-    excluded_count: int = 0
     end_lag_s: dict[str, float] = field(default_factory=dict)
     min_lag_s: dict[str, float] = field(default_factory=dict)
     mark_count: dict[str, int] = field(default_factory=dict)
@@ -63,11 +55,12 @@ class StepSpans:
 class Timeline:
     """Marks in, finished steps out."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HostClock) -> None:
         self.clock = clock
         self._stamp = clock.stamp
         self._marks: list[Mark] = []
-        self._pending: deque[PendingStep] = deque()
+        #: Steps whose marks are set but perhaps not yet reached by the device.
+        self._pending: deque[tuple[StepFacts, list[Mark]]] = deque()
         self._base_host_ns = 0
         self._device_s = 0.0  # device time since the base, at the first undrained mark
         # How much faster the device's clock runs than the host's, once it has been measured over a window.
@@ -101,34 +94,33 @@ class Timeline:
         """The step ends here, and the next begins, in `phase`."""
         mark = self._mark(phase)
         self._marks.append(mark)
-        self._pending.append(PendingStep(facts, self._marks))
+        self._pending.append((facts, self._marks))
         self._marks = [mark]
 
     def drain(self) -> list[StepSpans]:
         """The steps that the device has finished since the last call, oldest first. Never waits."""
         finished = []
-        while self._pending and self.clock.is_reached(self._pending[0].marks[-1].stamp):
-            finished.append(self._resolve(self._pending.popleft()))
+        while self._pending and self.clock.is_reached(self._pending[0][1][-1].stamp):
+            finished.append(self._resolve(*self._pending.popleft()))
         return finished
 
-    def _resolve(self, step: PendingStep) -> StepSpans:
-        marks, clock = step.marks, self.clock
-        device: dict[str, float] = {}
-        host: dict[str, float] = {}
-        spans = StepSpans(step.facts, device, host)
+    def _resolve(self, facts: StepFacts, marks: list[Mark]) -> StepSpans:
+        clock, spans = self.clock, StepSpans(facts)
+        device, host = spans.device_s, spans.host_s
         for start, end in pairwise(marks):
             lag = self._lag(start)
             seconds = clock.seconds(start.stamp, end.stamp)
             self._device_s += seconds
             if start.phase == EXCLUDED:
                 spans.excluded_s += seconds
-                spans.excluded_count += 1
                 continue
-            host_s = (end.host_ns - start.host_ns) * 1e-9
-            device[start.phase] = device.get(start.phase, 0.0) + seconds
-            host[start.phase] = host.get(start.phase, 0.0) + host_s
+            phase = start.phase
+            device[phase] += seconds
+            host[phase] += (end.host_ns - start.host_ns) * 1e-9
             if clock.has_lag:
-                self._note_lag(spans, start.phase, lag, self._lag(end))
+                spans.end_lag_s[phase] = end_lag = self._lag(end)
+                spans.min_lag_s[phase] = min(spans.min_lag_s.get(phase, math.inf), lag, end_lag)
+                spans.mark_count[phase] = spans.mark_count.get(phase, 1) + 1
         # The last mark is the next step's first: it stays out of the pool until that step is resolved.
         clock.recycle(mark.stamp for mark in marks[:-1])
         return spans
@@ -136,13 +128,6 @@ class Timeline:
     def _lag(self, mark: Mark) -> float:
         """Lag at a mark, when `_device_s` has been advanced to it."""
         return self._device_s - (mark.host_ns - self._base_host_ns) * 1e-9 * (1.0 + self.drift)
-
-    @staticmethod
-    def _note_lag(spans: StepSpans, phase: str, start_lag: float, end_lag: float) -> None:
-        spans.end_lag_s[phase] = end_lag
-        lowest = min(start_lag, end_lag)
-        spans.min_lag_s[phase] = min(spans.min_lag_s.get(phase, lowest), lowest)
-        spans.mark_count[phase] = spans.mark_count.get(phase, 1) + 1
 
     def calibrate(self) -> float | None:
         """Measure, and from now on correct, how much faster the device's clock ran than the host's since `start`.

@@ -35,10 +35,10 @@ def gradient_norms(parameters: Parameters) -> dict[str, float]:
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of all gradients together, a float32 scalar on their device; waits for nothing."""
-    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
     # As `torch.nn.utils.get_total_norm`, which would round each norm to the gradients' own dtype: bf16 has 8 bits.
     # Float64 is not narrowed, which would be refused.
-    dtype = None if any(each.dtype is torch.float64 for each in dense) else torch.float32
+    dtype = None if any(grad.dtype is torch.float64 for grad in dense) else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
     return norm
 
@@ -101,20 +101,13 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:
     """The `loss` part of a run's record: first of the run, last and mean of the window, perplexity exp(mean).
 
-    A nan or an infinity stays one: torchmetrics' own check for nan is off, since it would hide a diverged run.
+    A nan or an infinity stays one, so that a diverged run is seen.
     """
-    every = [step.loss for step in steps if step.loss is not None]
-    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
-    # Importing it takes a third of a second, which belongs to nobody's first step.
-    from torchmetrics.aggregation import MeanMetric
-
-    metric = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
-    mean = None
-    if window:
-        metric.update(torch.tensor(window, dtype=torch.float64))
-        mean = float(metric.compute())
+    losses = [(step.stage, step.loss) for step in steps if step.loss is not None]
+    window = [loss for stage, loss in losses if stage == "window"]
+    mean = float(torch.tensor(window, dtype=torch.float64).mean()) if window else None
     return Loss(
-        first=every[0] if every else None,
+        first=losses[0][1] if losses else None,
         last=window[-1] if window else None,
         mean=mean,
         # Over 709 the perplexity is no float any more; the loss itself says enough.

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmbench.errors import ExitCode, UsageError
 from lmbench.flops import counter_flops, forward_flops
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.host_load import host_state, read_host
+from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.field import PerPhase
