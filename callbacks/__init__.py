@@ -7,7 +7,6 @@ from lmbench.callbacks.kernel_capture import KernelCapture
 from lmbench.callbacks.kernel_profiler import KernelProfiler
 from lmbench.callbacks.memory_history import MemoryHistory
 from lmbench.callbacks.memory_recorder import MemoryRecorder
-from lmbench.callbacks.milestones import Milestones
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.progress_line import ProgressLine
@@ -27,7 +26,6 @@ __all__ = [
     "MeasurementSession",
     "MemoryHistory",
     "MemoryRecorder",
-    "Milestones",
     "Observer",
     "PhaseTimer",
     "ProgressLine",

@@ -41,7 +41,6 @@ class Compiler(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._module = pl_module
 
     def run_started(self) -> None:
         facts = self.session.run.compile
@@ -53,7 +52,7 @@ class Compiler(Observer):
             options = self.options
             facts.mode, facts.backend, facts.cache = options.mode, options.backend, options.cache
             facts.fullgraph, facts.dynamic, facts.regional = options.fullgraph, options.dynamic, options.regional
-            facts.targets = compile_in_place(self._module, self.options)
+            facts.targets = compile_in_place(self.module, self.options)
         self._started_at = time.perf_counter()
 
     def _temporary_cache(self) -> str:

@@ -65,20 +65,19 @@ class DtypeRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._trainer, self._module = trainer, pl_module
         self._hooks: _StepHooks | None = None
         self._record = self.session.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.DTYPES:
             return
-        if not self._trainer.is_global_zero:
+        if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank notes its dtypes"
             return
-        step = StepDtypes(self._module, self.session.device)
+        step = StepDtypes(self.module, self.session.device)
         self._hooks = _StepHooks(step, self._record)
         # In front, as the session ends the step; a new list, since Lightning may be walking over the old one.
-        self._trainer.callbacks = [self._hooks, *self._trainer.callbacks]  # type: ignore[attr-defined]
+        self.trainer.callbacks = [self._hooks, *self.trainer.callbacks]  # type: ignore[attr-defined]
         self._record.was_compiled = step.is_compiled
         step.start(self.session.track.current)
         self.session.track.listeners.append(step.border)
@@ -87,7 +86,7 @@ class DtypeRecorder(Observer):
         if self._hooks is None:
             return
         step, record = self._take_away(), self._record
-        trainer = self._trainer
+        trainer = self.trainer
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         try:
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
@@ -110,7 +109,7 @@ class DtypeRecorder(Observer):
     def _take_away(self) -> StepDtypes:
         assert self._hooks is not None
         hooks, self._hooks = self._hooks, None
-        trainer: Any = self._trainer
+        trainer: Any = self.trainer
         trainer.callbacks = [callback for callback in trainer.callbacks if callback is not hooks]
         if hooks.step.border in self.session.track.listeners:
             self.session.track.listeners.remove(hooks.step.border)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from lightning.pytorch import LightningModule, Trainer
-
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.run_recorder import result_folder
 from lmbench.instruments.schedule import ProbeKind
@@ -33,21 +31,18 @@ class KernelCapture(Observer):
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
         self.steps = steps
         self.tool = tool
-        self._recording: Recording | None = None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._trainer, self._module = trainer, pl_module
-        self._recording = None
+    def prepare(self) -> None:
+        self._recording: Recording | None = None
 
     def run_started(self) -> None:
         self._profile = self.session.run.profile = Profile(tool=self.tool, steps=0)
-        self._recording = Recording(self._module, self.session.device, self.tool, self._trainer.is_global_zero)
-        self._prepare()
+        self._recording = Recording(self.module, self.session.device, self.tool, self.trainer.is_global_zero)
+        self._warm_up()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if stage is Stage.WARMUP:
-            self._prepare()
+            self._warm_up()
         elif self._recording is not None and self._recording.is_in_step:
             self._recording.end_step()
             if self._recording.steps < self.steps:
@@ -56,7 +51,7 @@ class KernelCapture(Observer):
                 # In a stranger's Trainer the window goes on; stopping waits for the device and belongs between steps.
                 self._stop()
 
-    def _prepare(self) -> None:
+    def _warm_up(self) -> None:
         """Switch the instruments on for the last step before the window."""
         if self._recording is not None and self.session.steps_done >= self.session.schedule.warmup_steps - 1:
             self._recording.prepare()
@@ -85,7 +80,7 @@ class KernelCapture(Observer):
             self.session.track.listeners.remove(self._recording.border)
         self._profile.steps = self._recording.steps
         try:
-            size_bytes = self._recording.stop(result_folder(self._trainer, self.session.observers) / TRACE_FILE)
+            size_bytes = self._recording.stop(result_folder(self.trainer, self.session.observers) / TRACE_FILE)
         except OSError as error:
             self._profile.trace_error = error.strerror or str(error)
             return

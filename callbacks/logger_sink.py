@@ -55,11 +55,12 @@ class LoggerSink(Observer):
             return
         run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
         rates = Rates.of(run)
-        rows = []
-        for record in self._steps:
-            global_step = self._global_step + (record.step or 0)
-            rows.append((_prefixed(PREFIX, of_step(record, rates)), global_step))
-        rows.append((_prefixed(f"{PREFIX}summary/", of_run(run)), global_step))
+        numbers = [(PREFIX, of_step(record, rates), record.step or 0) for record in self._steps]
+        numbers.append((f"{PREFIX}summary/", of_run(run), numbers[-1][2]))
+        rows = [
+            ({f"{prefix}{name}": value for name, value in values.items()}, self._global_step + step)
+            for prefix, values, step in numbers
+        ]
         # An exception may still follow the end of a run.
         self._steps.clear()
         for logger in self._trainer.loggers:
@@ -68,9 +69,5 @@ class LoggerSink(Observer):
                     logger.log_metrics(metrics, global_step)
             # The measurement is over and kept elsewhere; whatever a logger raises is its own affair.
             except Exception as fault:
-                told = " ".join(f"{type(fault).__name__}: {fault}".split())
-                tell(f"{type(logger).__name__} did not take what was measured: {told}")
-
-
-def _prefixed(prefix: str, numbers: dict[str, float]) -> dict[str, float]:
-    return {f"{prefix}{name}": value for name, value in numbers.items()}
+                reason = " ".join(f"{type(fault).__name__}: {fault}".split())
+                tell(f"{type(logger).__name__} did not take what was measured: {reason}")

@@ -49,12 +49,9 @@ class MemoryHistory(Observer):
             if value < 1:
                 raise UsageError(f"memory.{name} is {value}; allowed: 1 and more")
         self.steps, self.max_entries, self._make_history = steps, max_entries, make_history
-        self._history: History | None = None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._trainer, self._module = trainer, pl_module
-        self._history = None
+    def prepare(self) -> None:
+        self._history: History | None = None
         self._is_window = False
         self._modules: ModuleRanges | None = None
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
@@ -73,7 +70,7 @@ class MemoryHistory(Observer):
         if self._make_history is None and device.type != "cuda":
             self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
             return
-        if not self._trainer.is_global_zero:
+        if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank records its history"
             return
         self._notes = MemoryNotes(
@@ -81,13 +78,13 @@ class MemoryHistory(Observer):
         )
         self._history = (self._make_history or CudaHistory)(device)
         self._history.start(self.max_entries, resets_peaks=self._is_window)
-        vocab_size = getattr(self._module, "vocab_size", None)
-        self._ledger = Ledger(self._module, device, vocab_size if isinstance(vocab_size, int) else None)
-        self._ledger.note_state(self._trainer.optimizers)
+        vocab_size = getattr(self.module, "vocab_size", None)
+        self._ledger = Ledger(self.module, device, vocab_size if isinstance(vocab_size, int) else None)
+        self._ledger.note_state(self.trainer.optimizers)
         self._ranges = StepRanges(uses_nvtx=False)
         if self._is_window or self._compiles_nothing():
             self._ledger.watch()
-            self._modules = ModuleRanges(self._module, uses_nvtx=False)
+            self._modules = ModuleRanges(self.module, uses_nvtx=False)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
         self.session.track.listeners.append(self._ranges.border)
 
@@ -95,7 +92,7 @@ class MemoryHistory(Observer):
         """Whether hooks of modules may be there from the first step on; torch.compile would compile them too, in more
         graphs than without. Only lmbench's own runs know."""
         return self.session.run.compile.is_enabled is False and not any(
-            getattr(module, "_compiled_call_impl", None) is not None for module in self._module.modules()
+            getattr(module, "_compiled_call_impl", None) is not None for module in self.module.modules()
         )
 
     # Lightning's hooks
@@ -126,7 +123,7 @@ class MemoryHistory(Observer):
             self._forget()
             self._begin()
             return
-        self._ledger.note_state(self._trainer.optimizers)
+        self._ledger.note_state(self.trainer.optimizers)
         self._ranges.end()
         self._record.steps = self._notes.steps = (self._record.steps or 0) + 1
         if self._notes.steps < self.steps:
@@ -143,7 +140,7 @@ class MemoryHistory(Observer):
             if exception is not None and self._history is not None:
                 # Its traceback keeps what was there.
                 self._ledger.note_saved(None)
-                self._ledger.note_state(self._trainer.optimizers)
+                self._ledger.note_state(self.trainer.optimizers)
                 self._record.steps = self._notes.steps = (self._record.steps or 0) + self._ranges.is_in_step
         finally:
             if exception is None and not self._is_window:
@@ -174,7 +171,7 @@ class MemoryHistory(Observer):
             self._notes.peaks = history.peaks() if self._is_window else None
             self._ledger.drop_workspaces(history.drop_workspaces)
             self._notes.moments = self._ledger.moments
-            folder = result_folder(self._trainer, self.session.observers)
+            folder = result_folder(self.trainer, self.session.observers)
             self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
             write_notes(self._notes, folder)
             self._record.snapshot_file = SNAPSHOT_FILE

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.host import peak_rss_bytes
@@ -30,13 +29,11 @@ class MemoryRecorder(Observer):
     and of a module with `count_saved_bytes()` and `expected_saved_bytes()` (attention by itself) what these say.
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._trainer, self._module = trainer, pl_module
+    def prepare(self) -> None:
         # The allocator calls it before anything is freed by the exception's way up.
         watch_refusals(self._refused)
         # The session knows its device only once the run has started.
-        self._device = trainer.strategy.root_device
+        self._device = self.trainer.strategy.root_device
         self._peaks = AllocatorPeaks(self._device)
         self._phase_peaks: dict[str, int] = {}
         self._phase_begins: dict[str, int] = {}
@@ -49,8 +46,8 @@ class MemoryRecorder(Observer):
 
     def _answer(self, method: str) -> Any:
         """What the module itself says of the bytes that it saves for the backward; None of one that does not."""
-        method_of_module = getattr(self._module, method, None)
-        return method_of_module() if callable(method_of_module) and self._module.training else None
+        method_of_module = getattr(self.module, method, None)
+        return method_of_module() if callable(method_of_module) and self.module.training else None
 
     def before_window(self) -> None:
         self._peaks.begin_window()
@@ -83,7 +80,7 @@ class MemoryRecorder(Observer):
             self._peaks.end_run(self.session.run.memory)
 
     def _refused(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
-        held = held_by(self._module, self._trainer.optimizers)
+        held = held_by(self.module, self.trainer.optimizers)
         allocated = torch.cuda.memory_allocated(device)
         self.session.run.memory.refused = RefusedAllocation(
             phase=self.session.track.current,

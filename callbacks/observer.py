@@ -49,6 +49,8 @@ class Observer(LeanCallback):
     #: Kinds of probe steps that nobody else needs; they come after the others, one step each.
     own_probes: tuple[ProbeKind, ...] = ()
 
+    trainer: Trainer
+    module: LightningModule
     _session: MeasurementSession | None = None
 
     @property
@@ -60,9 +62,14 @@ class Observer(LeanCallback):
         # The session tells its observers, so its module imports this one.
         from lmbench.callbacks.session import MeasurementSession
 
+        self.trainer, self.module = trainer, pl_module
         self._session = MeasurementSession.of(trainer)
         if self not in self.session.observers:
             self.session.observers.append(self)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """A run is set up: forget the one before."""
 
     def run_started(self) -> None:
         """The first batch is about to be fetched."""

@@ -22,7 +22,7 @@ from lmbench.interruption import held
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
 
-# What a SIGKILL may lose at most (design section 6).
+# What a SIGKILL may lose at most.
 FLUSH_STEPS = 50
 FLUSH_S = 1.0
 # Of the window's median lag, to be reached again before the lag probes; the rest follows while they run.
@@ -48,35 +48,27 @@ class PhaseTimer(Observer):
             raise UsageError(f"timer.clock is {clock!r}; allowed: events, sync")
         self.clock = clock
         self.records: deque[StepRecord] = deque(maxlen=10_000)
-        self._forget()
 
-    def _forget(self) -> None:
+    def prepare(self) -> None:
         self.records.clear()
-        self._timeline: Timeline | None = None
+        self._is_running = False
         self._losses: list[int] = []
-        self._scale = 0.0
         self._marks: ProbeMarks | None = None
-
-    # hooks
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
         if any(isinstance(o, PhaseTimer) and o is not self for o in self.session.observers):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
-        self._trainer, self._module = trainer, pl_module
-        self._forget()
 
     def run_started(self) -> None:
         device = self.session.device
         clock = make_clock(self.clock, device)
         self.session.run.clock = clock.name
         self._ring = ScalarRing(device)
-        self._scaler = loss_scaler(self._trainer)
+        self._scaler = loss_scaler(self.trainer)
         # What the first step is compared with.
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
         # Lightning hands out the loss as it is accumulated: divided by the number of micro-batches of a full step.
-        self._micro_batches = self._trainer.accumulate_grad_batches if self._trainer.training else 1
+        self._micro_batches = self.trainer.accumulate_grad_batches if self.trainer.training else 1
         self._timeline = Timeline(clock)
+        self._is_running = True
         self._restart()
         self.session.track.listeners.append(self._timeline.border)
 
@@ -94,13 +86,11 @@ class PhaseTimer(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         if self._marks is not None:
             self._marks.remove()
-        if self._timeline is None:
-            return
-        if exception is not None:
-            self._deliver()
-        elif self.session.stage is Stage.WARMUP:
-            # Training was over before there was a window.
+        # Training was over before there was a window.
+        ends_early = exception is None and self.session.stage is Stage.WARMUP
+        if self._is_running and ends_early:
             synchronize(self.session.device)
+        if self._is_running and (ends_early or exception is not None):
             self._deliver()
 
     # the session's stages
@@ -110,7 +100,6 @@ class PhaseTimer(Observer):
         self._restart()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        assert self._timeline is not None
         facts = StepFacts(self.session.step, self._losses)
         self._losses = []
         for (name, _), value in self.session.take_scalars().items():
@@ -122,7 +111,6 @@ class PhaseTimer(Observer):
         self._timeline.end_step(facts)
 
     def between_steps(self) -> None:
-        assert self._timeline is not None
         if self.session.stage is Stage.PROBE:
             return
         if self._since_flush >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_S:
@@ -131,16 +119,13 @@ class PhaseTimer(Observer):
             self._timeline.border("other")
 
     def window_closed(self) -> None:
-        assert self._timeline is not None
         self._deliver()
         self.session.run.window.clock_drift_fraction = self._timeline.calibrate()
 
     def since_step_s(self) -> float | None:
-        assert self._timeline is not None
         return self._timeline.since_step_s()
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        assert self._timeline is not None
         if kind is ProbeKind.SETTLE:
             window = [record for record in self.records if record.stage == "window"]
             self._usual_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
@@ -149,24 +134,20 @@ class PhaseTimer(Observer):
             self._restart()
             self._settle_steps, self._settling_since_s = 0, time.monotonic()
         elif kind is ProbeKind.LAG:
-            self._marks = ProbeMarks(self._module, self._timeline.note)
+            self._marks = ProbeMarks(self.module, self._timeline.note)
 
     def is_settled(self) -> bool:
         """The device is as far behind as it usually was in the window (a device that keeps up always is), or by far
         enough. Where a queue takes dozens of long steps, none is over when all are issued: then what the device was
         given to do tells, less the time that it had for it."""
-        assert self._timeline is not None
         self._settle_steps += 1
-        given_s = self._settle_steps * self._usual_step_s - (time.monotonic() - self._settling_since_s)
-        if min(given_s, self._usual_lag_s) >= AMPLE_LAG_S:
+        queued_s = self._settle_steps * self._usual_step_s - (time.monotonic() - self._settling_since_s)
+        if min(queued_s, self._usual_lag_s) >= AMPLE_LAG_S:
             return True
-        for spans in self._timeline.drain():
-            if spans.end_lag_s.get("other", 0.0) >= SETTLED_FRACTION * self._usual_lag_s:
-                return True
-        return self._usual_lag_s < HOST_BOUND_LAG_S
+        lags_s = [spans.end_lag_s.get("other", 0.0) for spans in self._timeline.drain()]
+        return self._usual_lag_s < HOST_BOUND_LAG_S or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._usual_lag_s
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        assert self._timeline is not None
         if kind is not ProbeKind.LAG:
             return
         assert self._marks is not None
@@ -183,13 +164,11 @@ class PhaseTimer(Observer):
     # delivery
 
     def _restart(self) -> None:
-        assert self._timeline is not None
         self._timeline.start(self.session.track.current)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _deliver(self) -> None:
         """Hand over the finished steps of warm-up and window."""
-        assert self._timeline is not None
         # A Ctrl-C between taking steps out and handing them over would lose them.
         with held():
             steps = [spans for spans in self._timeline.drain() if spans.facts.record.stage in STAGES]

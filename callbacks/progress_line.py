@@ -63,10 +63,12 @@ class ProgressLine(Observer):
         self._tell(f"probe steps: {kind.value}")
 
     def run_ended(self) -> None:
-        self._end()
+        self._stop_waiting()
+        if self._is_live:
+            self._show("")
 
     def run_failed(self, trainer: Any, exception: BaseException) -> None:
-        self._end()
+        self.run_ended()
 
     # what there is to say
 
@@ -79,35 +81,39 @@ class ProgressLine(Observer):
     def _before_window(self) -> list[str]:
         session, so_far = self.session, f"{duration(time.monotonic() - self._began_s)} so far"
         if not session.steps_done or self._pace_s is None:
-            doing = "compiling" if session.run.compile.is_enabled else "first step"
-            return [f"{doing}, {so_far}"]
+            return [f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}"]
         warmup = session.schedule.warmup_steps
-        left_s = max(0, warmup - session.steps_done) * self._pace_s + self._window_left_s(0, 0.0, self._pace_s)
-        return [f"warm-up {session.steps_done}/{warmup}, {so_far}", _pace(self._pace_s), _left(left_s)]
+        left_s = max(0, warmup - session.steps_done) * self._pace_s
+        return [f"warm-up {session.steps_done}/{warmup}, {so_far}", *self._pace_and_left(self._pace_s, left_s)]
 
     def _in_window(self, records: list[StepRecord]) -> list[str]:
-        session, schedule = self.session, self.session.schedule
+        session, steps = self.session, self.session.schedule.steps
         step_s = [record.step_s for record in records if record.step_s is not None]
-        pace_s = math.fsum(step_s) / len(step_s) if step_s else 0.0
-        steps = f"step {session.window_steps}" + (f"/{schedule.steps}" if schedule.steps else "")
-        parts = [steps, _pace(pace_s)]
-        tokens = sum(record.tokens or 0 for record in records)
-        if tokens and pace_s:
-            parts.append(f"{tokens / math.fsum(step_s):,.0f} tokens/s")
+        tokens, taken_s = sum(record.tokens or 0 for record in records), math.fsum(step_s)
         on_gpu = session.device.type == "cuda"
         held = torch.cuda.memory_reserved(session.device) if on_gpu else peak_rss_bytes()
-        parts.append(gib(held))
-        if schedule.steps is not None:
-            elapsed_s = session.window_elapsed_s
-            # By all of the window: one second's steps say little of those to come.
-            parts.append(_left(self._window_left_s(session.window_steps, elapsed_s, elapsed_s / session.window_steps)))
-        return parts
+        # The time left by all of the window: one second's steps say little of those to come.
+        elapsed_s, done = session.window_elapsed_s, session.window_steps
+        pace, *left = self._pace_and_left(taken_s / max(1, len(step_s)), 0.0, done, elapsed_s, elapsed_s / done)
+        rate = [f"{tokens / taken_s:,.0f} tokens/s"] if tokens and taken_s else []
+        return [f"step {done}" + (f"/{steps}" if steps else ""), pace, *rate, gib(held), *(left if steps else [])]
 
-    def _window_left_s(self, steps: int, elapsed_s: float, pace_s: float) -> float:
-        """Until the last probe step, where probe steps take as long as others."""
-        schedule = self.session.schedule
-        probes = len(schedule.probe_plan())
-        return max(((schedule.steps or 0) - steps) * pace_s, schedule.min_window_s - elapsed_s, 0.0) + probes * pace_s
+    def _pace_and_left(
+        self, step_s: float, before_s: float, done: int = 0, elapsed_s: float = 0.0, window_step_s: float | None = None
+    ) -> tuple[str, str]:
+        """The time of a step, and the time up to the last probe step, where probe steps take as long as others.
+
+        Args:
+            step_s: of the latest steps.
+            before_s: until the window opens.
+            done: steps of the window that are over, in `elapsed_s`.
+            window_step_s: the window's time of a step; None takes `step_s`.
+        """
+        schedule, pace_s = self.session.schedule, step_s if window_step_s is None else window_step_s
+        window_s = max(((schedule.steps or 0) - done) * pace_s, schedule.min_window_s - elapsed_s, 0.0)
+        left_s = before_s + window_s + len(schedule.probe_plan()) * pace_s
+        pace = f"{step_s * 1e3:.4g} ms/step" if step_s < 10 else f"{step_s:.3g} s/step"
+        return pace, f"{duration(left_s)} left"
 
     # how it is said
 
@@ -144,16 +150,3 @@ class ProgressLine(Observer):
         if self._waiting is not None:
             self._waiting.join()
             self._waiting = None
-
-    def _end(self) -> None:
-        self._stop_waiting()
-        if self._is_live:
-            self._show("")
-
-
-def _pace(step_s: float) -> str:
-    return f"{step_s * 1e3:.4g} ms/step" if step_s < 10 else f"{step_s:.3g} s/step"
-
-
-def _left(seconds: float) -> str:
-    return f"{duration(seconds)} left"

@@ -80,7 +80,6 @@ class RunRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._trainer, self._module = trainer, pl_module
         if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self.session.attach(PhaseTimer(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
@@ -95,16 +94,16 @@ class RunRecorder(Observer):
     def run_started(self) -> None:
         run = self.run
         run.environment = capture_environment(self.session.device)
-        run.mode = run.mode or ("train_step" if self._trainer.state.fn == "fit" else "inference")
+        run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
-        run.model = describe_model(self._module)
-        if self._trainer.ckpt_path:
+        run.model = describe_model(self.module)
+        if self.trainer.ckpt_path:
             run.model.is_fresh = False
         run.flops = describe_flops(
-            self._module, run.mode, str(run.precision), run.matmul_precision, run.environment.gpu.name
+            self.module, run.mode, str(run.precision), run.matmul_precision, run.environment.gpu.name
         )
-        run.data = describe_data(self._trainer)
+        run.data = describe_data(self.trainer)
         self._write()
 
     def between_steps(self) -> None:
@@ -113,7 +112,7 @@ class RunRecorder(Observer):
             interrupt(signum)
 
     def run_closing(self, exception: BaseException | None) -> None:
-        check_again = getattr(self._module, "check_again", None)
+        check_again = getattr(self.module, "check_again", None)
         if exception is None and callable(check_again):
             refused = self.run.memory.refused
             check_again()
@@ -161,9 +160,16 @@ class RunRecorder(Observer):
         with held():
             if self.folder is None:
                 self._open(self.run)
-            ending = judge(exception, self._phase_of(exception), self._is_own_subject())
-            if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):
-                self._keep_traceback(exception, ending)
+            assert self.folder is not None
+            phase = "setup"
+            if self.run.environment is not None and session is not None:
+                phase = str(getattr(exception, "lmbench_phase", session.track.current))
+            ending = judge(exception, phase, self._is_own_subject())
+            if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE) and ending.error is not None:
+                with suppress(OSError):
+                    text = masked_message("".join(traceback.format_exception(exception)))
+                    (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
+                    ending.error.traceback_file = TRACEBACK_FILE
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probes take memory of their own, and the window was complete before them.
                 session.run.probe.error = ending.error
@@ -174,18 +180,9 @@ class RunRecorder(Observer):
         """Whether module and data are lmbench's own, as far as they are known, and the attention in it."""
         if self._session is None:
             return True
-        if self.run.model.attention_check is not None:
-            return False
-        subjects = (self._module, self._trainer.datamodule)  # type: ignore[attr-defined]
-        return all(type(each).__module__.startswith("lmbench.") for each in subjects if each is not None)
-
-    def _keep_traceback(self, exception: BaseException, ending: Ending) -> None:
-        assert self.folder is not None
-        assert ending.error is not None
-        with suppress(OSError):
-            text = masked_message("".join(traceback.format_exception(exception)))
-            (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
-            ending.error.traceback_file = TRACEBACK_FILE
+        subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
+        is_own = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
+        return is_own and self.run.model.attention_check is None
 
     # beginning
 
@@ -257,9 +254,8 @@ class RunRecorder(Observer):
         start = "\r\x1b[K" if sys.stderr.isatty() else ""
         why = error.strerror or str(error)
         with suppress(OSError):
-            told = f"{self.folder.path}: {why}; measuring goes on, records wait in memory"
             print(start, end="", file=sys.stderr)
-            tell(told)
+            tell(f"{self.folder.path}: {why}; measuring goes on, records wait in memory")
 
     # the end
 
@@ -276,11 +272,6 @@ class RunRecorder(Observer):
             if self._is_refused(guards) and self.exit_code is ExitCode.OK:
                 self._note(Ending("ok", ExitCode.GUARD_FAILED))
             self.folder.write_run(self.run)
-
-    def _phase_of(self, exception: BaseException) -> str:
-        if self.run.environment is None or self._session is None:
-            return "setup"
-        return str(getattr(exception, "lmbench_phase", self._session.track.current))
 
     def _finish(self, ending: Ending) -> None:
         """Close the record, or change its ending where something failed after it was closed."""

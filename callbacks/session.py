@@ -13,6 +13,7 @@ from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import LeanCallback, Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
+from lmbench.instruments.milestones import reach
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
@@ -136,19 +137,16 @@ class MeasurementSession(LeanCallback):
         self.run.unseen_phases = self.track.unseen_phases()
         try:
             for observer in self.observers:
-                self._leave_facts(observer, exception)
+                try:
+                    observer.run_closing(exception)
+                except Exception as fault:
+                    # After a device error, say, nothing can be read any more; the others shall still leave their facts.
+                    exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
+            reach("stepped")
             for observer in self.observers:
                 observer.run_failed(trainer, exception)
         finally:
             self._close()
-
-    @staticmethod
-    def _leave_facts(observer: Observer, exception: BaseException) -> None:
-        try:
-            observer.run_closing(exception)
-        except Exception as fault:
-            # After a device error, say, nothing can be read any more; the others shall still leave their facts.
-            exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
 
     def add_tokens(self, count: int) -> None:
         self._tokens += count
@@ -237,6 +235,7 @@ class MeasurementSession(LeanCallback):
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
+        reach("built")
         self.device = trainer.strategy.root_device
         self.track.reset()
         self._has_started = True
@@ -248,6 +247,8 @@ class MeasurementSession(LeanCallback):
         self._between_steps = self._own_methods("between_steps")
         for observer in self.observers:
             observer.run_started()
+        # The first batch is fetched next.
+        reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
@@ -273,6 +274,8 @@ class MeasurementSession(LeanCallback):
             self._stop_bypass_watch()
         for step_ended in self._step_ended:
             step_ended(stage, kind)
+        if self.steps_done == 1:
+            reach("first_step")
         self._advance(trainer)
         if self.stage is stage:
             for between_steps in self._between_steps:
@@ -306,6 +309,7 @@ class MeasurementSession(LeanCallback):
         self.stage = Stage.WINDOW
         for observer in self.observers:
             observer.window_opened()
+        reach("window_opened")
         self.run.window.first_step = self.steps_done
         self._window_start_ns = time.perf_counter_ns()
 
@@ -317,6 +321,7 @@ class MeasurementSession(LeanCallback):
         self.stage = Stage.DONE
         for observer in self.observers:
             observer.window_closed()
+        reach("window_closed")
 
     def _next_probe(self, trainer: Trainer) -> None:
         if self.probe_kind is ProbeKind.SETTLE:
@@ -352,5 +357,6 @@ class MeasurementSession(LeanCallback):
         self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             observer.run_closing(None)
+        reach("stepped")
         for observer in self.observers:
             observer.run_ended()

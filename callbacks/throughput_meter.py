@@ -27,13 +27,11 @@ class ThroughputMeter(Observer):
     `host_state.*` (the kernel's, of other processes).
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
+    def prepare(self) -> None:
         self._tokens = 0
-        self._module = pl_module
-        self._trainer = trainer
-        self._count_tokens = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
-        self._tells_flops = callable(getattr(pl_module, "flops_per_token", None))
+        self._data = self.trainer.datamodule  # type: ignore[attr-defined]
+        self._count_tokens = token_counter(self.module, self._data)
+        self._tells_flops = callable(getattr(self.module, "flops_per_token", None))
         self._sample: tuple[Any, int] | None = None
 
     def run_started(self) -> None:
@@ -56,9 +54,10 @@ class ThroughputMeter(Observer):
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done: now a module that does not tell its FLOPs may be asked by the counter.
-        if exception is None and self._sample is not None and self._trainer.state.fn is not None:
+        stage = self.trainer.state.fn
+        if exception is None and self._sample is not None and stage is not None:
             run = self.session.run
-            count_flops(run.flops, self._module, run.mode or "train_step", self._trainer.state.fn.value, *self._sample)
+            count_flops(run.flops, self.module, run.mode or "train_step", stage.value, *self._sample)
 
     def before_window(self) -> None:
         self._tokens = 0
@@ -73,6 +72,5 @@ class ThroughputMeter(Observer):
         run.window.tokens = self._tokens or None
         run.host_state = host_state(self._host_open, read_host())
         if not self._tokens:
-            data = self._trainer.datamodule  # type: ignore[attr-defined]
-            run.window.tokens_reason = why_no_tokens(self._module, data)
+            run.window.tokens_reason = why_no_tokens(self.module, self._data)
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

@@ -32,17 +32,15 @@ class TrainingCheck(Observer):
     `is_skipped` (the fp16 scaler skipped this step).
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._module, self._trainer = pl_module, trainer
+    def prepare(self) -> None:
         self._sample: MovementSample | None = None
         self._is_on = False
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._is_on = kind is ProbeKind.TRAINING and self._module.training
+        self._is_on = kind is ProbeKind.TRAINING and self.module.training
         if self._is_on:
             # As it is between steps: inside one, `toggle_optimizer` makes parameters look frozen.
-            self._trainable = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+            self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
             self._norms: dict[str, float] = {}
             self._stepped: set[str] = set()
 
@@ -70,7 +68,7 @@ class TrainingCheck(Observer):
         self._sample.add(own)
 
     def _loss_scale(self) -> float:
-        scaler = loss_scaler(self._trainer)
+        scaler = loss_scaler(self.trainer)
         return scaler.get_scale() if scaler else 1.0
 
     def _ends_warmup(self) -> bool:
@@ -91,7 +89,7 @@ class TrainingCheck(Observer):
 
     def _unscaled_by(self) -> float:
         """What the gradients are still multiplied by: a fused optimizer unscales them only inside its step."""
-        return self._loss_scale() if any(map(unscales_itself, self._trainer.optimizers)) else 1.0
+        return self._loss_scale() if any(map(unscales_itself, self.trainer.optimizers)) else 1.0
 
     def probe_ended(self, kind: ProbeKind) -> None:
         training = self.session.run.probe.training

@@ -10,7 +10,6 @@ from lmbench.callbacks import (
     GradientNorm,
     MeasurementSession,
     MemoryRecorder,
-    Milestones,
     ProgressLine,
     QuietHost,
     RunRecorder,
@@ -54,7 +53,6 @@ def measuring_callbacks(
         ThroughputMeter(),
         recorder,
         *([Announcement(recorder), ProgressLine()] if announces else []),
-        Milestones(),
         MeasurementSession(schedule),
     ]
 

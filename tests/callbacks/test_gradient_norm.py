@@ -1,4 +1,4 @@
-"""The gradient norm of every step, by the side of a module that looks at its gradients itself."""
+"""The gradient norm of every step, by the side of a module that looks at its gradients itself; scalars in general."""
 
 from __future__ import annotations
 
@@ -23,55 +23,51 @@ from lmbench.report.logged import of_run
 from conftest import SlowBatches, quiet_trainer
 
 
-def measured(module, **flags):
-    timer = PhaseTimer()
-    session = MeasurementSession(Schedule(warmup_steps=1, steps=4))
-    quiet_trainer(GradientNorm(), timer, session, **flags).fit(module, SlowBatches())
+def measured(module, *callbacks, **flags):
+    timer, session = PhaseTimer(), MeasurementSession(Schedule(warmup_steps=1, steps=4))
+    quiet_trainer(*(callbacks or [GradientNorm()]), timer, session, **flags).fit(module, SlowBatches())
     return list(timer.records)
 
 
+@pytest.fixture
+def seen(sleeper):
+    """The norms that the module itself sees before each optimizer step."""
+    norms = []
+    sleeper.on_before_optimizer_step = lambda _: norms.append(float(total_norm([p.grad for p in sleeper.parameters()])))
+    return norms
+
+
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3}, {"gradient_clip_val": 1e-3}])
-def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleeper, flags):
-    seen = []
-    sleeper.on_before_optimizer_step = lambda _: seen.append(float(total_norm([p.grad for p in sleeper.parameters()])))
+def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleeper, seen, flags):
     records = measured(sleeper, **flags)
     assert [record.gradient_norm for record in records] == pytest.approx(seen[:5], rel=1e-6)
     assert len(set(seen)) > 3
     for record in records:
-        spans = [record.span_s(phase) or 0.0 for phase in PHASES]
         assert record.clip_s > 0
-        assert math.fsum(spans) == pytest.approx(record.step_s)
+        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(sleeper, fused):
     """A fused optimizer takes the scale out inside its step, any other one has it taken out before."""
-    clean = measured(copied(sleeper, fused))[0].gradient_norm
-    first = scaled(copied(sleeper, fused), 2.0**10)[0]
-    assert not first.is_skipped
-    assert first.gradient_norm == pytest.approx(clean, rel=0.02)
-    skipped = scaled(copied(sleeper, fused), 2.0**100)[0]
-    assert skipped.is_skipped
+
+    def first_step(scale=None):
+        torch.manual_seed(0)
+        module = type(sleeper)()
+        module.forward_s = module.backward_s = module.optimizer_s = 0.0
+        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0)
+        return measured(module, **({"plugins": MixedPrecision("16-mixed", "cpu", scaler)} if scale else {}))[0]
+
+    scaled, skipped = first_step(2.0**10), first_step(2.0**100)
+    assert (scaled.is_skipped, skipped.is_skipped) == (False, True)
+    assert scaled.gradient_norm == pytest.approx(first_step().gradient_norm, rel=0.02)
     assert not math.isfinite(skipped.gradient_norm)
 
 
-def scaled(module, scale):
-    return measured(module, plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale)))
-
-
-def copied(module, fused):
-    torch.manual_seed(0)
-    copy = type(module)()
-    copy.forward_s = copy.backward_s = copy.optimizer_s = 0.0
-    copy.configure_optimizers = lambda: torch.optim.SGD(copy.parameters(), lr=0.1, fused=fused)
-    return copy
-
-
-def test_an_optimizer_that_looks_several_times_leaves_its_last_look(sleeper):
+def test_an_optimizer_that_looks_several_times_leaves_its_last_look(sleeper, seen):
     sleeper.forward_s = sleeper.backward_s = sleeper.optimizer_s = 0.0
     sleeper.configure_optimizers = lambda: torch.optim.LBFGS(sleeper.parameters(), max_iter=3)
-    seen = []
-    sleeper.on_before_optimizer_step = lambda _: seen.append(float(total_norm([p.grad for p in sleeper.parameters()])))
     records = measured(sleeper)
     assert len(seen) > len(records)
     assert records[0].gradient_norm in [pytest.approx(norm, rel=1e-6) for norm in seen[1:4]]
@@ -79,29 +75,33 @@ def test_an_optimizer_that_looks_several_times_leaves_its_last_look(sleeper):
 
 def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
     values = torch.full((4096,), 1.001)
-    assert float(total_norm([values.bfloat16(), values])) == pytest.approx(math.hypot(64.0, 64.064), rel=1e-5)
-    # In half precision the squares would be infinite.
-    assert float(total_norm([torch.full((4,), 6e4, dtype=torch.float16)])) == pytest.approx(1.2e5)
-    assert float(total_norm([torch.ones(9, dtype=torch.float64)])) == 3.0
     embedding = nn.Embedding(5, 2, sparse=True)
     embedding(torch.tensor([1, 1])).sum().backward()
-    assert float(total_norm([embedding.weight.grad])) == pytest.approx(math.sqrt(8.0))
+    # In half precision the squares would be infinite.
+    for gradients, norm in (
+        ([values.bfloat16(), values], math.hypot(64.0, 64.064)),
+        ([torch.full((4,), 6e4, dtype=torch.float16)], 1.2e5),
+        ([torch.ones(9, dtype=torch.float64)], 3.0),
+        ([embedding.weight.grad], math.sqrt(8.0)),
+    ):
+        assert float(total_norm(gradients)) == pytest.approx(norm, rel=1e-5)
 
 
 def test_the_command_records_it_where_it_is_asked_for_and_refuses_it_without_an_optimizer(tmp_path, capsys):
-    quick = ["--config", "smoke", "--measure.min_window_s=0", "--measure.steps=3", "--measure.probe_steps=0",
+    quick = ["fit", "--config", "smoke", "--measure.min_window_s=0", "--measure.steps=3", "--measure.probe_steps=0",
              "--data.context_length=16", f"--measure.results_dir={tmp_path}", "--quiet"]  # fmt: skip
-    for run_id, given in (("with", ["--measure.gradient_norm=true"]), ("without", [])):
-        assert main(["fit", *quick, f"--measure.run_id={run_id}", *given]) == 0
+    asked = "--measure.gradient_norm=true"
+    for run_id, words in (("with", [asked]), ("without", [])):
+        assert main([*quick, f"--measure.run_id={run_id}", *words]) == 0
     found = load_run(tmp_path / "with")
-    assert all(step.gradient_norm > 0 for step in found.steps)
-    mean = math.fsum(step.gradient_norm for step in found.steps if step.stage == "window") / 3
+    norms = [step.gradient_norm for step in found.steps]
+    mean = math.fsum(norm for norm, step in zip(norms, found.steps, strict=True) if step.stage == "window") / 3
     assert value_at(found.record, "scalars.gradient_norm") == pytest.approx(mean)
     assert of_run(found.record)["train/mean_gradient_norm"] == pytest.approx(mean)
-    assert found.steps[2].gradient_norm == pytest.approx(found.record.warmup.gradient_norm, rel=1e-5)
+    assert norms[2] == pytest.approx(found.record.warmup.gradient_norm, rel=1e-5)
     assert all(step.gradient_norm is None for step in load_run(tmp_path / "without").steps)
     capsys.readouterr()
-    assert main(["fit", *quick, "--measure.gradient_norm=true", "--measure.mode=forward"]) == 2
+    assert main([*quick, asked, "--measure.mode=forward"]) == 2
     assert "leave it out, or measure train_step" in capsys.readouterr().err
 
 
@@ -115,13 +115,8 @@ class Logging(Observer):
 
 
 def test_a_scalar_is_folded_over_its_sources_as_it_is_declared(sleeper):
-    timer = PhaseTimer()
-    quiet_trainer(Logging(), timer, MeasurementSession(Schedule(warmup_steps=1, steps=2))).fit(sleeper, SlowBatches())
-    assert [record.gradient_norm for record in timer.records] == [5.0, 5.0, 5.0]
+    assert [record.gradient_norm for record in measured(sleeper, Logging())] == [5.0] * 5
     folds = {fold: Scalar("1", "", "", fold=fold).folded([3.0, 4.0]) for fold in ("mean", "sum", "norm")}
     assert folds == {"mean": 3.5, "sum": 7.0, "norm": 5.0}
-
-
-def test_a_scalar_that_nobody_declared_is_refused():
     with pytest.raises(UsageError, match="no scalar 'speed'"):
         MeasurementSession().log_scalar("speed", 1.0)

@@ -77,5 +77,5 @@ def test_a_narrow_terminal_keeps_the_step_and_the_time_that_is_left(monkeypatch)
 
 def test_a_dumb_terminal_is_a_log_file(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    ProgressLine(terminal := Terminal())._end()
+    ProgressLine(terminal := Terminal()).run_ended()
     assert terminal.getvalue() == ""

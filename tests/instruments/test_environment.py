@@ -18,13 +18,7 @@ from msgspec.structs import replace
 
 from lmbench.instruments import environment, host
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
-from lmbench.instruments.environment import (
-    allowed_variables,
-    capture_environment,
-    git_state,
-    torch_flags,
-    versions,
-)
+from lmbench.instruments.environment import allowed_variables, capture_environment, git_state, torch_flags, versions
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Environment, Gpu, Revision
 from lmbench.records.measured import DeviceReading, DeviceState
@@ -36,12 +30,7 @@ CPU = torch.device("cpu")
 # environment
 
 
-def test_the_environment_fits_its_schema_and_is_json():
-    captured = capture_environment(CPU)
-    assert msgspec.convert(json.loads(json.dumps(as_dict(captured), allow_nan=False)), Environment) == captured
-
-
-def test_planted_secrets_are_nowhere_in_it(monkeypatch):
+def test_the_environment_fits_its_schema_and_no_planted_secret_is_in_it(monkeypatch):
     for name in (
         "WANDB_API_KEY", "CUDA_SECRET_TOKEN", "LMBENCH_WANDB_API_KEY", "TORCH_password", "NCCL_Credentials",
         "HF_TOKEN", "OMP_SECRET", "AWS_ACCESS_KEY_ID", "HOME_OF",
@@ -49,7 +38,9 @@ def test_planted_secrets_are_nowhere_in_it(monkeypatch):
         monkeypatch.setenv(name, "hunter2-planted")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     captured = capture_environment(CPU)
-    assert "hunter2" not in json.dumps(as_dict(captured))
+    text = json.dumps(as_dict(captured), allow_nan=False)
+    assert msgspec.convert(json.loads(text), Environment) == captured
+    assert "hunter2" not in text
     assert captured.variables["NCCL_DEBUG"] == "WARN"
 
 
@@ -68,40 +59,31 @@ def test_versions_are_those_of_the_modules_themselves():
     import wandb
 
     found = versions(driver=None)
-    assert found.torch == torch.__version__
-    assert (found.lightning, found.torchmetrics) == (lightning.__version__, torchmetrics.__version__)
-    assert found.wandb == wandb.__version__
+    for module in (torch, lightning, torchmetrics, wandb):
+        assert getattr(found, module.__name__) == module.__version__
     assert found.python == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_flags_follow_torchs_switches():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    torch.use_deterministic_algorithms(True)
-    try:
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):
-            found = torch_flags()
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision(before)
-    assert found.float32_matmul_precision == "high"
-    assert found.deterministic_algorithms is True
-    assert found.anomaly_mode is True
-    assert torch_flags().anomaly_mode is False
-
-
-def test_flags_that_torch_refuses_to_read_are_null():
-    # The new TF32 setting makes the old ones unreadable.
+def test_flags_follow_torchs_switches_and_those_that_it_refuses_to_read_are_null():
+    # In a process of its own; the new TF32 setting makes the old ones unreadable.
     code = (
         "import torch, json\n"
-        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
         "from lmbench.instruments.environment import torch_flags\n"
         "from lmbench.records.codec import as_dict\n"
-        "print(json.dumps(as_dict(torch_flags())))"
+        "torch.set_float32_matmul_precision('high')\n"
+        "torch.use_deterministic_algorithms(True)\n"
+        "torch.autograd.set_detect_anomaly(True, check_nan=False)\n"
+        "flags = [as_dict(torch_flags())]\n"
+        "torch.set_float32_matmul_precision('highest')\n"
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "print(json.dumps([*flags, as_dict(torch_flags())]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert (found["float32_matmul_precision"], found["cudnn_benchmark"]) == (None, False)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    switched, refused = json.loads(done.stdout)
+    assert switched["float32_matmul_precision"] == "high"
+    assert switched["deterministic_algorithms"] is switched["anomaly_mode"] is True
+    assert (refused["float32_matmul_precision"], refused["cudnn_benchmark"]) == (None, False)
+    assert torch_flags().anomaly_mode is False
 
 
 # code revision
@@ -130,9 +112,7 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
     assert git_state(repository.path) == Revision(repository.commit, False)
     (repository.path / "code.py").write_text("a = 2\n")
     assert git_state(repository.path) == Revision(repository.commit, True)
-
-
-def test_a_package_installed_below_a_project_is_not_its_commit(repository):
+    # A package that is installed below a project is not of its commit.
     site = repository.path / ".venv" / "site-packages" / "lmbench"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("")
@@ -140,19 +120,15 @@ def test_a_package_installed_below_a_project_is_not_its_commit(repository):
     assert git_state(repository.path, holds="code.py").commit == repository.commit
 
 
-def test_no_repository_and_no_git_are_null(tmp_path, repository, monkeypatch):
+def test_no_repository_no_git_and_a_git_that_hangs_are_null(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent.parent))
     assert git_state(tmp_path.parent / "absent").commit is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("git") is None
     assert git_state(repository.path) == Revision(None, None)
-
-
-def test_a_git_that_hangs_is_given_up(tmp_path, monkeypatch):
     slow = tmp_path / "git"
     slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     slow.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(environment, "_GIT_TIMEOUT_S", 0.2)
     assert git_state(tmp_path) == Revision(None, None)
 
@@ -161,25 +137,23 @@ def test_a_git_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 
 def test_host_facts_agree_with_psutil():
-    facts = host.host_facts(CPU)
+    facts, identity = host.host_facts(CPU), process_identity()
     assert facts.core_count == psutil.cpu_count()
     assert facts.memory_total_bytes == psutil.virtual_memory().total
     assert facts.affinity == psutil.Process().cpu_affinity()
     assert facts.cpu_model
-
-
-def test_the_process_identity_is_that_of_this_process():
-    identity = process_identity()
-    started = psutil.Process(identity.pid).create_time() - psutil.boot_time()
     assert identity.pid == os.getpid()
+    started = psutil.Process(identity.pid).create_time() - psutil.boot_time()
     assert identity.start_s == pytest.approx(started, abs=1.5)
 
 
-def test_host_scores_are_plausible_and_leave_the_random_state_alone():
+def test_host_scores_are_plausible_and_leave_the_random_state_and_the_collector_alone():
     before = torch.get_rng_state()
     assert 1e-9 < host.python_iteration_s() < 1e-6
     assert 1e-7 < host.kernel_launch_s(CPU) < 1e-3
     assert torch.equal(torch.get_rng_state(), before)
+    assert host.gc_policy().is_enabled is gc.isenabled()
+    assert host.gc_policy().thresholds == list(gc.get_threshold())
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
@@ -196,49 +170,39 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
     assert childs < 100_000_000
 
 
-def test_the_collectors_policy_is_read_and_not_changed():
-    assert host.gc_policy().is_enabled is gc.isenabled()
-    assert host.gc_policy().thresholds == list(gc.get_threshold())
-
-
 # device state
 
-
-def _reading(**changes):
-    reading = DeviceReading(
-        read_at_s=0.0, energy_j=1000.0, power_capped_s=1.0, thermal_capped_s=0.0, sm_clock_hz=1.98e9,
-        temperature_c=40.0, other_process_count=0,
-    )  # fmt: skip
-    return replace(reading, **changes)
-
-
-def test_power_energy_caps_and_clock_follow_from_two_readings():
-    closed = _reading(
-        read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, temperature_c=55, other_process_count=2
-    )  # fmt: skip
-    found = derive_device_state(_reading(), closed, wall_s=4.0)
-    assert (found.open, found.close) == (_reading(), closed)
-    assert (found.mean_power_w, found.mean_temperature_c, found.energy_j) == pytest.approx((600.0, 47.5, 2400.0))
-    assert (found.power_capped_fraction, found.thermal_capped_fraction) == (0.5, 0.0)
-    assert found.sm_clock_drop_fraction == pytest.approx(1 / 6)
-    assert found.other_process_count == 2
-    assert derive_device_state(_reading(), closed).energy_j == pytest.approx(3000.0)
+READING = DeviceReading(
+    read_at_s=0.0, energy_j=1000.0, power_capped_s=1.0, thermal_capped_s=0.0, sm_clock_hz=1.98e9,
+    temperature_c=40.0, other_process_count=0,
+)  # fmt: skip
+CLOSED = replace(
+    READING,
+    read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, temperature_c=55, other_process_count=2,
+)  # fmt: skip
+ALL = {
+    "mean_power_w": 600.0, "mean_temperature_c": 47.5, "energy_j": 3000.0, "power_capped_fraction": 0.5,
+    "thermal_capped_fraction": 0.0, "sm_clock_drop_fraction": 1 / 6, "other_process_count": 2,
+}  # fmt: skip
 
 
-def test_counters_that_a_card_lacks_or_that_were_reset_give_null():
-    opened, closed = _reading(energy_j=None, sm_clock_hz=None), _reading(read_at_s=5.0, power_capped_s=0.5)
-    found = derive_device_state(opened, closed)
-    assert found.mean_power_w is None
-    assert derive_device_state(_reading(temperature_c=None), closed).mean_temperature_c is None
-    assert found.energy_j is None
-    assert found.power_capped_fraction is None
-    assert found.sm_clock_drop_fraction is None
-    assert found.thermal_capped_fraction == 0.0
-
-
-def test_a_counter_ahead_of_the_clock_is_not_over_the_whole_window():
-    found = derive_device_state(_reading(), _reading(read_at_s=5.0, power_capped_s=6.1))
-    assert found.power_capped_fraction == 1.0
+@pytest.mark.parametrize(
+    ("opened", "closed", "wall_s", "changes"),
+    [
+        ({}, {}, None, {}),
+        ({}, {}, 4.0, {"energy_j": 2400.0}),
+        # What a card lacks, a counter that was reset, one ahead of the clock.
+        ({"energy_j": None}, {}, None, {"energy_j": None, "mean_power_w": None}),
+        ({"sm_clock_hz": None, "temperature_c": None}, {}, None,
+         {"sm_clock_drop_fraction": None, "mean_temperature_c": None}),
+        ({}, {"power_capped_s": 0.5}, None, {"power_capped_fraction": None}),
+        ({}, {"power_capped_s": 6.1}, None, {"power_capped_fraction": 1.0}),
+    ],
+)  # fmt: skip
+def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wall_s, changes):
+    found = derive_device_state(replace(READING, **opened), replace(CLOSED, **closed), wall_s)
+    for name, value in (ALL | changes).items():
+        assert getattr(found, name) == (value if value is None else pytest.approx(value)), name
 
 
 def test_a_cpu_has_a_sensor_that_knows_nothing():
@@ -246,32 +210,23 @@ def test_a_cpu_has_a_sensor_that_knows_nothing():
     assert (sensor.facts(), sensor.driver()) == (Gpu(), None)
     reading = sensor.read()
     assert reading == DeviceReading(read_at_s=reading.read_at_s)
-    derived = derive_device_state(reading, reading, wall_s=1.0)
-    assert derived == DeviceState(open=reading, close=reading)
+    assert derive_device_state(reading, reading, wall_s=1.0) == DeviceState(open=reading, close=reading)
 
 
-@pytest.mark.parametrize(
-    ("pids", "has_context", "expected"),
-    [
-        ([os.getpid()], True, ([], 0)),
-        ([os.getpid(), 7, 5], True, ([5, 7], 2)),
-        ([7], False, ([7], 1)),
-        ([], False, ([], 0)),
-        ([90_001, 90_002], True, (None, 1)),
-        ([], True, (None, None)),
-        (None, True, (None, None)),
-    ],
-    ids=[
-        "alone",
-        "named",
-        "before CUDA",
-        "idle",
-        "other process ids in a container",
-        "hidden",
-        "unsupported",
-    ],
-)
-def test_other_processes_are_named_counted_or_unknown(pids, has_context, expected):
+OTHERS = {
+    "alone": ([os.getpid()], True, ([], 0)),
+    "named": ([os.getpid(), 7, 5], True, ([5, 7], 2)),
+    "before CUDA": ([7], False, ([7], 1)),
+    "idle": ([], False, ([], 0)),
+    "other process ids in a container": ([90_001, 90_002], True, (None, 1)),
+    "hidden": ([], True, (None, None)),
+    "unsupported": (None, True, (None, None)),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_processes_are_named_counted_or_unknown(case):
+    pids, has_context, expected = OTHERS[case]
     assert other_processes(pids, has_context) == expected
 
 
@@ -283,44 +238,29 @@ class SmallCard:
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
-
-    def nvmlDeviceGetName(self, handle):
-        return "Small Card"
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return 450_000
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return (8, 9)
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return {1: 2520, 2: 10501}[kind]
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return 0x1 | 0x4 | 0x40
+    nvmlDeviceGetName = staticmethod(lambda handle: "Small Card")
+    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda handle: 450_000)
+    nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (8, 9))
+    nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: {1: 2520, 2: 10501}[kind])
+    nvmlDeviceGetCurrentClocksThrottleReasons = staticmethod(lambda handle: 0x1 | 0x4 | 0x40)
+    nvmlSystemGetDriverVersion = staticmethod(lambda: "600.1")
 
     def nvmlDeviceGetViolationStatus(self, handle, policy):
         if policy == self.NVML_PERF_POLICY_POWER:
             return SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
         raise self.NVMLError
 
-    def nvmlSystemGetDriverVersion(self):
-        return "600.1"
-
 
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     sensor = DeviceSensor(CPU)
     sensor._nvml, sensor._handle = SmallCard(), "handle"
-    facts, reading = sensor.facts(), sensor.read()
-    assert facts == Gpu(name="Small Card", power_limit_w=450.0, compute_capability="8.9")
+    reading = sensor.read()
+    assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0, compute_capability="8.9")
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
-        read_at_s=reading.read_at_s,
-        sm_clock_hz=2.52e9,
-        memory_clock_hz=10.501e9,
-        power_capped_s=2.5,
+        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
         throttle_reasons=["software power cap", "hardware thermal slowdown"],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -343,5 +283,4 @@ def test_a_real_gpu_tells_what_the_reports_need():
     assert 0.0 <= derived.power_capped_fraction <= 1.0
     assert closed.sm_clock_hz <= facts.max_sm_clock_hz
     assert 1e-7 < host.kernel_launch_s(device) < 1e-4
-    captured = capture_environment(device)
-    assert captured.versions.driver
+    assert capture_environment(device).versions.driver
