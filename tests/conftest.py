@@ -9,6 +9,7 @@ import shutil
 import signal
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,30 @@ def ratio_to_slept(window: list[StepRecord], name: str, *slept: list[float], eac
 
 def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:
     return Trainer(callbacks=list(callbacks), **{**QUIET, **flags})
+
+
+def free_device() -> None:
+    """Give back what earlier tests left on the GPU: compiled graphs, objects in cycles, workspaces, cached blocks."""
+    if not torch.cuda.is_initialized():
+        return
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_device_of_other_modules() -> None:
+    """Before the runs that a module's tests share."""
+    free_device()
+
+
+@pytest.fixture(autouse=True)
+def _free_device_of_other_tests(request: pytest.FixtureRequest) -> None:
+    """What is measured on a GPU must not depend on the tests before."""
+    if request.node.get_closest_marker("gpu"):
+        free_device()
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from lmbench.records.environment import Environment
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.run import banner
 from lmbench.report.units import MS, Unit, whole
 
 Arm = Literal["bare", "trainer", "harness"]
@@ -75,9 +77,9 @@ class Interval(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """Of one value a round, two rounds at least."""
-        return cls(statistics.fmean(values), *mean_interval(values))
+    def of(cls, values: Any) -> Interval:
+        """Of an array of one value a round, two rounds at least."""
+        return cls(float(values.mean()), *mean_interval(values.tolist()))
 
     def against(self, most: float) -> str:
         """Is it at most so much? `yes`, `no`, or `undecided` where the interval has both."""
@@ -91,30 +93,23 @@ class Interval(NamedTuple):
 
 
 class Arms:
-    """The measurements of complete rounds by arm; differences are paired by round."""
+    """The measurements of complete rounds by arm, in the order of rounds: differences are paired.
+
+    `step_s` has an array of seconds a step for each arm, one a round.
+    """
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         ordered = sorted(measurements, key=lambda m: m.round)
         self.by_arm = {arm: [m for m in ordered if m.arm == arm] for arm in ARMS}
+        self.step_s = {arm: np.array([m.step_s for m in self.by_arm[arm]]) for arm in ARMS}
 
-    def step_s(self, arm: Arm) -> list[float]:
-        return [m.step_s for m in self.by_arm[arm]]
-
-    def over_s(self, arm: Arm, base: Arm) -> Interval:
-        """Seconds a step that one arm takes longer than another."""
-        return Interval.of([a - b for a, b in zip(self.step_s(arm), self.step_s(base), strict=True)])
-
-    def over_fraction(self, arm: Arm, base: Arm) -> Interval:
-        return Interval.of([a / b - 1.0 for a, b in zip(self.step_s(arm), self.step_s(base), strict=True)])
-
-    def peak_bytes(self, arm: Arm, name: str) -> int | None:
-        """The highest of all rounds, None where one is not known."""
-        peaks = [getattr(m, name) for m in self.by_arm[arm]]
-        return None if None in peaks else max(peaks)
-
-    def over_bare_bytes(self, arm: Arm, name: str) -> int | None:
-        peak, bare = self.peak_bytes(arm, name), self.peak_bytes("bare", name)
-        return None if peak is None or bare is None else peak - bare
+    def peak_bytes(self, arm: Arm, name: str, base: Arm | None = None) -> int | None:
+        """The highest of all rounds, or by how much that is over another arm's; None where one is not known."""
+        highest = [max([-1 if (peak := getattr(m, name)) is None else peak for m in self.by_arm[side]])
+                   for side in (arm, base or arm)]  # fmt: skip
+        if -1 in highest:
+            return None
+        return highest[0] - highest[1] if base else highest[0]
 
 
 def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
@@ -125,18 +120,21 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     verdicts = {str(phase): str(found.verdict) for phase, found in probed}
     limit = bottleneck(pilot.device_type, verdicts)
     pause_s = statistics.fmean(m.excluded_s / m.steps for m in harness)
+    lightnings = Interval.of(arms.step_s["trainer"] - arms.step_s["bare"]).cell(1e3, "+.3f", " ms a step").text
     loss = "not finite" if harness[0].first_loss is None else f"{harness[0].first_loss:.4f}"
     title = f"{len(harness)} rounds of {harness[0].steps} steps (warm-up {pilot.window.warmup_steps})"
+    packages = (pilot.environment or Environment()).versions
+    versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
     figures = {
         "rounds": len(harness), "steps": harness[0].steps, "bottleneck": limit, "verdicts": verdicts,
         "pause_s": pause_s, "measurements": list(measurements), "run": pilot,
     }  # fmt: skip
     return Answer(
-        headline=[*_subject(pilot), *(Line(arm, meaning) for arm, meaning in ARMS.items())],
+        headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
         tables=[_arm_table(arms, title), _answer_table(arms, limit)],
         notes=[
             Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
-            Line("Lightning", f"trainer - bare: {arms.over_s('trainer', 'bare').cell(1e3, '+.3f', ' ms a step').text}"),
+            Line("Lightning", f"trainer - bare: {lightnings}"),
             Line("records", f"written in {pause_s * 1e3:.3f} ms a step of the harness; a run subtracts these pauses"),
             Line("first loss", f"{loss} in every arm"),
             Line("repeat", command, is_whole=True),
@@ -163,10 +161,14 @@ def _arm_table(arms: Arms, title: str) -> Table:
     """Arms by time per step, its difference to bare with a 95 % interval, and peak memory."""
     on_device = arms.peak_bytes("bare", "run_peak_allocated_bytes") is not None
     peak = "run_peak_allocated_bytes" if on_device else "host_peak_rss_bytes"
-    rows: list[list[Value | Cell]] = [["bare", *_times(arms, "bare"), None, arms.peak_bytes("bare", peak), None]]
-    for arm in ("trainer", "harness"):
-        over = arms.over_s(arm, "bare").cell(1e3, "+.3f")
-        rows.append([arm, *_times(arms, arm), over, arms.peak_bytes(arm, peak), arms.over_bare_bytes(arm, peak)])
+    rows: list[list[Value | Cell]] = []
+    for arm, step_s in arms.step_s.items():
+        over, beyond = None, None
+        if arm != "bare":
+            over = Interval.of(step_s - arms.step_s["bare"]).cell(1e3, "+.3f")
+            beyond = arms.peak_bytes(arm, peak, "bare")
+        times = [float(value) for value in (step_s.mean(), step_s.min(), step_s.max())]
+        rows.append([arm, *times, over, arms.peak_bytes(arm, peak), beyond])
     columns = [
         Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
         Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
@@ -176,18 +178,15 @@ def _arm_table(arms: Arms, title: str) -> Table:
     return Table("arms", title, columns, rows, caption)
 
 
-def _times(arms: Arms, arm: Arm) -> tuple[float, float, float]:
-    times = arms.step_s(arm)
-    return statistics.fmean(times), min(times), max(times)
-
-
 def _answer_table(arms: Arms, limit: str) -> Table:
     """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
-    fraction, added = arms.over_fraction("harness", "bare"), arms.over_s("harness", "trainer")
+    step_s = arms.step_s["harness"]
+    fraction = Interval.of(step_s / arms.step_s["bare"] - 1.0)
+    added = Interval.of(step_s - arms.step_s["trainer"])
     by_time = fraction.against(TIME_LIMIT_FRACTION) if limit not in ("host", "cpu") else "n/a"
     by_host = added.against(HOST_LIMIT_S) if limit != "device" else "n/a"
     by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
-    window, run = (arms.over_bare_bytes("harness", f"{part}_peak_allocated_bytes") for part in ("steady", "run"))
+    window, run = (arms.peak_bytes("harness", f"{part}_peak_allocated_bytes", "bare") for part in ("steady", "run"))
     if window is not None and run is not None:
         by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
         text = f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)"
@@ -199,17 +198,3 @@ def _answer_table(arms: Arms, limit: str) -> Table:
     ]
     columns = [Column("question"), Column("answer"), Column("figure")]
     return Table("answers", "Answers", columns, rows, "means over rounds with 95 % intervals")
-
-
-def _subject(pilot: RunRecord) -> list[Line]:
-    model, data, environment = pilot.model, pilot.data, pilot.environment or Environment()
-    versions = environment.versions
-    batch, context = ("?" if number is None else number for number in (data.batch_size, data.context_length))
-    precision = f"{pilot.precision}, float32 matmul {pilot.matmul_precision}"
-    device = environment.gpu.name or f"{environment.flags.thread_count} threads"
-    packages = {"torch": versions.torch, "lightning": versions.lightning, "lmbench": versions.lmbench}
-    return [
-        Line("model", f"{model.size or model.name} | {pilot.mode} | batch {batch} x context {context} | {precision}"),
-        Line("machine", f"{device} | {environment.host.cpu_model}"),
-        Line("versions", ", ".join(f"{name} {version}" for name, version in packages.items())),
-    ]

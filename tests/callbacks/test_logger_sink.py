@@ -16,19 +16,30 @@ from conftest import SlowBatches, quiet_trainer
 
 
 class Kept(DummyLogger):
-    """Keeps what it is told, and whether training was over by then."""
+    """Keeps what it is told, and at which step of the training that was."""
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.told, self.told_at = [], set()
 
     def log_metrics(self, metrics, step=None):
         self.told.append((step, metrics))
+        self.told_at.add(self.trainer.global_step)
+
+    @property
+    def steps(self):
+        return [step for step, metrics in self.told if "lmbench/time/step_ms" in metrics]
 
 
 class Broken(DummyLogger):
     def log_metrics(self, metrics, step=None):
         raise ConnectionError("its server\nis gone")
+
+
+def logged(*others, **flags):
+    logger = Kept()
+    logger.trainer = quiet_trainer(PhaseTimer(), logger=[*others, logger], **flags)
+    return logger
 
 
 def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper, monkeypatch):
@@ -60,48 +71,34 @@ def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper, monkeypa
 
 
 def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sleeper):
-    told_at_step = []
-
-    class Watching(Kept):
-        def log_metrics(self, metrics, step=None):
-            super().log_metrics(metrics, step)
-            told_at_step.append(trainer.global_step)
-
-    logger = Watching()
-    trainer = quiet_trainer(PhaseTimer(), max_steps=8, logger=logger)
-    trainer.fit(sleeper, SlowBatches())
-    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(8))
+    logger = logged(max_steps=8)
+    logger.trainer.fit(sleeper, SlowBatches())
+    assert logger.steps == list(range(8))
     assert logger.told[-1][1]["lmbench/summary/time/step_ms"] > 0
-    assert set(told_at_step) == {8}
-
-
-def test_a_second_fit_logs_its_own_steps_where_they_belong(sleeper):
-    logger = Kept()
-    trainer = quiet_trainer(PhaseTimer(), max_steps=7, logger=logger)
-    trainer.fit(sleeper, SlowBatches())
+    assert logger.told_at == {8}
+    # A second fit logs its own steps, where they belong.
     logger.told.clear()
-    trainer.fit_loop.epoch_loop.max_steps = 13
-    trainer.fit(sleeper, SlowBatches())
-    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(7, 13))
+    logger.trainer.fit_loop.epoch_loop.max_steps = 14
+    logger.trainer.fit(sleeper, SlowBatches())
+    assert logger.steps == list(range(8, 14))
 
 
 def test_a_run_that_fails_leaves_the_steps_it_took(sleeper):
-    logger = Kept()
-
     class Failing(SlowBatches):
         def __iter__(self):
             yield from SlowBatches(6)
             raise ValueError("no more")
 
+    logger = logged()
     with pytest.raises(ValueError, match="no more"):
-        quiet_trainer(PhaseTimer(), logger=logger).fit(sleeper, Failing())
+        logger.trainer.fit(sleeper, Failing())
     # Lightning fetches a batch ahead.
-    assert [step for step, metrics in logger.told if "lmbench/time/step_ms" in metrics] == list(range(5))
+    assert logger.steps == list(range(5))
 
 
 def test_a_logger_that_fails_costs_one_line_and_not_the_run(sleeper, capsys):
-    kept = Kept()
-    quiet_trainer(PhaseTimer(), max_steps=7, logger=[Broken(), kept]).fit(sleeper, SlowBatches())
-    told = "lmbench: Broken did not take what was measured: ConnectionError: its server is gone\n"
-    assert told in capsys.readouterr().err
-    assert len(kept.told) == 8
+    logger = logged(Broken(), max_steps=7)
+    logger.trainer.fit(sleeper, SlowBatches())
+    line = "lmbench: Broken did not take what was measured: ConnectionError: its server is gone\n"
+    assert line in capsys.readouterr().err
+    assert len(logger.told) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 
 import pytest
@@ -17,10 +18,11 @@ from lmbench.records.vocabulary import PHASES
 
 from conftest import SlowBatches, quiet_trainer, ratio_to_slept
 
-SCHEDULE = Schedule(warmup_steps=2, steps=8)
-
 # Another phase's sleep in it, or one of its own in another, would make a ratio of 1.3 or more (0.7 or less).
 CLOSE = 1.25
+
+
+SCHEDULE = Schedule(warmup_steps=2, steps=8)
 
 
 def measure(module, *callbacks, schedule=SCHEDULE, loader=None, val=None, **flags):
@@ -30,54 +32,37 @@ def measure(module, *callbacks, schedule=SCHEDULE, loader=None, val=None, **flag
 
 
 def median(records, name):
-    return sorted(getattr(record, name) for record in records)[len(records) // 2]
+    return statistics.median_high(getattr(record, name) for record in records)
 
 
-def test_each_phase_gets_its_own_time(sleeper):
+def test_each_phase_gets_its_own_time_and_they_sum_to_the_step_and_the_window(sleeper):
     batches = SlowBatches()
-    window, _, _ = measure(sleeper, loader=batches)
+    window, session, every = measure(sleeper, loader=batches)
     for phase in ("forward", "backward", "optimizer"):
         assert ratio_to_slept(window, f"{phase}_s", sleeper.slept[phase]) < CLOSE, phase
     assert ratio_to_slept(window, "data_s", batches.slept["data"]) < CLOSE
     assert all(record.clip_s is None for record in window)
-
-
-def test_phases_sum_to_the_step(sleeper):
-    window, _, _ = measure(sleeper, gradient_clip_val=1.0)
-    for record in window:
-        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
-        assert record.clip_s > 0
-
-
-def test_steps_sum_to_the_window(sleeper):
-    window, session, _ = measure(sleeper)
-    total = math.fsum(record.step_s for record in window)
-    assert total == pytest.approx(session.raw_wall_s, rel=0.05)
-
-
-def test_warmup_is_recorded_and_marked(sleeper):
-    window, _, every = measure(sleeper)
+    assert math.fsum(record.step_s for record in window) == pytest.approx(session.raw_wall_s, rel=0.05)
     assert [record.step for record in every] == list(range(10))
     assert [record.is_warmup for record in every] == [True] * 2 + [False] * 8
-    assert len(window) == 8
+
+
+def test_clipping_is_a_phase_of_its_own(sleeper):
+    for record in measure(sleeper, gradient_clip_val=1.0)[0]:
+        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
+        assert record.clip_s > 0
 
 
 def test_accumulation_makes_one_step_of_its_micro_batches(sleeper):
     window, _, _ = measure(sleeper, accumulate_grad_batches=3)
     assert {record.micro_batches for record in window} == {3}
-    assert ratio_to_slept(window, "forward_s", sleeper.slept["forward"], each=3) < CLOSE
-    assert ratio_to_slept(window, "backward_s", sleeper.slept["backward"], each=3) < CLOSE
-    assert ratio_to_slept(window, "optimizer_s", sleeper.slept["optimizer"]) < CLOSE
+    for phase, sleeps in (("forward", 3), ("backward", 3), ("optimizer", 1)):
+        assert ratio_to_slept(window, f"{phase}_s", sleeper.slept[phase], each=sleeps) < CLOSE
 
 
 def test_a_short_last_group_says_how_short_it_is(sleeper):
-    window, _, _ = measure(
-        sleeper,
-        accumulate_grad_batches=3,
-        loader=SlowBatches(4),
-        schedule=Schedule(0, 4),
-        limit_train_batches=4,
-    )
+    flags = {"accumulate_grad_batches": 3, "limit_train_batches": 4}
+    window, _, _ = measure(sleeper, loader=SlowBatches(4), schedule=Schedule(0, 4), **flags)
     assert [record.micro_batches for record in window] == [3, 1, 3, 1]
 
 
@@ -101,8 +86,7 @@ def test_a_checkpoint_inside_the_window_is_subtracted(sleeper, tmp_path):
 
 
 def test_window_lasts_as_long_as_asked(sleeper):
-    _, session, _ = measure(sleeper, schedule=Schedule(1, 2, min_window_s=0.3))
-    assert session.raw_wall_s >= 0.3
+    assert measure(sleeper, schedule=Schedule(1, 2, min_window_s=0.3))[1].raw_wall_s >= 0.3
 
 
 def test_another_callbacks_time_belongs_to_the_step(sleeper):
@@ -110,17 +94,14 @@ def test_another_callbacks_time_belongs_to_the_step(sleeper):
         def on_train_batch_end(self, *_):
             time.sleep(0.005)
 
-    window, _, _ = measure(sleeper, Slow())
-    assert median(window, "other_s") >= 0.005
+    assert median(measure(sleeper, Slow())[0], "other_s") >= 0.005
 
 
 def test_alone_in_a_strangers_trainer_it_only_watches(sleeper):
-    timer = PhaseTimer()
-    trainer = quiet_trainer(timer, max_steps=12)
+    trainer = quiet_trainer(timer := PhaseTimer(), max_steps=12)
     trainer.fit(sleeper, SlowBatches())
     assert trainer.global_step == 12
-    assert len(timer.records) == 12
-    assert sum(record.is_warmup for record in timer.records) == 5
+    assert [record.is_warmup for record in timer.records] == [True] * 5 + [False] * 7
 
 
 def test_two_timers_are_refused(sleeper):
@@ -144,7 +125,7 @@ def test_a_slow_run_delivers_records_every_second(sleeper):
         def steps_recorded(self, records):
             delivered.append(self.session.steps_done)
 
-    quiet_trainer(PhaseTimer(), Reader(), MeasurementSession(Schedule(0, 6))).fit(sleeper, SlowBatches())
+    measure(sleeper, Reader(), schedule=Schedule(0, 6))
     assert delivered[0] <= 4
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,7 +83,7 @@ def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
 
 def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
     # t of 0.975 with 4 degrees of freedom is 2.776; the standard error of 1..5 is sqrt(2.5 / 5).
-    mean, low, high = Interval.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    mean, low, high = Interval.of(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     assert (mean - low, high - mean) == pytest.approx((2.7764 * 0.5**0.5,) * 2, rel=1e-4)
     intervals = Interval(0.5, 0.2, 0.9), Interval(2.0, 1.1, 2.9), Interval(0.9, 0.7, 1.1)
     assert [interval.against(1.0) for interval in intervals] == ["yes", "no", "undecided"]
@@ -105,7 +106,8 @@ def measurements(costs_s=COSTS_S, peaks=None, rounds=4):
 
 
 def test_differences_are_paired_by_round_and_pauses_are_part_of_the_cost():
-    over = Arms(measurements()).over_s("harness", "bare")
+    step_s = Arms(measurements()).step_s
+    over = Interval.of(step_s["harness"] - step_s["bare"])
     # The drift of 1 ms a round is in both arms and cancels, so nothing of it is in the interval.
     assert over.mean == pytest.approx(0.5e-3)
     assert over.high - over.low < 1e-9
@@ -114,9 +116,9 @@ def test_differences_are_paired_by_round_and_pauses_are_part_of_the_cost():
 
 def test_peaks_are_compared_with_bares():
     arms = Arms(measurements(peaks={"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}))
-    assert arms.over_bare_bytes("harness", "run_peak_allocated_bytes") == 512
-    assert arms.over_bare_bytes("trainer", "steady_peak_allocated_bytes") == 2**24
-    assert Arms(measurements()).over_bare_bytes("harness", "run_peak_allocated_bytes") is None
+    assert arms.peak_bytes("harness", "run_peak_allocated_bytes", "bare") == 512
+    assert arms.peak_bytes("trainer", "steady_peak_allocated_bytes", "bare") == 2**24
+    assert Arms(measurements()).peak_bytes("harness", "run_peak_allocated_bytes", "bare") is None
 
 
 @pytest.mark.parametrize(
