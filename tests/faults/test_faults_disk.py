@@ -1,14 +1,18 @@
-"""A disk that fills up under a real run: measuring goes on, what fits is written, and the exit code tells."""
+"""A disk that fills up under a real run and under the files of a result: what fits is written, what is lost is told."""
 
 from __future__ import annotations
 
+import errno
 import resource
 from functools import partial
 
 import pytest
 from fit_process import start_fit
 
-from lmbench.records.store import RESERVE_FILE
+from lmbench.records.load import load_run
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.step import StepRecord
+from lmbench.records.store import RESERVE_FILE, RunFolder
 
 WORDS = ("--measure.steps", "150", "--measure.probe_steps", "3")
 SEEN = 3 + 150
@@ -18,44 +22,30 @@ def limit_files(size_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
 
-def check_lost(fit):
-    """The run measured to its end, and says in one line, its result and its exit code what is lost."""
-    assert fit.wait() == 1
-    assert fit.err.count("\n") == 1
+@pytest.mark.parametrize(("size_kib", "has_summary"), [(20, False), (48, True), (128, True), (None, True)])
+def test_a_full_disk_keeps_what_fits_and_the_run_measures_to_its_end(size_kib, has_summary, small_disk, tmp_path):
+    """On disks of a few KiB, and without one under a limit on the size of a file."""
+    if size_kib is not None:
+        small_disk(size_kib)
+    fit = start_fit(tmp_path, *WORDS, before=partial(limit_files, 40 * 1024) if size_kib is None else None)
+    assert (fit.wait(), fit.err.count("\n")) == (1, 1)
     assert "measuring goes on" in fit.err
-    assert f"{150} steps after 3 of warm-up" in fit.out
+    assert "150 steps after 3 of warm-up" in fit.out
     assert "error in recording" in fit.out
     (run,) = fit.results
-    assert run.damage is None
+    assert (run.outcome, run.damage) == ("error", None)
     assert [step.step for step in run.steps] == list(range(len(run.steps)))
-    assert len(run.steps) < SEEN
-    return run
-
-
-@pytest.mark.parametrize("size_kib", [48, 128])
-def test_a_full_disk_keeps_what_fits_and_the_whole_summary(size_kib, small_disk, tmp_path):
-    small_disk(size_kib)
-    run = check_lost(start_fit(tmp_path, *WORDS))
-    assert (run.outcome, run.record.exit_code) == ("error", 1)
-    assert run.record.error.phase == "recording"
-    assert run.record.unwritten_step_count == SEEN - len(run.steps)
-    assert run.record.phases.step.n == 150
-    assert not (run.path / RESERVE_FILE).exists()
-
-
-def test_a_disk_with_room_for_no_summary_still_tells_how_the_run_ended(small_disk, tmp_path):
-    small_disk(20)
-    run = check_lost(start_fit(tmp_path, *WORDS))
-    assert (run.outcome, run.record.unwritten_step_count) == ("error", SEEN - len(run.steps))
+    assert run.record.unwritten_step_count == SEEN - len(run.steps) > 0
+    if has_summary:
+        assert (run.record.exit_code, run.record.error.phase, run.record.phases.step.n) == (1, "recording", 150)
+        assert not (run.path / RESERVE_FILE).exists()
 
 
 def test_a_disk_that_is_full_before_the_start_is_refused(small_disk, tmp_path):
     results = small_disk(4)
     fit = start_fit(tmp_path, *WORDS)
-    assert fit.wait() == 2
+    assert (fit.wait(), fit.err.count("\n"), list(results.iterdir())) == (2, 1, [])
     assert "cannot be written: No space left on device" in fit.err
-    assert fit.err.count("\n") == 1
-    assert list(results.iterdir()) == []
 
 
 def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_path):
@@ -70,7 +60,31 @@ def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_
     assert [step.step for step in run.steps] == list(range(403))
 
 
-def test_a_limit_on_file_sizes_is_met_like_a_full_disk(tmp_path):
-    run = check_lost(start_fit(tmp_path, *WORDS, before=partial(limit_files, 40 * 1024)))
-    assert run.record.unwritten_step_count == SEEN - len(run.steps)
-    assert run.record.phases.step.n == 150
+def fill(folder):
+    for step in range(0, 10**6, 9):
+        folder.append_steps([StepRecord(step=step + i) for i in range(9)])
+
+
+def test_a_results_files_are_whole_on_a_full_disk_and_recording_can_go_on(small_disk):
+    disk = small_disk(64)
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"\0" * 16 * 1024)
+    folder = RunFolder.create(disk)
+    folder.write_run(RunRecord(SCHEMA_VERSION, "interrupted"))
+    with pytest.raises(OSError, match="space") as raised:
+        fill(folder)
+    assert raised.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="space"):
+        folder.write_run(RunRecord(SCHEMA_VERSION, "ok", argv=["x" * 10_000]))
+    run = load_run(folder.path)
+    written = len(run.steps)
+    assert (run.outcome, run.damage) == ("interrupted", None)
+    assert [step.step for step in run.steps] == list(range(written))
+    assert written > 20
+    assert (folder.path / "steps.jsonl").read_bytes().endswith(b"}\n")
+    assert sorted(file.name for file in folder.path.iterdir()) == ["run.json", "steps.jsonl"]
+    ballast.unlink()
+    folder.append_steps([StepRecord(step=written)])
+    folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
+    run = load_run(folder.path)
+    assert (run.outcome, run.damage, len(run.steps)) == ("ok", None, written + 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import planted_faults
 import pytest
-from fit_process import plant, start_fit
+from fit_process import SMALL, fit_here, plant, start_fit
 
 import lmbench
 from lmbench.cli import main
@@ -16,18 +16,12 @@ from lmbench.records.load import load_run
 from lmbench.records.measured import RunError
 
 RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
-SMOKE = ["fit", "--config", "smoke", "--trainer.logger", "false"]
 QUICK = ["--measure.steps", "20", "--measure.min_window_s", "0", "--measure.probe_steps", "3"]
-SMALL = ["--model.num_layers", "1"]
 WINDOW = 3 + 20
 
 
 def fit(tmp_path, capsys, *words):
-    """Exit code, result (None without one) and standard error of a run in this process."""
-    results = tmp_path / "results"
-    code = main([*SMOKE, *QUICK, *SMALL, "--measure.results_dir", str(results), *words])
-    folders = list(results.glob("*"))
-    return code, load_run(folders[0]) if folders else None, capsys.readouterr()
+    return fit_here(tmp_path / "results", capsys, *QUICK, *words)
 
 
 HOOKS = {
@@ -67,88 +61,59 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_p
     assert f"outcome      error in {phase}" in printed.out
 
 
-def test_a_window_that_was_complete_before_the_failure_keeps_its_summary(tmp_path, capsys):
-    _, run, printed = fit(tmp_path, capsys, *plant("on_train_batch_end", "raise", WINDOW + 2))
-    assert run.record.phases.step.n == 20
-    assert run.record.throughput.tokens_per_s > 0
-    assert "tokens/s" in printed.out
-
-
-def test_code_that_exits_is_an_error_and_not_a_success(tmp_path, capsys):
-    code, run, _ = fit(tmp_path, capsys, *plant("on_train_batch_end", "exit", 8))
-    assert (code, run.outcome, len(run.steps)) == (5, "error", 8)
-    assert "exit with 0" in run.record.error.message
-
-
-FOREIGN = ["--model", "planted_faults.Net", "--data", "planted_faults.Data"]
+@pytest.mark.parametrize(("deed", "at", "steps"), [("raise", WINDOW + 2, WINDOW), ("exit", 8, 8)])
+def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(deed, at, steps, tmp_path, capsys):
+    code, run, printed = fit(tmp_path, capsys, *plant("on_train_batch_end", deed, at))
+    assert (code, run.outcome, len(run.steps)) == (5, "error", steps)
+    if deed == "exit":
+        assert "exit with 0" in run.record.error.message
+    else:
+        assert run.record.phases.step.n == 20
+        assert run.record.throughput.tokens_per_s > 0
+        assert "tokens/s" in printed.out
 
 
 def foreign(tmp_path, capsys, *words):
+    """A run of a module and data of the user's own."""
     results = tmp_path / "results"
-    own = ["--trainer.accelerator", "cpu", "--measure.warmup_steps", "3", "--measure.results_dir", str(results)]
-    code = main(["fit", "--trainer.logger", "false", *FOREIGN, *QUICK, *own, *words])
+    own = ["--model", "planted_faults.Net", "--data", "planted_faults.Data", "--trainer.accelerator", "cpu"]
+    own += ["--trainer.logger", "false", "--measure.warmup_steps", "3", "--measure.results_dir", str(results)]
+    code = main(["fit", *own, *QUICK, *words])
     folders = list(results.glob("*"))
     return code, load_run(folders[0]) if folders else None, capsys.readouterr()
 
 
-def test_a_training_step_that_raises_is_told_with_its_phase(tmp_path, capsys):
-    code, run, printed = foreign(tmp_path, capsys, "--model.bad_step", "9")
-    assert (code, run.outcome, run.record.error.phase, len(run.steps)) == (5, "error", "forward", 9)
-    assert "in forward: ValueError: planted in training_step (all frames: " in printed.err
-    assert run.record.error.location.endswith("in training_step")
-
-
-def test_a_module_that_cannot_be_built_leaves_a_result_with_its_own_message(tmp_path, capsys):
-    code, run, printed = foreign(tmp_path, capsys, "--model.bad_step", "-2")
-    assert (code, run.outcome, run.record.error.phase) == (5, "error", "setup")
-    assert run.record.error.message == "planted in the constructor"
-    assert "error in your code, in setup: RuntimeError: planted in the constructor (" in printed.err
-    assert run.record.error.location.endswith("in __init__")
-
-
-def test_an_exception_in_a_loader_process_is_told_with_what_happened_there(tmp_path, capsys):
-    code, run, printed = foreign(tmp_path, capsys, "--data.bad_item", "24", "--data.num_workers", "1")
-    assert (code, run.outcome, run.record.error.phase) == (5, "error", "data")
-    assert run.record.error.message == (
-        "Caught ValueError in DataLoader worker process 0. ValueError: planted in the data"
-    )
-    assert len(run.steps) > 5
-    # The worker's own lines, which came as text.
-    assert run.record.error.location.endswith("in __getitem__")
-    first, second = printed.err.splitlines()[-3:-1]
-    assert "planted_faults.py" in first
-    assert second.strip() == 'raise ValueError("planted in the data")'
-
-
 PLACES = {
-    # class, option, value: phase, function, message
-    ("Net", "bad_hook", "configure_optimizers"): ("setup", "configure_optimizers", "KeyError: 'lr'"),
-    ("Data", "bad_hook", "__init__"): ("setup", "__init__", "KeyError: 'lr'"),
-    ("Data", "bad_hook", "collate"): ("data", "_collate", "KeyError: 'lr'"),
+    # words: phase, function, exception and its message
+    "model.bad_step 9": ("forward", "training_step", "ValueError: planted in training_step"),
+    "model.bad_step -2": ("setup", "__init__", "RuntimeError: planted in the constructor"),
+    "model.bad_hook configure_optimizers": ("setup", "configure_optimizers", "KeyError: 'lr'"),
+    "data.bad_hook __init__": ("setup", "__init__", "KeyError: 'lr'"),
+    "data.bad_hook collate": ("data", "_collate", "KeyError: 'lr'"),
+    # What happened in a loader's process came as text.
+    "data.bad_item 24 --data.num_workers 1": ("data", "__getitem__", "ValueError: planted in the data"),
     # A loss that no parameter is in: PyTorch raises, between two lines of the module.
-    ("Net", "bad_hook", "detach"): ("backward", None, "RuntimeError: element 0 of tensors does not require grad"),
+    "model.bad_hook detach": ("backward", None, "RuntimeError: element 0 of tensors does not require grad"),
+    "trainer.callbacks+ planted_faults.Unbuildable": ("setup", "__init__", "KeyError: 'lr'"),
 }
 
 
-@pytest.mark.parametrize("place", PLACES, ids="-".join)
-def test_an_error_anywhere_in_own_code_is_told_as_that(place, tmp_path, capsys):
-    (owner, option, value), (phase, function, message) = place, PLACES[place]
-    words = [f"--{'model' if owner == 'Net' else 'data'}.{option}", value]
-    code, run, printed = foreign(tmp_path, capsys, *words)
+@pytest.mark.parametrize("words", PLACES)
+def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(words, tmp_path, capsys):
+    phase, function, error = PLACES[words]
+    code, run, printed = foreign(tmp_path, capsys, *f"--{words}".split())
     assert (code, run.outcome, run.record.exit_code) == (5, "error", 5)
     assert run.record.error.phase == phase
-    nowhere = "" if function else ", at no line of yours"
-    assert f"error in your code, in {phase}{nowhere}: {message}" in printed.err
+    assert f"error in your code, in {phase}" in printed.err
+    assert error in printed.err
+    assert ("at no line of yours" in printed.err) == (function is None)
     assert "site-packages" not in printed.err
     assert (run.record.error.location is None) == (function is None)
     assert function is None or f"in {function}\n" in printed.err
-    assert message in (run.path / "traceback.txt").read_text()
-
-
-def test_a_callback_that_cannot_be_built_is_own_code(tmp_path, capsys):
-    code, run, printed = fit(tmp_path, capsys, "--trainer.callbacks+=planted_faults.Unbuildable")
-    assert (code, run.outcome) == (5, "error")
-    assert "error in your code, in setup: KeyError: 'lr'" in printed.err
+    assert error in (run.path / "traceback.txt").read_text()
+    # What was measured before is kept.
+    assert "bad_step 9" not in words or len(run.steps) == 9
+    assert "bad_item" not in words or len(run.steps) > 5
 
 
 def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frames(tmp_path):

@@ -106,6 +106,15 @@ def start_fit(folder: Path, *words: str, ticks: bool = False, before: Callable[[
     return FitProcess(process, folder)
 
 
+def fit_here(results: Path, capsys: Any, *words: str) -> tuple[int, Run | None, Any]:
+    """`lmbench fit` of one smoke layer in this process: its exit code, its result (None without one), and
+    what it printed."""
+    args = ["fit", "--config", "smoke", "--trainer.logger", "false", "--measure.min_window_s", "0"]
+    code = main([*args, "--model.num_layers", "1", "--measure.results_dir", str(results), *words])
+    folders = list(results.glob("*"))
+    return code, load_run(folders[0]) if folders else None, capsys.readouterr()
+
+
 def bench(tmp_path: Path, *words: str, command: str = "fit", code: int = 0) -> Run:
     """A run of the smoke configuration through the command, in this process."""
     results = tmp_path / "results"

@@ -18,7 +18,6 @@ from simulated_cells import OUTCOMES, SimulatedServers, records, sweep
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.codec import as_dict
 from lmbench.records.load import load_run
-from lmbench.records.vocabulary import OUTCOMES as RUN_OUTCOMES
 from lmbench.sweep import execute
 from lmbench.sweep.execute import SweepHalted
 from lmbench.sweep.file import sweep_from
@@ -27,11 +26,6 @@ from lmbench.sweep.plan import make_plan
 
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
-
-
-def ok():
-    return SimulatedServers(lambda name: "ok")
-
 
 ROWS = {
     "ok": ("ok", 0, None),
@@ -43,8 +37,7 @@ ROWS = {
     "segfault": ("error", None, "ended by SIGSEGV; its last words: about to"),
     "kill": ("error", None, "ended by SIGKILL; it said nothing"),
     "memory kill": (
-        "oom",
-        None,
+        "oom", None,
         "the kernel ended it for lack of memory (oom_kill in memory.events went from 0 to 1); it said nothing",
     ),
     "silent": ("error", None, "ended by SIGABRT; it said nothing"),
@@ -52,18 +45,26 @@ ROWS = {
     "nothing": ("error", 0, "it ended well and left no result; it said nothing"),
     "odd": ("error", 77, "ended with exit code 77; its last words: some | words"),
     "lost": ("error", None, "/x/python ended while it served: SIGKILL"),
+    "no server": ("error", None, "/x/python does not run: No such file or directory"),
     "guard": ("ok", 4, None),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", OUTCOMES)
+def by_layers(*endings):
+    """Cells of 1, 2, 3 layers that end in these ways."""
+    return SimulatedServers(lambda name: endings[int(re.search(r"num_layers=?-?([123])", name)[1]) - 1])
+
+
+def ok():
+    return SimulatedServers(lambda name: "ok")
+
+
+@pytest.mark.parametrize("ending", ROWS)
 def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     sweep(tmp_path, SimulatedServers(lambda name: ending), ONE)
     (run,) = records(tmp_path).values()
     assert (run.outcome, run.exit_code, run.error and run.error.message) == ROWS[ending]
-    if run.error is not None:
-        assert run.error.phase in ("setup", "warmup", "forward")
-    assert load_run(tmp_path / "sim" / "runs" / run.run_id).outcome in RUN_OUTCOMES
+    assert run.error is None or run.error.phase in ("setup", "warmup", "forward")
     assert json.loads((tmp_path / "sim" / "runs" / run.run_id / "run.json").read_text()) == as_dict(run)
 
 
@@ -75,80 +76,61 @@ def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
         (("ok", "error", "error"), ExitCode.INTERNAL),
         (("ok", "usage", "usage"), ExitCode.USAGE),
         (("usage", "error", "ok"), ExitCode.INTERNAL),
-        (("ok", "stopped", "ok"), ExitCode.INTERNAL),
+        (("ok", "stopped", "no server"), ExitCode.INTERNAL),
         (("guard", "usage", "ok"), ExitCode.USAGE),
+        (("guard", "oom", "ok"), ExitCode.GUARD_FAILED),
     ],
 )
 def test_a_sweep_ends_with_the_code_of_what_failed_and_memory_is_a_finding(endings, code, tmp_path):
-    by_layers = dict(zip("123", endings, strict=True))
-    ended = lambda name: by_layers[re.search(r"num_layers=?-?([123])", name)[1]]  # noqa: E731
-    assert sweep(tmp_path, SimulatedServers(ended), {**GRID, "repeats": 1}).exit_code == code
+    assert sweep(tmp_path, by_layers(*endings), {**GRID, "repeats": 1}).exit_code == code
+    outcomes = [run.outcome for _, run in sorted(records(tmp_path).items())]
+    assert outcomes == [ROWS[ending][0] for ending in endings]
 
 
-def test_a_run_without_a_server_is_a_row_and_the_others_go_on(tmp_path):
-    servers = SimulatedServers(lambda name: "no server" if name.split("-")[1] == "2" else "ok")
-    sweep(tmp_path, servers, {**GRID, "repeats": 1})
-    rows = {run.sweep.axes["model.num_layers"]: run for run in records(tmp_path).values()}
-    assert {layers: run.outcome for layers, run in rows.items()} == {1: "ok", 2: "error", 3: "ok"}
-    assert rows[2].error.message == "/x/python does not run: No such file or directory"
-
-
-def test_a_round_is_a_repeat_of_all_cells_and_knows_which_rounds_have_work_to_come(tmp_path):
-    first = ok()
+def test_rounds_interleave_the_repeats_and_know_which_rounds_have_work_to_come(tmp_path):
+    first, again = ok(), ok()
     sweep(tmp_path, first, GRID)
-    assert [[name[-2:] for name in names] for names in first.rounds] == [["r0"] * 3, ["r1"] * 3]
+    assert [name[:12] + name[-3:] for name in first.started] == [
+        f"num_layers-{layers}-r{repeat}" for repeat in (0, 1) for layers in (1, 2, 3)
+    ]
+    assert [len(names) for names in first.rounds] == [3, 3]
     assert first.to_come == [1, 0]
-    again = ok()
+    run = records(tmp_path)[first.started[4]]
+    assert (run.sweep.name, run.sweep.repeat, run.sweep.attempt) == ("sim", 1, 1)
+    assert (run.sweep.axes, run.sweep.cost.total_s) == ({"model.num_layers": 2}, 1)
     sweep(tmp_path, again, {**GRID, "repeats": 4})
     assert [[name[-2:] for name in names] for names in again.rounds] == [[], [], ["r2"] * 3, ["r3"] * 3]
     assert again.to_come == [2, 2, 1, 0]
 
 
-def test_repeats_are_interleaved_and_each_run_knows_its_place(tmp_path):
-    servers = ok()
-    sweep(tmp_path, servers, GRID)
-    assert [name[:12] + name[-3:] for name in servers.started] == [
-        f"num_layers-{layers}-r{repeat}" for repeat in (0, 1) for layers in (1, 2, 3)
-    ]
-    run = records(tmp_path)[servers.started[4]]
-    assert (run.sweep.name, run.sweep.repeat, run.sweep.attempt) == ("sim", 1, 1)
-    assert run.sweep.axes == {"model.num_layers": 2}
-    assert run.sweep.cost.total_s >= 0
-
-
 def test_later_repeats_of_a_cell_that_cannot_end_well_are_skipped_with_the_reason(tmp_path):
-    endings = {"1": "oom", "2": "usage", "3": "error"}
-    servers = SimulatedServers(lambda name: endings[name.split("-")[1]])
+    servers = by_layers("oom", "usage", "error")
     sweep(tmp_path, servers, GRID)
     assert len(servers.started) == 4
-    found = {(run.sweep.axes["model.num_layers"], run.sweep.repeat): run for run in records(tmp_path).values()}
-    assert {place: run.outcome for place, run in found.items()} == {
+    rows = {(run.sweep.axes["model.num_layers"], run.sweep.repeat): run for run in records(tmp_path).values()}
+    assert {place: run.outcome for place, run in rows.items()} == {
         (1, 0): "oom", (1, 1): "skipped", (2, 0): "error", (2, 1): "skipped", (3, 0): "error", (3, 1): "error",
     }  # fmt: skip
-    assert found[1, 1].error.message == "repeat 0 ended with oom: OutOfMemoryError came"
+    assert rows[1, 1].error.message == "repeat 0 ended with oom: OutOfMemoryError came"
 
 
 def test_what_is_done_is_not_done_again_and_what_was_stopped_is(tmp_path):
-    first = SimulatedServers(lambda name: {"1": "ok", "2": "stopped", "3": "error"}[name.split("-")[1]])
-    sweep(tmp_path, first, {**GRID, "repeats": 1})
+    sweep(tmp_path, by_layers("ok", "stopped", "error"), {**GRID, "repeats": 1})
     second = ok()
     execution = sweep(tmp_path, second, GRID)
     names = [name.rpartition("-")[0].split("-")[1] + name[-3:] for name in second.started]
     assert names == ["2-r0", "1-r1", "2-r1", "3-r1"]
     assert execution.exit_code == ExitCode.INTERNAL
-    attempts = {name: run.sweep.attempt for name, run in records(tmp_path).items()}
-    assert sorted(attempts.values()) == [1, 1, 1, 1, 1, 2]
-    assert len(attempts) == 6
+    assert sorted(run.sweep.attempt for run in records(tmp_path).values()) == [1, 1, 1, 1, 1, 2]
 
 
 def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
-    servers = ok()
+    servers, again = ok(), ok()
     sweep(tmp_path, servers, ONE)
     path = tmp_path / "sim" / "runs" / servers.started[0] / "run.json"
     run = json.loads(path.read_text())
     place = run.pop("sweep")
     path.write_text(json.dumps(run))
-    again = ok()
     sweep(tmp_path, again, ONE)
     assert again.started == []
     assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
@@ -156,25 +138,22 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
 
 @pytest.mark.parametrize("left", ["{", "", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])
 def test_what_a_kill_left_half_done_is_done_again(left, tmp_path, capsys):
-    servers = ok()
+    servers, again = ok(), ok()
     sweep(tmp_path, servers, ONE)
     folder = tmp_path / "sim" / "runs" / servers.started[0]
-    if left is None:
-        (folder / "run.json").unlink()
-    else:
+    (folder / "run.json").unlink()
+    if left is not None:
         (folder / "run.json").write_text(left)
     (folder / "steps.jsonl").write_text('{"step": 0}\n')
-    again = ok()
     sweep(tmp_path, again, ONE)
     assert again.started == servers.started
     assert records(tmp_path)[servers.started[0]].outcome == "ok"
     assert not (folder / "steps.jsonl").exists()
-    is_damaged = left is None or not left.endswith("}")
-    assert ("was damaged" in capsys.readouterr().err) == is_damaged
+    assert ("was damaged" in capsys.readouterr().err) == (left is None or not left.endswith("}"))
 
 
 def test_a_thousand_cells_leave_a_thousand_rows(tmp_path, monkeypatch):
-    kinds = list(OUTCOMES)
+    kinds = list(ROWS)
     servers = SimulatedServers(lambda name: kinds[len(servers.started) % len(kinds)])
     # In memory where there is such a place: a disk would be what takes the time.
     where = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
@@ -182,50 +161,35 @@ def test_a_thousand_cells_leave_a_thousand_rows(tmp_path, monkeypatch):
     grid = {"matrix": {"a.a": list(range(20)), "a.b": list(range(50))}, "repeats": 1, "timeout_s": 5}
     name = f"sim-{os.getpid()}"
     try:
-        execution = sweep(where, servers, grid, name)
-        rows = records(where, name)
-        assert len(rows) == 1_000
-        assert len(list((where / name / "runs").iterdir())) == 1_000
+        sweep(where, servers, grid, name)
         expected = Counter(ROWS[kinds[(i + 1) % len(kinds)]][0] for i in range(1_000))
-        assert Counter(run.outcome for run in rows.values()) == expected
-        assert execution.exit_code == ExitCode.INTERNAL
+        assert Counter(run.outcome for run in records(where, name).values()) == expected
+        assert len(list((where / name / "runs").iterdir())) == 1_000
     finally:
         subprocess.run(["rm", "-rf", str(where / name)], check=True)
 
 
-def test_later_repeats_reuse_what_a_cold_first_one_compiled(tmp_path):
-    servers = ok()
-    content = {"matrix": {"trainer.compile": [False, True]}, "repeats": 3}
-    sweep(tmp_path, servers, content)
-    shares = {name: "--trainer.compile.cache=shared" in words for name, words in servers.words.items()}
-    assert [shares[name] for name in servers.started] == [False, False, False, True, False, True]
-    again = ok()
-    sweep(tmp_path, again, {**content, "repeats": 4})
-    assert ["--trainer.compile.cache=shared" in again.words[name] for name in again.started] == [False, True]
-
-
-def test_another_pass_runs_what_its_measurement_has_compiled_and_nobody_elses(tmp_path):
-    servers = ok()
+def test_later_repeats_and_other_passes_reuse_what_their_own_cells_first_run_compiled(tmp_path):
+    first, again = ok(), ok()
     matrix = {"data.batch_size": [1, 2], "trainer.compile": [True]}
-    sweep(tmp_path, servers, {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 1})
-    shares = ["--trainer.compile.cache=shared" in servers.words[name] for name in servers.started]
-    assert shares == [False, True, False, True]
-    one, other = servers.started[:2], servers.started[2:]
-    assert servers.caches[one[0]] == servers.caches[one[1]] != servers.caches[other[0]] == servers.caches[other[1]]
+    content = {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 2}
+    for servers, repeats, expected in ((first, 2, [0, 1, 0, 1, 1, 1]), (again, 3, [1, 1])):
+        sweep(tmp_path, servers, {**content, "repeats": repeats})
+        assert ["--trainer.compile.cache=shared" in servers.words[name] for name in servers.started] == expected
+    timing, kernels, other, others_kernels, *_ = (first.caches[name] for name in first.started)
+    assert timing == kernels != other == others_kernels
 
 
 def test_runs_of_other_settings_are_not_mixed_in(tmp_path):
     sweep(tmp_path, ok(), GRID)
-    with pytest.raises(UsageError, match="no cell of this sweep as it is now") as raised:
+    with pytest.raises(UsageError, match="no cell of this sweep as it is now"):
         sweep(tmp_path, ok(), {**GRID, "base": {"data.batch_size": 2}})
-    assert "\n" not in str(raised.value)
     assert len(records(tmp_path)) == 6
 
 
 def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
-    plan = make_plan("sim", sweep_from(GRID))
     first = SweepFolder(tmp_path / "sim")
-    first.open(plan)
+    first.open(make_plan("sim", sweep_from(GRID)))
     code = (
         "import sys\nfrom pathlib import Path\nfrom lmbench.errors import UsageError\n"
         "from lmbench.sweep.folder import SweepFolder\nfrom lmbench.sweep.plan import make_plan\n"
@@ -234,16 +198,14 @@ def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
         "except UsageError as error: print(error)\n"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "sim")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert f"is being written by another sweep (process {os.getpid()})" in done.stdout
-    assert done.stdout.count("\n") == 1
+    refused = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     first.close()
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    taken = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert f"is being written by another sweep (process {os.getpid()})" in refused
+    assert (refused.count("\n"), taken) == (1, "")
 
 
 def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monkeypatch):
-    servers = ok()
     written = []
     real = execute.write_whole
 
@@ -255,13 +217,11 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
 
     monkeypatch.setattr(execute, "write_whole", write_whole)
     with pytest.raises(SweepHalted, match="is full; make room and start the sweep again"):
-        sweep(tmp_path, servers, GRID)
+        sweep(tmp_path, ok(), GRID)
     assert [run.outcome for run in records(tmp_path).values()] == ["ok"] * 3
-    monkeypatch.setattr(execute, "write_whole", real)
     again = ok()
     sweep(tmp_path, again, GRID)
-    assert len(again.started) == 3
-    assert len(records(tmp_path)) == 6
+    assert (len(again.started), len(records(tmp_path))) == (3, 6)
 
 
 def test_a_sweeps_folder_knows_everything_to_go_on_with_it_elsewhere(tmp_path):
@@ -274,9 +234,8 @@ def test_a_sweeps_folder_knows_everything_to_go_on_with_it_elsewhere(tmp_path):
     moved = tmp_path / "elsewhere" / "renamed"
     moved.parent.mkdir()
     (tmp_path / "sim").rename(moved)
-    file = read_sweep_folder(moved)
     again = ok()
-    sweep(moved.parent, again, file.as_mapping(), moved.name)
+    sweep(moved.parent, again, read_sweep_folder(moved).as_mapping(), moved.name)
     assert sorted(again.started) == sorted(name for name in servers.started if name.endswith("r1"))
     assert str(tmp_path / "sim") not in (moved / "sweep.json").read_text()
     assert f"--config={moved / 'base.yaml'}" in again.words[again.started[0]]
@@ -288,5 +247,6 @@ def test_a_record_of_another_schema_is_kept_beside_the_row(tmp_path, monkeypatch
     sweep(tmp_path, SimulatedServers(lambda name: "foreign"), ONE)
     (run,) = records(tmp_path).values()
     assert run.outcome == "error"
+    assert load_run(tmp_path / "sim" / "runs" / run.run_id).record.exit_code == 0
     foreign = tmp_path / "sim" / "runs" / run.run_id / "run.foreign.json"
     assert json.loads(foreign.read_text())["schema_version"] == 99

@@ -1,4 +1,4 @@
-"""A whole study with real processes: cells that fail in every way, killed, stopped, moved, and resumed."""
+"""A whole study with real processes: cells that fail in every way, killed, stopped, moved, resumed, and filed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from wandb_loopback import PLANTED_KEY, Server
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -52,9 +53,9 @@ def one_thread(monkeypatch):
 
 @pytest.fixture(scope="module")
 def warm():
-    with pytest.MonkeyPatch.context() as patch, warm_servers() as servers:
+    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield servers
+        yield executor
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def sweep(warm, monkeypatch):
     return lambda *words: main(["sweep", *map(str, words)])
 
 
-def write(tmp_path, text, name="study"):
-    path = tmp_path / f"{name}.yaml"
+def write(tmp_path, text):
+    path = tmp_path / "study.yaml"
     path.write_text(BASE + text)
     return str(path)
 
@@ -93,9 +94,9 @@ def start():
 def wait_for(count, folder, process):
     """Until so many runs have ended and another one is going on."""
     for _ in range(12000):
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
-        going_on = [run for run in found if run.get("sweep") is None and run["outcome"] == "running"]
-        if len(found) - len(going_on) >= count and going_on:
+        records = [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
+        going_on = [run for run in records if run.get("sweep") is None and run["outcome"] == "running"]
+        if len(records) - len(going_on) >= count and going_on:
             return going_on[0]["run_id"]
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -107,50 +108,42 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     captured = capsys.readouterr()
     assert "8 of 8 runs: 1 error, 2 ok, 1 oom, 3 skipped, 1 timeout" in captured.out
     assert len([line for line in captured.err.splitlines() if line.startswith("[")]) == 8
-    found = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
-    assert set(found) == {"ok", "error", "timeout", "oom"}
-    errors = {outcome: run.record.error for outcome, run in found.items()}
+    first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
+    errors = {outcome: run.record.error for outcome, run in first.items()}
+    assert set(first) == {"ok", "error", "timeout", "oom"}
     assert "num_heads 5 does not divide d_model 64" in errors["error"].message
     assert errors["error"].phase == "setup"
-    assert errors["oom"].requested_bytes > 2**50
-    assert errors["oom"].where == "host"
+    assert (errors["oom"].requested_bytes > 2**50, errors["oom"].where) == (True, "host")
     assert errors["timeout"].message == "no end within 15 s; it was stopped"
     assert errors["timeout"].phase not in (None, "setup")
-    assert found["timeout"].record.window.steps > 10
-    for run in found.values():
+    assert first["timeout"].record.window.steps > 10
+    for run in first.values():
         written = (run.path / "run.json").read_bytes()
         assert json.loads(written) == as_dict(decode_run(written))
         assert (run.path / "child.log").is_file()
         assert run.record.replay_command.startswith("lmbench fit")
-    cost = as_dict(found["ok"].record.sweep.cost)
-    total_s, beside = cost.pop("total_s"), (cost.pop("overhead_s"), cost.pop("compile_s"))
-    assert beside[1] is None
+    cost = as_dict(first["ok"].record.sweep.cost)
+    total_s, overhead_s, compile_s = (cost.pop(name) for name in ("total_s", "overhead_s", "compile_s"))
+    assert (compile_s, overhead_s <= total_s) == (None, True)
     assert sum(cost.values()) == pytest.approx(total_s, abs=0.05)
     # What the server has imported, no fork imports again.
     assert cost["import_s"] < 0.01 * total_s
     assert main(["report", str(tmp_path / "study")]) == 0
     report = capsys.readouterr().out
-    for word in ("OOM", "timeout", "error"):
-        assert word in report
+    assert all(word in report for word in ("OOM", "timeout", "error"))
 
 
-def test_the_tiny_study_of_attention_is_measured_and_shown_by_both_views(sweep, tmp_path, capsys):
+def test_the_tiny_study_of_attention_is_measured_and_shown(sweep, tmp_path, capsys):
     assert sweep("tiny_attention", "--results_dir", tmp_path, "--repeats", 1) == 0
     assert "4 of 4 runs: 4 ok" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "tiny_attention"), "--html", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text().count("Dashed: context^2") == 2
     for run in runs(tmp_path / "tiny_attention").values():
-        model, memory = run.record.model, run.record.memory
+        model, length = run.record.model, run.record.data.context_length
         assert (model.num_heads, model.head_dim, model.is_causal) == (1, 16, True)
-        length = run.record.data.context_length
         # The weights, and nothing else of their size.
-        assert model.attention != "naive" or memory.saved_bytes == 2 * length**2 * 4
-    assert main(["report", str(tmp_path / "tiny_attention")]) == 0
-    assert "| context | attention |" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "tiny_attention"), "--view", "attention_backends"]) == 0
-    fastest = capsys.readouterr().out
-    assert fastest.count("**Fastest by forward + backward: ") == 1
-    assert fastest.count("| second takes ") == 3
+        assert model.attention != "naive" or run.record.memory.saved_bytes == 2 * length**2 * 4
+    for view, said in (("attention", "| context | attention |"), ("attention_backends", "**Fastest by forward")):
+        assert main(["report", str(tmp_path / "tiny_attention"), "--view", view]) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(start, sweep, tmp_path):
@@ -177,35 +170,30 @@ def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsew
     with tarfile.open(tmp_path / "study.tar") as archive:
         archive.extractall(tmp_path / "there", filter="data")
     assert sweep(there) == 0
-    found = runs(there)
-    assert [run.outcome for run in found.values()] == ["ok"] * 4
-    assert {name: found[name].record.started_at for name in finished} == finished
-    assert found[going_on].record.sweep.attempt == 2
+    after = runs(there)
+    assert [run.outcome for run in after.values()] == ["ok"] * 4
+    assert {name: after[name].record.started_at for name in finished} == finished
+    assert after[going_on].record.sweep.attempt == 2
     assert not list(there.rglob("*.log.*"))
     assert not (tmp_path / "here").exists()
 
 
 def test_a_stopped_sweep_closes_the_running_cell_and_does_it_again_later(start, sweep, tmp_path):
     folder = tmp_path / "study"
-    path = write(tmp_path, GRID.replace("repeats: 2", "repeats: 1"))
-    words = [path, "--results_dir", tmp_path, "--measure.min_window_s=1"]
+    words = [write(tmp_path, GRID.replace("s: 2", "s: 1")), "--results_dir", tmp_path, "--measure.min_window_s=1"]
     for attempt, signum, code in ((1, signal.SIGINT, 130), (2, signal.SIGTERM, 143)):
         process = start(*words)
         going_on = wait_for(0, folder, process)
         process.send_signal(signum)
         out, err = process.communicate(timeout=60)
-        assert process.returncode == code
-        assert "Traceback" not in err
-        assert "of 2 runs" in out
+        assert (process.returncode, "Traceback" in err, "of 2 runs" in out) == (code, False, True)
         left = runs(folder)[going_on]
-        assert left.outcome == "interrupted"
-        assert left.record.sweep.attempt == attempt
+        assert (left.outcome, left.record.sweep.attempt) == ("interrupted", attempt)
         # With the folder's name alone it goes on, with the options that were given then.
         words = [folder]
     assert sweep(folder) == 0
-    found = runs(folder)
-    assert [run.outcome for run in found.values()] == ["ok"] * 2
-    assert all(run.record.config["measure"]["min_window_s"] == 1 for run in found.values())
+    after = runs(folder).values()
+    assert [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after] == [("ok", 1)] * 2
 
 
 def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
@@ -220,32 +208,87 @@ def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_wo
     words = [sys.executable, "-P", "-c", program, "sweep", path, "--results_dir", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = {run.record.mode: run for run in runs(tmp_path / "out").values()}
-    assert {mode: (run.outcome, run.record.command) for mode, run in found.items()} == {
-        "inference": ("ok", "validate"),
-        "forward": ("ok", "fit"),
-    }
-    record = found["inference"].record
-    assert (record.config["measure"]["results_dir"], record.config["measure"]["run_id"]) == ("results", None)
-    assert record.loss.first == pytest.approx(4.2, abs=0.3)
+    by_mode = {run.record.mode: run.record for run in runs(tmp_path / "out").values()}
+    commands = {mode: (run.outcome, run.command) for mode, run in by_mode.items()}
+    assert commands == {"inference": ("ok", "validate"), "forward": ("ok", "fit")}
+    measure = by_mode["inference"].config["measure"]
+    assert (measure["results_dir"], measure["run_id"]) == ("results", None)
+    assert by_mode["inference"].loss.first == pytest.approx(4.2, abs=0.3)
     # A replay of a cell is a run outside of the sweep.
     monkeypatch.chdir(tmp_path / "out")
-    assert main(found["forward"].record.replay_command.split()[1:]) == 0
+    assert main(by_mode["forward"].replay_command.split()[1:]) == 0
     (replayed,) = runs("results").values()
-    assert replayed.record.config == found["forward"].record.config
+    assert replayed.record.config == by_mode["forward"].config
 
 
-MISSPELT = {
-    "an option": ("matrix: {model.sizee: [tiny]}\n", "did you mean --model.size?"),
-    "a value": ("matrix: {measure.steps: [3, many]}\n", "measure.steps is 'many'"),
-}
-
-
-@pytest.mark.parametrize("what", MISSPELT)
-def test_what_the_command_line_rejects_is_told_before_anything_runs(what, sweep, tmp_path, capsys):
-    text, told = MISSPELT[what]
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("matrix: {model.sizee: [tiny]}\n", "did you mean --model.size?"),
+        ("matrix: {measure.steps: [3, many]}\n", "measure.steps is 'many'"),
+    ],
+)
+def test_what_the_command_line_rejects_is_told_before_anything_runs(text, said, sweep, tmp_path, capsys):
     assert sweep(write(tmp_path, text), "--results_dir", tmp_path / "r") == 2
     (error,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
-    assert told in error
     assert error.startswith("lmbench: cell ")
+    assert said in error
     assert not (tmp_path / "r").exists()
+
+
+@pytest.fixture
+def study(no_account, tmp_path, monkeypatch):
+    """Sweeps a cell that ends well and a cell that wants 2^58 bytes, with W&B on; returns the folder."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    path = write(tmp_path, "matrix: {model.d_ff: [64, 1125899906842624]}\nrepeats: 1\n")
+
+    def run(*words):
+        assert main(["sweep", path, "--results_dir", str(tmp_path), *words]) == 0
+        return tmp_path / "study"
+
+    return run
+
+
+def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(study, monkeypatch, capsys):
+    folder = study()
+    captured = capsys.readouterr()
+    assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in captured.out
+    assert "writing 2 runs for W&B" in captured.err
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/wandb/offline-run-*/*.wandb")}
+    assert len(written) == 2
+    # What is there is not written again when the sweep goes on, and what is skipped only where it is uploaded.
+    study("--repeats", "2")
+    assert "writing 1 run for W&B" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
+    with Server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        for state in ("uploaded", "already uploaded"):
+            assert main(["upload", str(folder)]) == 0
+            assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == [state] * 4
+    by_run = {config["run"]: run_id for run_id, config in server.config.items()}
+    results = runs(folder)
+    assert set(by_run) == set(results)
+    for name, run in results.items():
+        run_id, place = by_run[name], run.record.sweep
+        assert server.filed[run_id]["groupName"] == "study"
+        assert server.filed[run_id]["displayName"].endswith(f"d_ff={place.axes['model.d_ff']} r{place.repeat}")
+        assert server.config[run_id]["cell"] == place.cell
+        assert server.summary[run_id]["outcome"] == run.outcome
+        assert run.outcome == "skipped" or server.summary[run_id]["cost/total_s"] == place.cost.total_s
+
+
+def test_a_wandb_that_cannot_be_imported_costs_a_sweep_one_line_and_one_that_is_off_nothing(
+    study, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "wandb.py").write_text("raise ImportError('this wandb is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    folder = study()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "W&B did not get" in line]
+    assert "this wandb is broken" in line
+    assert line.endswith(f"later: lmbench upload {folder}")
+    study("--wandb.mode=disabled", "--name", "off")
+    captured = capsys.readouterr()
+    assert "W&B" not in captured.out + captured.err
+    assert not list((tmp_path / "off").rglob("wandb"))
