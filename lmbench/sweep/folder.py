@@ -9,14 +9,12 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 import yaml
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, to_builtins
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, is_folder, read_file
@@ -27,7 +25,6 @@ from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import CELLS_FILE, MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
-from lmbench.sweep.environments import EnvironmentFacts
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.largest import trial_pattern
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
@@ -50,24 +47,16 @@ _RUN_NAME = r"(?P<cell>.+)-r\d+"
 
 
 class StoredCell(Struct):
-    """A cell as sweep.json has it."""
+    """A cell as it is read again from sweep.json."""
 
     id: str
-    axes: dict[str, Any]
-    command: str
-    options: Options
 
 
 class StoredSweep(Struct):
-    """The content of sweep.json. `file` is the sweep's file, with the folder's copy of the configuration."""
+    """What is read again from sweep.json. `file` is the sweep's file, with the folder's copies of configurations."""
 
     schema_version: int
-    name: str
-    view: Any
-    created_at: str
-    axes: dict[str, list[Any]]
     cells: list[StoredCell]
-    environments: dict[str, EnvironmentFacts]
     file: dict[str, Any]
 
 
@@ -119,8 +108,9 @@ class SweepFolder:
 
     def known_cells(self) -> set[str]:
         """Ids of the cells that the sweep had when it was last begun here."""
-        stored = self._stored()
-        return set() if stored is None else {cell.id for cell in stored.cells}
+        with suppress(Unreadable, DamagedRecord):
+            return {cell.id for cell in _read_stored(self.path).cells}
+        return set()
 
     def _take_lock(self) -> None:
         # The kernel lets go of it when this process ends, however it does.
@@ -136,34 +126,23 @@ class SweepFolder:
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
-    # what it is
-
-    def _stored(self) -> StoredSweep | None:
-        """What sweep.json says so far, None where there is none that can be read."""
-        with suppress(Unreadable, DamagedRecord):
-            return _read_stored(self.path)
-        return None
-
     def _write_plan(self, plan: Plan) -> None:
-        before = self._stored()
         file = plan.file.as_mapping()
         for options, name in _configured(file):
             write_whole(self.path / name, _without_secrets(plan.configs[str(options[CONFIG])]))
             options[CONFIG] = name
-        stored = StoredSweep(
-            schema_version=SCHEMA_VERSION,
-            name=plan.name,
-            view=plan.file.view,
-            created_at=_now() if before is None else before.created_at,
-            axes=axes_of([cell.axes for cell in plan.cells]),
-            cells=[StoredCell(cell.id, cell.axes, cell.command, masked_whole(cell.options)) for cell in plan.cells],
-            environments={
-                name: replace(environment.facts, variables=masked_whole(environment.facts.variables))
-                for name, environment in plan.environments.items()
-            },
-            file=masked_whole(file),
-        )
-        write_whole(self.path / SWEEP_FILE, indented_json(stored))
+        content = {
+            "name": plan.name,
+            "view": plan.file.view,
+            "axes": axes_of([cell.axes for cell in plan.cells]),
+            "cells": [
+                {"id": cell.id, "axes": cell.axes, "command": cell.command, "options": masked_whole(cell.options)}
+                for cell in plan.cells
+            ],
+            "environments": {name: masked_whole(to_builtins(each.facts)) for name, each in plan.environments.items()},
+            "file": masked_whole(file),
+        }
+        write_whole(self.path / SWEEP_FILE, indented_json({"schema_version": SCHEMA_VERSION, **content}))
 
     def _refuse_strangers(self, plan: Plan) -> None:
         ids = {cell.id for cell in plan.cells}
@@ -177,8 +156,6 @@ class SweepFolder:
                     f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
                     "its settings were changed; give another --name, or remove that run"
                 )
-
-    # runs
 
     def finished(self, job: Job) -> Run | None:
         """The job's run, where it has one that is not to be tried again."""
@@ -229,10 +206,10 @@ class SweepFolder:
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration."""
-        path = self.path / SIDE_CONFIG_FILE.format(cell.axes.get(SIDE))
-        if SIDE not in cell.axes or not is_file(path):
-            path = self.path / CONFIG_FILE
-        return path if is_file(path) else None
+        name = SIDE_CONFIG_FILE.format(cell.axes[SIDE]) if SIDE in cell.axes else CONFIG_FILE
+        # A side without a configuration has the base's.
+        paths = [path for path in (self.path / name, self.path / CONFIG_FILE) if is_file(path)]
+        return paths[0] if paths else None
 
     def write_cells(self, table: str) -> None:
         """Write the sweep's cells as CSV. Raises OSError."""
@@ -310,7 +287,3 @@ def _configured(file: dict[str, Any]) -> list[tuple[Options, str]]:
     parts = [(file.get("base", {}), CONFIG_FILE)]
     parts += [(options, SIDE_CONFIG_FILE.format(side)) for side, options in file.get("sides", {}).items()]
     return [(options, name) for options, name in parts if options.get(CONFIG) is not None]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from lmbench.configs import read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
@@ -109,8 +110,9 @@ class Plan:
             for cell in self.cells
         }
         timed = {places[cell.id]: cell.id for cell in self.cells if cell.is_timing}
-        ids = {cell.id: timed.get(places[cell.id]) for cell in self.cells if not cell.is_timing}
-        return {cell: timing for cell, timing in ids.items() if timing is not None}
+        return {
+            cell.id: timed[places[cell.id]] for cell in self.cells if not cell.is_timing and places[cell.id] in timed
+        }
 
     def environment_of(self, cell: GridCell) -> Environment:
         return self.environments[cell.environment] if cell.environment is not None else HERE
@@ -136,22 +138,21 @@ def _filled_in(file: SweepFile) -> SweepFile:
     """The file of a sweep that is gone on with: its folder keeps no secrets, so that they have to come anew.
 
     Raises:
-        UsageError: one is missing.
+        UsageError: a secret is missing.
     """
+    lost = "is not stored in a sweep's folder"
     for options in (file.base, *file.sides.values()):
-        for name in (name for name, value in options.items() if to_fill_in(value)):
-            raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE, or with its file")
+        for name in filter(lambda name: to_fill_in(options[name]), options):
+            raise UsageError(f"{name} {lost}; go on with --{name} VALUE, or with its file")
     environments = {}
-    for name, spec in file.environments.items():
-        variables = {variable: os.environ.get(variable, MASK) if value == MASK else value
-                     for variable, value in spec.variables.items()}  # fmt: skip
+    for environment, spec in file.environments.items():
+        variables = {
+            key: os.environ.get(key, MASK) if value == MASK else value for key, value in spec.variables.items()
+        }
         for variable in to_fill_in(variables):
-            raise UsageError(
-                f"environment {name}: {variable} is not stored in a sweep's folder; export it, or go on with the "
-                "sweep's file"
-            )
-        environments[name] = msgspec.structs.replace(spec, variables=variables)
-    return msgspec.structs.replace(file, environments=environments)
+            raise UsageError(f"environment {environment}: {variable} {lost}; export it, or go on with the sweep's file")
+        environments[environment] = replace(spec, variables=variables)
+    return replace(file, environments=environments)
 
 
 def find_sweep(given: str) -> Path:
@@ -272,7 +273,7 @@ def _cell(
     if mode not in (None, "inference"):
         options["measure.mode"] = mode
     command = "validate" if mode == "inference" else "fit"
-    facts_of_place = None if environment is None else msgspec.to_builtins(facts[environment])
+    facts_of_place = None if environment is None else to_builtins(facts[environment])
     # A secret's value is no part of the identity: a new one measures the same.
     kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
     identity = [command, masked_whole(content), sorted(kept.items()), masked_whole(facts_of_place)]

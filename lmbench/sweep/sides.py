@@ -18,7 +18,6 @@ MOST_ROUNDS = 200
 AS_IT_IS = "."
 
 _OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
-_SIDES = ("A", "B")
 
 
 def two_sides(
@@ -47,17 +46,15 @@ def two_sides(
             raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
     environments: dict[str, Any] = {}
     sides: dict[str, Options] = {}
-    for at, (name, words) in enumerate(zip(_SIDES, (given[0], given[-1]), strict=True)):
+    for index, (name, words) in enumerate((("A", given[0]), ("B", given[-1]))):
         sides[name] = _side(words)
-        told = [each[at] for each in (revisions, pythons) if each is not None]
-        told += [f"{variable}={values[at]}" for variable, values in variables.items()]
-        if told:
-            environment = " ".join("here" if each == AS_IT_IS else each for each in told)
-            environments[environment] = {
-                "revision": None if revisions is None else _commit(revisions[at]),
-                "python": None if pythons is None else pythons[at],
-                "variables": {variable: values[at] for variable, values in variables.items()},
-            }
+        revision, python = (None if pair is None else pair[index] for pair in (revisions, pythons))
+        values = {variable: pair[index] for variable, pair in variables.items()}
+        parts = [*filter(None, (revision, python)), *(f"{variable}={value}" for variable, value in values.items())]
+        if parts:
+            environment = " ".join("here" if part == AS_IT_IS else part for part in parts)
+            commit = None if revision in (None, AS_IT_IS) else resolve_revision(Path.cwd(), str(revision))[1]
+            environments[environment] = {"revision": commit, "python": python, "variables": values}
             sides[name][ENVIRONMENT] = environment
     for option in options:
         if any(option in side for side in sides.values()):
@@ -74,7 +71,3 @@ def _side(given: str) -> Options:
     if not config or not all(name and equals for name, equals, _ in pairs):
         raise UsageError(f"{given!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
     return {CONFIG: config, **{name: value for name, _, value in pairs}}
-
-
-def _commit(revision: str) -> str | None:
-    return None if revision == AS_IT_IS else resolve_revision(Path.cwd(), revision)[1]

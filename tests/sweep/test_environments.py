@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def git(folder, *words):
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository with two commits of a project, and one that is not committed."""
+    """A repository with two commits of a project, and a change that is not committed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = tmp_path / "tree"
@@ -47,88 +46,70 @@ def tree(tmp_path, monkeypatch):
     return folder
 
 
-def spec(tree, revision):
-    return {"x": EnvironmentSpec(revision=revision, tree=str(tree))}
+def at(tree, revision):
+    return resolve({"x": EnvironmentSpec(revision=revision, tree=str(tree))})["x"]
 
 
-def text_of(environment):
-    code = "import importlib.util as u; print(open(u.find_spec('mine').origin).read())"
-    words = [environment.python, "-P", "-c", code]
-    variables = environment.process_variables()
-    return subprocess.run(words, env=variables, capture_output=True, text=True, check=True).stdout
+def origin_of(environment, module):
+    """The file that a process of the environment imports a module from."""
+    words = [environment.python, "-P", "-c", f"import importlib.util as u; print(u.find_spec({module!r}).origin)"]
+    done = subprocess.run(words, env=environment.process_variables(), capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
 
 
-def test_a_revision_is_checked_out_beside_and_found_first(tree):
-    before = git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir())
+def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebody_changed_it(tree):
+    def state():
+        return git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir())
+
+    before = state()
     for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git(tree, "rev-parse", "HEAD")[:10], 2)):
-        environment = resolve(spec(tree, revision))["x"]
-        assert f"revision {number}" in text_of(environment)
+        environment = at(tree, revision)
+        assert f"revision {number}" in origin_of(environment, "mine").read_text()
         assert environment.facts.commit == git(tree, "rev-parse", revision)
         assert git(environment.folder, "rev-parse", "HEAD") == environment.facts.commit
-    assert before == (git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir()))
-
-
-def test_a_checkout_that_somebody_changed_is_made_anew(tree):
-    folder = resolve(spec(tree, "HEAD"))["x"].folder
-    (folder / "src" / "mine.py").write_text("broken")
-    assert resolve(spec(tree, "HEAD"))["x"].folder == folder
-    assert "revision 2" in (folder / "src" / "mine.py").read_text()
-
-
-def test_a_folder_within_a_repository_may_be_the_tree(tree):
-    environment = resolve(spec(tree / "src", "HEAD~1"))["x"]
-    assert environment.folder.name == "src"
-    assert "revision 1" in text_of(environment)
+    assert before == state()
+    (environment.folder / "src" / "mine.py").write_text("broken")
+    assert at(tree, "HEAD").folder == environment.folder
+    assert "revision 2" in (environment.folder / "src" / "mine.py").read_text()
+    within = at(tree / "src", "HEAD~1")
+    assert within.folder.name == "src"
+    assert "revision 1" in origin_of(within, "mine").read_text()
 
 
 def test_a_package_that_lies_elsewhere_comes_from_the_checkout_too(tree):
-    (tree / "pkg").mkdir()
-    (tree / "pkg" / "__init__.py").write_text("")
-    (tree / "parts").mkdir()
-    (tree / "parts" / "__init__.py").write_text("HERE = True\n")
+    for package, text in (("pkg", ""), ("parts", "HERE = True\n")):
+        (tree / package).mkdir()
+        (tree / package / "__init__.py").write_text(text)
     (tree / "pyproject.toml").write_text('[tool.setuptools.package-dir]\n"pkg.parts" = "parts"\n')
     git(tree, "add", ".")
     git(tree, "commit", "-q", "-m", "package-dir")
-    environment = resolve(spec(tree, "HEAD"))["x"]
-    words = [environment.python, "-P", "-c", "import pkg.parts; print(pkg.parts.__file__)"]
-    done = subprocess.run(words, env=environment.process_variables(), capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()).is_relative_to(environment.folder)
+    environment = at(tree, "HEAD")
+    assert origin_of(environment, "pkg.parts").is_relative_to(environment.folder)
 
 
 def test_lmbench_itself_can_be_the_tree(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tree = ROOT
-    if not (tree / ".git").exists():
+    if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
-    environment = resolve(spec(tree, "HEAD"))["x"]
-    code = "import importlib.util as u; print(*(u.find_spec(f'lmbench.{m}').origin for m in ('cli', 'callbacks')))"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=environment.process_variables(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    cli, callbacks = map(Path, done.stdout.split())
-    environment.check_origin(cli.parent)
-    assert callbacks.is_relative_to(environment.folder)
+    environment = at(ROOT, "HEAD")
+    environment.check_origin(origin_of(environment, "lmbench.cli").parent)
+    assert origin_of(environment, "lmbench.callbacks").is_relative_to(environment.folder)
 
 
-MISTAKES = {
-    "no such revision": (EnvironmentSpec(revision="nowhere", tree="."), "'nowhere' is no revision of"),
-    "an option as revision": (EnvironmentSpec(revision="--help", tree="."), "is no revision of"),
-    "no repository": (EnvironmentSpec(revision="HEAD", tree="/"), "is in no git repository"),
-    "no folder": (EnvironmentSpec(revision="HEAD", tree="/nowhere"), "is no folder"),
-    "no such Python": (EnvironmentSpec(python="/nowhere/python"), "is no program"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line(mistake, tree, monkeypatch):
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (EnvironmentSpec(revision="nowhere", tree="."), "'nowhere' is no revision of"),
+        (EnvironmentSpec(revision="--help", tree="."), "is no revision of"),
+        (EnvironmentSpec(revision="HEAD", tree="/"), "is in no git repository"),
+        (EnvironmentSpec(revision="HEAD", tree="/nowhere"), "is no folder"),
+        (EnvironmentSpec(python="/nowhere/python"), "is no program"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(spec, said, tree, monkeypatch):
     monkeypatch.chdir(tree)
-    given, told = MISTAKES[mistake]
-    with pytest.raises(UsageError) as raised:
-        resolve({"x": given})
-    assert told in str(raised.value)
-    assert str(raised.value).startswith("environment x: ")
-    assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match=f"environment x: .*{said}"):
+        resolve({"x": spec})
 
 
 def test_a_python_without_lmbench_is_told(tmp_path, capsys):
@@ -149,8 +130,7 @@ def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp
         content = {"environments": {"x": {"revision": "HEAD", "tree": str(where)}}}
         return [cell.id for cell in make_plan("s", sweep_from(content)).cells]
 
-    first = ids(tree)
-    moved = tmp_path / "moved"
+    first, moved = ids(tree), tmp_path / "moved"
     tree.rename(moved)
     assert ids(moved) == first
     git(moved, "commit", "-q", "-a", "-m", "revision 3")
@@ -159,18 +139,10 @@ def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp
 
 def test_two_revisions_are_interleaved_in_one_sweep(tree, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "study.yaml"
-    file.write_text(
+    (tmp_path / "study.yaml").write_text(
         f"""
-base:
-  trainer.accelerator: cpu
-  model: mine.Net
-  model.init_args.size: tiny
-  data.context_length: 16
-  measure.warmup_steps: 1
-  measure.steps: 3
-  measure.min_window_s: 0
-  measure.probe_steps: 0
+base: {{trainer.accelerator: cpu, model: mine.Net, model.init_args.size: tiny, data.context_length: 16,
+  measure.warmup_steps: 1, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0}}
 modes: [forward]
 repeats: 1
 environments:
@@ -178,12 +150,10 @@ environments:
   after: {{revision: HEAD, tree: {tree}, variables: {{OMP_NUM_THREADS: 1}}}}
 """
     )
-    assert main(["sweep", str(file)]) == 0
-    found = {run.record.sweep.environment: run.record for run in map(load_run, find_runs(["results/study"]))}
-    assert {name: (run.outcome, run.model.attention) for name, run in found.items()} == {
-        "before": ("ok", "revision 1"),
-        "after": ("ok", "revision 2"),
-    }
-    for name, revision in (("before", "HEAD~1"), ("after", "HEAD")):
-        assert found[name].environment.code.project.commit == git(tree, "rev-parse", revision)
-        assert found[name].sweep.axes == {"mode": "forward", "environment": name}
+    assert main(["sweep", "study.yaml"]) == 0
+    by_name = {run.record.sweep.environment: run.record for run in map(load_run, find_runs(["results/study"]))}
+    for name, revision, number in (("before", "HEAD~1", 1), ("after", "HEAD", 2)):
+        record = by_name[name]
+        assert (record.outcome, record.model.attention) == ("ok", f"revision {number}")
+        assert record.environment.code.project.commit == git(tree, "rev-parse", revision)
+        assert record.sweep.axes == {"mode": "forward", "environment": name}
