@@ -2,148 +2,141 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
-from lmbench.commands.parser import CommandParser, command
-from lmbench.compare.comparison import compare
-from lmbench.compare.shown import as_record, markdown, print_comparison
-from lmbench.compare.verdict import DEFAULT_TOLERANCE_FRACTION
+from lmbench.compare.answer import comparison_answer
+from lmbench.compare.comparison import compare as compare_results
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.report.chosen import add_options, chosen_of
-from lmbench.report.screen import make_console
-from lmbench.standard_output import write_result
+from lmbench.report.answer import Answer, Cell, Column, Line, Table
 
-DESCRIPTION = """\
-Compares B with A, step time first, then phases and memory. A side is a run, a folder
-of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or some cells of a sweep
-(SWEEP@AXIS=VALUE,AXIS=VALUE). Cells of both sides meet by their axes; what is constant
-on each side and differs between them is what is compared.
-
-One process is one sample, so a verdict takes 3 repeats a side: `same` if the 90 %
-interval of the ratio lies within the gate, `faster` or `slower` if the 95 % interval
-excludes 1 and the change is above the A/A noise floor of `lmbench noise`, else
-`undecided`. `invalid` if something else differs (GPU, flags, host where it counts) or a
-guard failed.
-
-With --run both sides are measured now, in turn, until the verdict stands or the budget
-ends: `lmbench compare --run -h`.
-
-With --kernels both sides are profiled runs or traces, and what is compared is kernel
-time per step, by kind, part of the model and kernel: what appeared, vanished, grew
-and shrank. It has no verdict, and exits with 0.
-
-exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage"""
-
-USAGE = """\
-lmbench compare A B [--gate 2%%] [--about NAME]... [--json | --format markdown]
-       lmbench compare --run A [B] [--gate 2%%] [--budget 10m] [--revision A B] [OPTIONS]
-       lmbench compare --kernels A B [--top N] [--phase NAME] [--format markdown]"""
-
-_DEFAULT_TOP = 15
-_DEFAULT_GATE = f"{DEFAULT_TOLERANCE_FRACTION:.0%}"
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
 
-@command
-def run(args: list[str]) -> int:
-    """Compare and print; the exit code is the verdict's."""
-    if "--run" in args[1:]:
+def compare(
+    *results: str,
+    gate: str | None = None,
+    about: list[str] | None = None,
+    kernels: bool = False,
+    top: int | None = None,
+    phase: str | None = None,
+    run: bool = False,
+    budget: str | None = None,
+    revision: tuple[str, str] | None = None,
+    python: tuple[str, str] | None = None,
+    variable: list[tuple[str, str, str]] | None = None,
+    results_dir: Path | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    settings: list[str] | None = None,
+) -> Answer | int:
+    """Compares B with A, step time first, then phases and memory.
+
+    A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or some cells of a
+    sweep (SWEEP@AXIS=VALUE,AXIS=VALUE). Cells of both sides meet by their axes; what is constant on each side
+    and differs between them is what is compared.
+
+    One process is one sample, so a verdict takes 3 repeats a side: `same` if the 90 % interval of the ratio
+    lies within the gate, `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A
+    noise floor of `lmbench noise`, else `undecided`. `invalid` if something else differs (GPU, flags, host where
+    it counts) or a guard failed.
+
+    With --run both sides are measured now, in rounds of one process each, the first one turned each time, until
+    the verdict stands or the budget ends (undecided, with what it would take). A false `faster` or `slower` comes
+    in at most 5 % of comparisons, all looks taken together. A and B are configurations with options of their own
+    (small_bf16@model.attention=naive,data.batch_size=8), or one of them and two revisions, Pythons or values of a
+    variable. Further options (--data.batch_size 2) are for both. The folder of such a comparison goes on with it,
+    also where it had ended undecided.
+
+    With --kernels both sides are profiled runs or traces, and what is compared is kernel time per step, by kind,
+    part of the model and kernel: what appeared, vanished, grew and shrank. It has no verdict, and exits with 0.
+
+    exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
+
+    Args:
+        results: before and after, A and B; ratios are B / A
+        gate: changes up to this count as none (default 1%)
+        about: what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and
+            nothing else may; may be given again
+        kernels: compare the kernels of two profiled runs or traces
+        top: kernels shown per table, with --kernels (default 15)
+        phase: tables of this phase only, with --kernels
+        run: measure both sides now
+        budget: time for --run, such as 90s, 10m, 1h (default 10m)
+        revision: A and B of the code, with --run; `.` is the working tree as it is
+        python: interpreters of A and B, with --run
+        variable: an environment variable and its values in A and B, with --run
+        results_dir: where --run puts its folder (default results)
+        name: name of that folder (default compare- and the time)
+        timeout_s: seconds a run may take, with --run (default 600)
+        settings: options of `lmbench fit` for both sides, with --run
+    """
+    of_kernels = {"top": top, "phase": phase}
+    of_verdicts = {"gate": gate, "about": about}
+    of_run = {"budget": budget, "revision": revision, "python": python, "variable": variable,
+              "results_dir": results_dir, "name": name, "timeout_s": timeout_s}  # fmt: skip
+    _refuse(of_kernels, not kernels, "belongs to --kernels")
+    _refuse(of_verdicts, kernels, "is for verdicts on times; with --kernels there is none")
+    _refuse({**of_run, "kernels": None}, not run, "belongs to --run")
+    if run and kernels:
+        raise UsageError("--kernels compares traces that are there; give it without --run")
+    if settings and not run:
+        raise UsageError(f"unknown option {settings[0]}; options of `lmbench fit` go with --run")
+    tolerance = parse_gate(gate or "1%")
+    if run:
         # Here: what measures takes its time to import.
-        from lmbench.commands.compare_run import measure
+        from lmbench.commands.compare_run import Request, measure
         from lmbench.sweep.execute import SweepHalted
 
+        variables = {key: (a, b) for key, a, b in variable or ()}
+        request = Request(results, settings or [], revision, python, variables, results_dir, name, timeout_s)
         try:
-            options, found = measure(args[1:])
+            return comparison_answer(measure(request, tolerance, about or [], budget or "10m"))
         except SweepHalted as error:
             tell(f"compare: {error}")
             return ExitCode.INTERNAL
-    else:
-        options = _parse(args[1:])
-        if options.kernels:
-            return _compare_kernels(options)
-        found = compare(options.a, options.b, options.tolerance, options.about)
-    if options.json:
-        write_result(json.dumps(as_record(found), indent=1) + "\n")
-    elif options.format:
-        print(markdown(found), end="")
-    else:
-        print_comparison(found, chosen_of(options), make_console())
-    return found.exit_code
+    if len(results) != 2:
+        raise UsageError(f"compare takes two results, A and B; {len(results)} given")
+    if kernels:
+        return _kernel_answer(*results, 15 if top is None else top, phase)
+    return comparison_answer(compare_results(*results, tolerance, about or []))
 
 
-def _compare_kernels(options: argparse.Namespace) -> int:
-    from lmbench.kernels.difference import difference, difference_markdown, difference_record, print_difference
+def _kernel_answer(a: str, b: str, top: int, phase: str | None) -> Answer:
+    from lmbench.kernels import difference as kernels
     from lmbench.kernels.trace.findings import examine
 
-    found = difference(examine(options.a), examine(options.b))
-    phases = ["step", *(phase.phase for phase in found.phases)]
-    if options.phase not in (None, *phases):
-        raise UsageError(f"--phase is {options.phase!r}; these traces have {', '.join(phases)}")
-    if options.json:
-        write_result(json.dumps(difference_record(found), indent=1) + "\n")
-    elif options.format:
-        print(difference_markdown(found, options.top, options.phase), end="")
-    else:
-        print_difference(found, options.top, options.phase, chosen_of(options), make_console())
-    return ExitCode.OK
+    found = kernels.difference(examine(a), examine(b))
+    phases = ["step", *(each.phase for each in found.phases)]
+    if phase not in (None, *phases):
+        raise UsageError(f"--phase is {phase!r}; these traces have {', '.join(phases)}")
+    if top < 1:
+        raise UsageError(f"--top is {top}; give 1 or more kernels")
+    tables = [
+        Table(
+            table.name,
+            table.title,
+            [Column(each.text, narrowing="shorten" if each.is_generated else "keep") for each in table.headings],
+            [[Cell(entry.text) for entry in row] for row in table.rows],
+            table.caption,
+        )
+        for table in kernels.tables(found, top, phase)
+    ]
+    one = next(one for one in (*found.phases, found.step) if one.phase == (phase or "step"))
+    lines = [Line(*line) for line in (*kernels.head(found), *kernels._most(one), *kernels.remarks(found))]
+    return Answer(lines, tables, first=[], figures=kernels.difference_record(found))
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = CommandParser("compare", DESCRIPTION, USAGE)
-    parser.add_argument("results", nargs="*", metavar="A B", help="before and after; ratios are B / A")
-    add_output_options(parser)
-    parser.add_argument("--kernels", action="store_true", help="compare the kernels of two profiled runs or traces")
-    parser.add_argument("--top", type=int, metavar="N", help="kernels shown per table, with --kernels (default 15)")
-    parser.add_argument("--phase", metavar="NAME", help="tables of this phase only, with --kernels")
-    options = parser.parse_args(words)
-    if len(options.results) != 2:
-        raise UsageError(f"compare takes two results, A and B; {len(options.results)} given")
-    check_output_options(options)
-    if options.kernels and (options.about or options.gate != _DEFAULT_GATE):
-        raise UsageError("--gate and --about are for verdicts on times; with --kernels there is none")
-    if not options.kernels and (options.top is not None or options.phase is not None):
-        raise UsageError("--top and --phase belong to --kernels")
-    options.top = _DEFAULT_TOP if options.top is None else options.top
-    if options.top < 1:
-        raise UsageError(f"--top is {options.top}; give 1 or more kernels")
-    options.a, options.b = options.results
-    options.tolerance = parse_gate(options.gate)
-    return options
-
-
-def add_output_options(parser: CommandParser) -> None:
-    """What `compare` takes with and without `--run`."""
-    # argparse takes `%` in a help text for a format.
-    parser.add_argument("--gate", default=_DEFAULT_GATE, help="changes up to this count as none (default 1%%)")
-    parser.add_argument(
-        "--about",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and "
-        "nothing else may; may be given again",
-    )
-    parser.add_argument("--json", action="store_true", help="everything as JSON on standard output")
-    parser.add_argument("--format", choices=("markdown",), help="tables to paste")
-    add_options(parser)
-
-
-def check_output_options(options: argparse.Namespace) -> None:
-    """Raises UsageError for two forms of output at once."""
-    if options.json and options.format:
-        raise UsageError("--json and --format are two forms of one output; give one")
-    chosen_of(options, options.json, options.format)
+def _refuse(options: Mapping[str, object], is_wrong: bool, why: str) -> None:
+    named = [name for name, value in options.items() if value is not None]
+    if is_wrong and named:
+        raise UsageError(f"--{named[0]} {why}")
 
 
 def parse_gate(text: str) -> float:
     """A percentage such as `2%` as a fraction. Raises UsageError for anything else, and outside 0 to 100 %."""
     match = _PERCENTAGE.fullmatch(text)
-    try:
-        value = float(match[1]) / 100 if match else 0.0
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
+    if match is None or match[1].count(".") > 1 or match[1] == "." or not 0 < float(match[1]) < 100:
         raise UsageError(f"--gate is {text!r}; give a percentage above 0% and below 100%, such as 2%")
-    return value
+    return float(match[1]) / 100

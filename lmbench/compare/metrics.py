@@ -26,11 +26,6 @@ class Metric:
     def unit(self) -> str:
         return fields("run")[self.field].unit
 
-    @property
-    def words(self) -> tuple[str, str]:
-        """What more and less of it are called."""
-        return TIME_WORDS if self.unit == "s" else SIZE_WORDS
-
     def of(self, record: RunRecord) -> float | None:
         """The run's value, None where it has none or none above 0 (whose logarithm a ratio takes)."""
         value = step_sample_s(record) if self is STEP else value_at(record, self.field)
@@ -38,14 +33,16 @@ class Metric:
 
 
 STEP = Metric("step_s", "step", "window.wall_s")
-
+_MEMORY = {
+    "steady_peak_allocated_bytes": "steady peak",
+    "run_peak_allocated_bytes": "run peak",
+    "run_peak_reserved_bytes": "peak reserved",
+    "host_peak_rss_bytes": "host peak",
+}
 METRICS = (
     STEP,
     *(Metric(f"{phase}_s", phase, f"phases.{phase}.mean_s") for phase in PHASES),
-    Metric("steady_peak_allocated_bytes", "steady peak", "memory.steady_peak_allocated_bytes"),
-    Metric("run_peak_allocated_bytes", "run peak", "memory.run_peak_allocated_bytes"),
-    Metric("run_peak_reserved_bytes", "peak reserved", "memory.run_peak_reserved_bytes"),
-    Metric("host_peak_rss_bytes", "host peak", "memory.host_peak_rss_bytes"),
+    *(Metric(name, title, f"memory.{name}") for name, title in _MEMORY.items()),
 )
 
 SAMPLE = (
@@ -58,8 +55,8 @@ SAMPLE = (
 def step_sample_s(record: RunRecord) -> float | None:
     """Seconds a step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
 
-    Skipped and short steps take another time and are in no statistic (design section 7); where the window has some it
-    is the mean of the others. None for a window without steps.
+    Skipped and short steps take another time and are in no statistic; where the window has some it is the mean of the
+    others. None for a window without steps.
     """
     window, step = record.window, record.phases.step
     if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:

@@ -1,16 +1,15 @@
 """The A/A noise floor: how far the same configuration is from itself when its repeats are split in two.
 
-`survey` measures it, `store_noise` keeps it beside the results, `NoiseFloors` finds it there for a comparison, and
-`print_noise` shows it.
+`survey` measures it, `store_noise` keeps it beside the results, `Floors` finds it there for a comparison, and
+`noise_answer` shows it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,22 +17,22 @@ from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
-from rich.console import Console
 
 from lmbench.compare.comparability import mixture
 from lmbench.compare.metrics import METRICS, STEP
-from lmbench.compare.sides import LeftOut, join_cells, read_side, split_usable
+from lmbench.compare.sides import LeftOut, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.environment import Environment
-from lmbench.records.load import Run, is_run_folder
+from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, ratio_of, std_of_logs
 from lmbench.records.store import write_whole
-from lmbench.report.screen import print_table
-from lmbench.report.table import Entry, Heading, Table, fact
+from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.units import COUNT, Unit
 
 NOISE_FILE = "noise.json"
 NOISE_SCHEMA_VERSION = 1
@@ -41,8 +40,8 @@ NOISE_SCHEMA_VERSION = 1
 _MAX_NOISE_BYTES = 16 * 2**20
 #: Two halves have at least as many repeats as a comparison takes.
 MIN_NOISE_REPEATS = 2 * MIN_REPEATS
-#: noise.json may lie so many folders above a run's: results, a sweep in it, its runs.
-_SEARCH_DEPTH = 4
+#: Fields of a record that name a configuration in noise.json.
+_SUBJECT = ("precision", "matmul_precision", "mode", "model.size", "sweep.axes")
 _SPLITS = 500
 
 
@@ -73,21 +72,12 @@ class NoiseKey(Struct, frozen=True):
     settings_digest: str
 
 
-class NoiseSubject(Struct, frozen=True):
-    """The configuration in the words that people choose first, for who reads noise.json."""
-
-    precision: str | None = None
-    matmul_precision: str | None = None
-    mode: str | None = None
-    size: str | None = None
-    axes: dict[str, Any] | None = None
-
-
 class NoiseEntry(Struct, frozen=True):
-    """One configuration's floors as noise.json holds them, by the names of a comparison's figures."""
+    """One configuration's floors as noise.json holds them, by the names of a comparison's figures. `cell` are the words
+    that people choose first (`_SUBJECT`), for who reads noise.json."""
 
     key: NoiseKey
-    cell: NoiseSubject
+    cell: dict[str, Any]
     last_measured_at: str
     metrics: dict[str, Noise]
 
@@ -117,8 +107,8 @@ class NoiseCell:
 class Survey:
     """The noise of some runs' configurations; `folder` is where noise.json belongs."""
 
-    cells: tuple[NoiseCell, ...]
-    left_out: tuple[LeftOut, ...]
+    cells: Sequence[NoiseCell]
+    left_out: Sequence[LeftOut]
     folder: Path
 
     @property
@@ -165,7 +155,7 @@ def survey(given: Sequence[str]) -> Survey:
     Raises:
         UsageError: one of them names no result.
     """
-    sides = [read_side(each) for each in given]
+    sides = [read_side(name) for name in given]
     runs = list({run.path: run for side in sides for run in side.runs}.values())
     left_out = [run for side in sides for run in side.left_out]
     if not runs:
@@ -176,54 +166,36 @@ def survey(given: Sequence[str]) -> Survey:
         for run in cell.a:
             by_key.setdefault(noise_key(run.record), []).append(run)
         for key, group in by_key.items():
-            found, others = _measure(cell.name, key, group)
-            cells.append(found)
+            measured, others = _measure(cell.name, key, group)
+            cells.append(measured)
             left_out += others
-    return Survey(tuple(cells), tuple(left_out), _home(given, runs))
+    return Survey(cells, left_out, home_of(runs))
 
 
 def _measure(name: str, key: NoiseKey, group: Sequence[Run]) -> tuple[NoiseCell, list[LeftOut]]:
     """One configuration's noise, and which of its runs are not in it."""
     usable, left_out = split_usable(group)
-    runs = []
+    runs, entry, problem = [], None, None
     for run in usable:
         failed = [guard.name for guard in run.record.guards if guard.status == "fail"]
         if failed:
             left_out.append(LeftOut.of(run, f"guard {', '.join(failed)} failed"))
         else:
             runs.append(run)
-    problem = None
     if len(runs) < MIN_NOISE_REPEATS:
         others = "; ".join(f"{n} {reason}" for reason, n in Counter(run.reason for run in left_out).items())
         problem = f"{len(runs)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
         problem += f" (left out: {others})" if others else ""
     elif mixed := mixture(runs):
         problem = f"not repeats of one thing: {mixed[0]}"
-    entry = _entry(key, runs) if problem is None else None
+    else:
+        values = {metric.name: [metric.of(run.record) for run in runs] for metric in METRICS}
+        noises = {
+            name: measure_noise([v for v in series if v]) for name, series in values.items() if None not in series
+        }
+        subject = {name.rpartition(".")[2]: value_at(runs[0].record, name) for name in _SUBJECT}
+        entry = NoiseEntry(key, subject, max(run.record.started_at or "" for run in runs), noises)
     return NoiseCell(name, len(runs), entry, problem), left_out
-
-
-def _entry(key: NoiseKey, runs: Sequence[Run]) -> NoiseEntry:
-    noises = {}
-    for metric in METRICS:
-        values = [value for run in runs if (value := metric.of(run.record)) is not None]
-        if len(values) == len(runs):
-            noises[metric.name] = measure_noise(values)
-    first = runs[0].record
-    axes = first.sweep.axes if first.sweep else None
-    subject = NoiseSubject(first.precision, first.matmul_precision, first.mode, first.model.size, axes)
-    return NoiseEntry(key, subject, max(run.record.started_at or "" for run in runs), noises)
-
-
-def _home(given: Sequence[str], runs: Sequence[Run]) -> Path:
-    """The one folder that was given, if it is one of runs; else the closest one above all of them."""
-    if len(given) == 1 and Path(given[0]).is_dir() and not is_run_folder(Path(given[0])):
-        return Path(given[0]).resolve()
-    parents = [run.path.parent for run in runs]
-    shared = next(
-        folder for folder in (parents[0], *parents[0].parents) if all(p.is_relative_to(folder) for p in parents)
-    )
-    return shared.parent if shared.name == "runs" else shared
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -239,18 +211,12 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
         return step.floor_fraction if step else 0.0
 
     path = folder / NOISE_FILE
-    kept = {entry.key: entry for entry in (_read(path) if os.path.lexists(path) else [])}
-    kept.update((entry.key, entry) for entry in sorted(entries, key=floor))
+    kept = {entry.key: entry for entry in [*_read(path), *sorted(entries, key=floor)]}
     try:
-        write_whole(path, noise_json(list(kept.values())))
+        write_whole(path, indented_json(NoiseFile(NOISE_SCHEMA_VERSION, list(kept.values()))))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
     return path
-
-
-def noise_json(entries: list[NoiseEntry]) -> str:
-    """Entries as noise.json has them; ends in a line feed."""
-    return indented_json(NoiseFile(NOISE_SCHEMA_VERSION, entries))
 
 
 def _read(path: Path) -> list[NoiseEntry]:
@@ -259,80 +225,67 @@ def _read(path: Path) -> list[NoiseEntry]:
         version = decode(content, _Versioned).schema_version
         if version == NOISE_SCHEMA_VERSION:
             return decode(content, NoiseFile).entries
+        problem = f"has schema version {version}, this lmbench reads {NOISE_SCHEMA_VERSION}"
     except (Unreadable, DamagedRecord) as error:
-        raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
-    raise UsageError(
-        f"{str(path)!r} has schema version {version}, this lmbench reads {NOISE_SCHEMA_VERSION}; remove it and run "
-        "`lmbench noise` again"
-    )
+        if isinstance(error, Unreadable) and error.is_missing:
+            return []
+        problem = f"cannot be read ({error})"
+    raise UsageError(f"{str(path)!r} {problem}; remove it and run `lmbench noise` again")
 
 
-class NoiseFloors:
-    """Looks up floors in the noise.json files beside and above runs. `problems` are the files that cannot be read."""
+@dataclass(frozen=True)
+class Floors:
+    """The floors in noise.json of the closest folder above all runs of a comparison. `problems`: it cannot be read."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self._files: dict[Path, dict[NoiseKey, NoiseEntry]] = {}
+    entries: Mapping[NoiseKey, NoiseEntry]
+    problems: Sequence[str] = ()
+
+    @classmethod
+    def beside(cls, runs: Sequence[Run]) -> Floors:
+        try:
+            return cls({entry.key: entry for entry in _read(home_of(runs) / NOISE_FILE)})
+        except UsageError as error:
+            return cls({}, [str(error)])
 
     def floor(self, runs: Iterable[Run], metric: str) -> float | None:
         """The largest floor of this figure that is known for any of these runs' configurations, None if none is."""
-        entries = [entry for run in runs if (entry := self._entry(run)) is not None]
-        return max((entry.metrics[metric].floor_fraction for entry in entries if metric in entry.metrics), default=None)
-
-    def _entry(self, run: Run) -> NoiseEntry | None:
-        """Its configuration's, in the closest file that has one."""
-        contents = [self._content(folder / NOISE_FILE) for folder in list(run.path.parents)[:_SEARCH_DEPTH]]
-        if not any(contents):
-            return None
-        key = noise_key(run.record)
-        return next((content[key] for content in contents if key in content), None)
-
-    def _content(self, path: Path) -> dict[NoiseKey, NoiseEntry]:
-        if path not in self._files:
-            self._files[path] = {}
-            if os.path.lexists(path):
-                try:
-                    self._files[path] = {entry.key: entry for entry in _read(path)}
-                except UsageError as error:
-                    self.problems.append(str(error))
-        return self._files[path]
+        entries = [self.entries.get(noise_key(run.record)) for run in runs if self.entries]
+        noises = [entry.metrics[metric] for entry in entries if entry is not None and metric in entry.metrics]
+        return max((noise.floor_fraction for noise in noises), default=None)
 
 
 _REPEATS = (3, 5, 8)
+_PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}", "_percent")
 _MEANINGS = (
-    "spread: standard deviation between processes; drift: later half of the repeats against the earlier one",
-    "floor: what 95 % of random splits into halves stay under, or the drift if that is more; compare calls "
-    "nothing below it faster or slower",
-    "alarms: splits whose 95 % interval excluded no change (5 expected); in a row: the same for three repeats "
-    "against the next three",
-    f"detects: the change told from none in 95 % of cases with {' / '.join(map(str, _REPEATS))} repeats a side",
+    Line("spread", "standard deviation between processes"),
+    Line("drift", "later half of the repeats against the earlier one"),
+    Line("floor", "what 95 % of random splits into halves stay under, or the drift if that is more"),
+    Line("", "compare calls nothing below it faster or slower"),
+    Line("alarms", "splits whose 95 % interval excluded no change (5 expected)"),
+    Line("in a row", "the same for three repeats against the next three"),
+    Line("detects", "the change told from none in 95 % of cases with so many repeats a side"),
 )
 
 
-def print_noise(found: Survey, console: Console) -> None:
-    """Print one table of all floors, and why some configurations have none."""
-    rows = [_row(cell, cell.entry.metrics[STEP.name]) for cell in found.cells if cell.entry is not None]
-    if rows:
-        names = ("repeats", "spread", "drift", "floor", "alarms", "in a row", "detects")
-        headings = [Heading("cell", False), *map(Heading, names)]
-        print_table(Table("Step time against itself", "in percent of the step", headings, rows), console)
-        for line in _MEANINGS:
-            console.print(line)
-    for cell in found.cells:
-        if cell.problem is not None:
-            console.print(f"no floor  {cell.name or 'the configuration'}: {cell.problem}")
-    for run in found.left_out:
-        console.print(f"left out  {run.path}: {run.reason}", soft_wrap=True)
-
-
-def _row(cell: NoiseCell, noise: Noise) -> list[Entry]:
-    figures = (
-        str(cell.run_count),
-        f"{noise.std_fraction * 100:.2f}",
-        f"{noise.drift_fraction * 100:+.2f}",
-        f"{noise.floor_fraction * 100:.2f}",
-        f"{noise.false_alarm_fraction * 100:.1f}",
-        f"{noise.consecutive_alarm_count} of {noise.consecutive_count}",
-        " / ".join(f"{detectable_fraction(noise.std_fraction, n) * 100:.2f}" for n in _REPEATS),
-    )
-    return [fact(cell.name or "(one)"), *map(Entry, figures)]
+def noise_answer(survey: Survey) -> Answer:
+    """One table of all floors, and why some configurations have none."""
+    titles = {"spread": "std", "drift": "drift", "floor": "floor", "alarms": "false_alarm"}
+    columns = [Column("cell"), Column("repeats", COUNT)]
+    columns += [Column(title, _PERCENT, f"{name}_fraction") for title, name in titles.items()]
+    columns += [Column("in a row", name="consecutive_alarms", is_extra=True)]
+    columns += [Column(f"detects with {n}", _PERCENT, f"detectable_{n}_fraction") for n in _REPEATS]
+    rows: list[list[Value]] = []
+    for cell in survey.cells:
+        if cell.entry is not None:
+            noise = cell.entry.metrics[STEP.name]
+            fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, noise.false_alarm_fraction)
+            in_a_row = f"{noise.consecutive_alarm_count} of {noise.consecutive_count}"
+            detectable = (detectable_fraction(noise.std_fraction, n) for n in _REPEATS)
+            rows.append([cell.name or "(one)", cell.run_count, *fractions, in_a_row, *detectable])
+    lines = [*_MEANINGS] if rows else []
+    problems = [(cell.name or "the configuration", cell.problem) for cell in survey.cells if cell.problem is not None]
+    lines += [Line("no floor", f"{name}: {problem}") for name, problem in problems]
+    lines += [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
+    tables = [Table("noise", "Step time against itself", columns, rows)] if rows else []
+    figures = {"schema_version": NOISE_SCHEMA_VERSION, "entries": survey.entries}
+    return Answer(tables=tables, notes=lines, figures=figures)

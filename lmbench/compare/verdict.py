@@ -1,10 +1,12 @@
-"""From ratios to verdicts with their reasons, in the order of design section 8, and Holm's correction before it."""
+"""From ratios to verdicts with their reasons, and Holm's correction before it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from lmbench.compare.metrics import TIME_WORDS
 from lmbench.compare.rounds import FIRST_LOOK
@@ -17,10 +19,8 @@ DEFAULT_TOLERANCE_FRACTION = 0.01
 SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
 SLOWER, FASTER = TIME_WORDS
 
-#: Verdicts of many cells together: the first of these that occurs. A cell proven slower stays so whatever the others
-#: are; a comparison that cannot be made is graver than one that needs more repeats.
-GRAVEST_FIRST = (SLOWER, INVALID, UNDECIDED, FASTER, SAME)
-
+#: The verdict of many cells together is the first of these that occurs, with its exit code. A cell proven slower stays
+#: so whatever the others are; a comparison that cannot be made is graver than one that needs more repeats.
 EXIT_CODES = {
     SLOWER: ExitCode.SLOWER,
     INVALID: ExitCode.INVALID,
@@ -30,8 +30,7 @@ EXIT_CODES = {
 }
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """A verdict's word and, in one line with the figures, why."""
 
     word: str
@@ -44,16 +43,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Sequential rejection (Holm, Scandinavian Journal of Statistics 6, 1979): the k-th smallest of m is multiplied by
     m - k + 1, and no adjusted value is below that of a smaller p.
     """
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
-        adjusted[index] = highest
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(p) for p in adjusted]
 
 
-def decide(
-    found: Ratio,
+def decide(  # noqa: PLR0911 (the order of decisions)
+    ratio: Ratio,
     *,
     tolerance: float,
     floor: float | None,
@@ -71,60 +69,48 @@ def decide(
         words: what a ratio above 1 and one below are called.
         has_hint: say of one that is undecided how many repeats would do.
     """
-    by_rounds = bool(found.differences)
-    if by_rounds and found.n_a < FIRST_LOOK:
-        why = f"{_count(found.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
-        return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
-    if min(found.n_a, found.n_b) < MIN_REPEATS or adjusted_p is None or (found.low is None and not by_rounds):
-        why = f"A has {_count(found.n_a, 'repeat')}, B has {found.n_b}; a verdict takes {MIN_REPEATS} a side"
-        return Decision(UNDECIDED, f"{why} ({change_percent(found.change)} so far)")
-    if found.lies_within(tolerance):
-        why = f"the 90 % interval {_range(found.equal_low, found.equal_high)} lies within ±{percent_short(tolerance)}"
-        if floor is not None and floor > tolerance:
-            why += f"; but the A/A noise floor of {percent_short(floor)} is wider than that"
-        return Decision(SAME, why)
-    if adjusted_p >= 1.0 - CONFIDENCE:
-        return Decision(UNDECIDED, _undecided(found, tolerance, adjusted_p, family, has_hint))
-    if floor is not None and abs(math.log(found.point)) <= math.log1p(floor):
-        why = f"the interval {interval(found)} excludes 0, but {change_percent(found.change)}"
-        return Decision(UNDECIDED, f"{why} is not above the A/A noise floor of {percent_short(floor)}")
-    above = "no A/A noise floor is known" if floor is None else f"above the A/A noise floor of {percent_short(floor)}"
+    change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
+    shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
+    few = f"A has {_count(ratio.n_a, 'repeat')}, B has {ratio.n_b}; a verdict takes {MIN_REPEATS} a side"
     if by_rounds:
-        above = f"after {found.n_a} rounds"
-    corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
-    word = words[0] if found.point > 1 else words[1]
-    return Decision(word, f"{change_percent(found.change)}, interval {interval(found)} excludes 0, {above}{corrected}")
-
-
-def overall(words: list[str]) -> str:
-    """The verdict of several cells together; `undecided` where there are none."""
-    return next((word for word in GRAVEST_FIRST if word in words), UNDECIDED)
-
-
-def _undecided(found: Ratio, tolerance: float, adjusted_p: float, family: int, has_hint: bool) -> str:
-    if found.excludes_one:
-        return (
-            f"the interval {interval(found)} excludes 0 by itself, but not after Holm's correction over "
-            f"{family} (p {found.p:.2g} becomes {adjusted_p:.2g})"
-        )
-    if found.low is None:
-        return f"{found.n_a} rounds bound nothing yet ({change_percent(found.change)} so far)"
-    text = f"the interval {interval(found)} includes 0 and reaches beyond ±{percent_short(tolerance)}"
-    if not has_hint:
-        return text
-    what = "rounds" if bool(found.differences) else "repeats a side"
-    needed = found.needed(tolerance)
+        few = f"{_count(ratio.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
+    if adjusted_p is None or min(ratio.n_a, ratio.n_b) < (FIRST_LOOK if by_rounds else MIN_REPEATS):
+        return Decision(UNDECIDED, f"{few} ({change} so far)")
+    if ratio.lies_within(tolerance):
+        wide = f"; but {shown_floor} is wider than that" if floor is not None and floor > tolerance else ""
+        inner = _range(ratio.equal_low, ratio.equal_high)
+        return Decision(SAME, f"the 90 % interval {inner} lies within {gate}{wide}")
+    limits = f"the interval {interval(ratio)}"
+    if adjusted_p < 1.0 - CONFIDENCE:
+        if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
+            return Decision(UNDECIDED, f"{limits} excludes 0, but {change} is not above {shown_floor}")
+        above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
+        above = f"after {ratio.n_a} rounds" if by_rounds else above
+        corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
+        word = words[0] if ratio.point > 1 else words[1]
+        return Decision(word, f"{change}, interval {interval(ratio)} excludes 0, {above}{corrected}")
+    if ratio.excludes_one:
+        holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
+        return Decision(UNDECIDED, f"{limits} excludes 0 by itself, but not after {holm_words}")
+    if ratio.low is None:
+        return Decision(UNDECIDED, f"{ratio.n_a} rounds bound nothing yet ({change} so far)")
+    hint, noun = "", "rounds" if by_rounds else "repeats a side"
+    needed = ratio.needed(tolerance) if has_hint else 0
     if needed is None:
-        what_helps = "widen the gate, or quiet the machine"
-        return f"{text}; at this spread no number of {what} is likely to give a verdict: {what_helps}"
-    if needed <= min(found.n_a, found.n_b):
-        return text
-    return f"{text}; at this spread {needed} {what} in all give a verdict with {percent_short(POWER)} probability"
+        hint = f"; at this spread no number of {noun} is likely to give a verdict: widen the gate, or quiet the machine"
+    elif needed > min(ratio.n_a, ratio.n_b):
+        hint = f"; at this spread {needed} {noun} in all give a verdict with {percent_short(POWER)} probability"
+    return Decision(UNDECIDED, f"{limits} includes 0 and reaches beyond {gate}{hint}")
 
 
-def interval(found: Ratio) -> str:
+def overall(words: Sequence[str]) -> str:
+    """The verdict of several cells together; `undecided` where there are none."""
+    return next((word for word in EXIT_CODES if word in words), UNDECIDED)
+
+
+def interval(ratio: Ratio) -> str:
     """The 95 % interval of the change: `-0.31 .. +0.42 %`, or `none yet`."""
-    return _range(found.low, found.high)
+    return _range(ratio.low, ratio.high)
 
 
 def _range(low: float | None, high: float | None) -> str:

@@ -13,47 +13,48 @@ from lmbench.records.schema import fields
 ALL = [*fields("step").values(), *fields("run").values()]
 
 
-def told(capsys, *words: str) -> str:
-    assert main(["fields", *words]) == 0
-    return capsys.readouterr().out
+def rows(capsys, *words):
+    assert main(["fields", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)["tables"]["fields"]
 
 
 def test_the_tables_have_every_field_once_in_rows_of_four_cells(capsys):
-    table = told(capsys, "--format", "markdown")
-    rows = [line for line in table.splitlines() if line.startswith("| ") and not re.match(r"\| (field |---)", line)]
-    names = [re.match(r"\| (\S+)", row)[1].replace("&lt;", "<") for row in rows]
-    assert set(names) == {found.pattern for found in ALL}
+    assert main(["fields", "--format", "markdown"]) == 0
+    table = capsys.readouterr().out
+    lines = [line for line in table.splitlines() if line.startswith("| ") and not re.match(r"\| (field |---)", line)]
+    names = [re.match(r"\| (\S+)", line)[1].replace("&lt;", "<") for line in lines]
+    assert set(names) == {field.pattern for field in ALL}
     # `rank` and `nonfinite` are fields of both records.
     assert sorted(name for name in names if names.count(name) > 1) == ["nonfinite", "nonfinite", "rank", "rank"]
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
     titles = [line for line in table.splitlines() if line.startswith("**")]
     assert len(titles) == len(set(titles)) > 10
 
 
 @pytest.mark.parametrize(
-    ("name", "patterns"),
+    ("name", "pattern"),
     [
-        ("forward_s", ["forward_s"]),
-        ("phases.forward.mean_s", ["phases.<phase>.mean_s"]),
-        ("phases.<phase>.mean_s", ["phases.<phase>.mean_s"]),
-        ("run_peak_allocated_bytes", ["memory.run_peak_allocated_bytes"]),
-        ("run_peak_alloc", ["memory.run_peak_allocated_bytes"]),
+        ("forward_s", "forward_s"),
+        ("phases.forward.mean_s", "phases.<phase>.mean_s"),
+        ("phases.<phase>.mean_s", "phases.<phase>.mean_s"),
+        ("run_peak_allocated_bytes", "memory.run_peak_allocated_bytes"),
+        ("run_peak_alloc", "memory.run_peak_allocated_bytes"),
     ],
 )
-def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, patterns, capsys):
-    assert [each["name"] for each in json.loads(told(capsys, "--json", name))] == patterns
+def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, pattern, capsys):
+    assert [row["name"] for row in rows(capsys, name)] == [pattern]
 
 
 def test_a_part_of_the_record_is_all_of_its_fields(capsys):
-    names = [each["name"] for each in json.loads(told(capsys, "--json", "throughput"))]
+    names = [row["name"] for row in rows(capsys, "throughput")]
     assert "throughput.mfu_fraction" in names
     assert all(name.startswith("throughput.") for name in names)
 
 
 def test_a_named_field_is_told_with_unit_direction_and_meaning(capsys):
-    out = told(capsys, "forward_s")
-    assert "forward_s (s, less is better)" in out
-    assert fields("step")["forward_s"].meaning in out
+    meaning = fields("step")["forward_s"].meaning
+    row = {"group": "Step records", "name": "forward_s", "unit": "s", "better": "down", "meaning": meaning}
+    assert rows(capsys, "forward_s") == [row]
 
 
 def test_a_misspelt_field_is_one_line_with_the_nearest(capsys):

@@ -105,7 +105,7 @@ def test_a_change_ends_it_and_is_the_exit_code(compare_run, capsys, effect, code
     found, servers = compare_run(noisy(effect=effect), "a.yaml", "--name", "c", "--json")
     captured = capsys.readouterr()
     record = json.loads(captured.out)
-    assert (found, record["verdict"], record["cells"][0]["test"]) == (code, word, "rounds")
+    assert (found, record["verdict"], record["cells"][0]["by_rounds"]) == (code, word, True)
     assert len(servers.started) <= 16
     assert "lmbench: compare: round 4, " in captured.err
 
@@ -140,8 +140,7 @@ def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_r
     captured = capsys.readouterr()
     assert code == 0
     assert "slow: round 4: A took 19" in captured.err
-    assert "no round came after it" in captured.err
-    assert "measured again in round 5" in " ".join(captured.out.split())
+    assert "slow         round 4: A took 19" in captured.out
     assert "A4" in servers.started
 
 
@@ -195,7 +194,6 @@ def test_two_sides_of_one_thing_have_one_server_a_round():
         (["a.yaml@size"], "give a configuration, and its options as CONFIG@NAME=VALUE"),
         (["a.yaml", "--budget", "10"], "--budget is '10'; give a duration above 0"),
         (["a.yaml", "--gate", "2"], "--gate is '2'; give a percentage"),
-        (["a.yaml", "--json", "--format", "markdown"], "two forms of one output"),
         (["a.yaml", "--revision", "main"], "expected 2 arguments"),
         (["a.yaml", "--revision", "x", "y"], "is in no git repository"),
         (["a.yaml@data.x=1", "--data.x", "2"], "--data.x is for both sides, and one has its own"),
@@ -235,7 +233,7 @@ def test_budgets_are_durations():
 
 def test_help_exits_with_0(capsys):
     assert main(["compare", "--run", "-h"]) == 0
-    assert "--budget TIME" in capsys.readouterr().out
+    assert "--budget" in capsys.readouterr().out
 
 
 def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):

@@ -50,12 +50,12 @@ def test_phases_and_memory_come_after_the_step(tmp_path):
     make_runs(tmp_path / "a", TIMES)
     make_runs(tmp_path / "b", SLOWER, memory__run_peak_allocated_bytes=6 * 2**30)
     (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
-    words = {result.metric.name: result.decision.word for result in cell.metrics}
+    words = {result.name: result.finding for result in cell.metrics}
     assert next(iter(words)) == "step_s"
     assert words["forward_s"] == "slower"
     assert words["steady_peak_allocated_bytes"] == "same"
     assert words["run_peak_allocated_bytes"] == "larger"
-    shares = [r.step_share for r in cell.metrics[1:] if r.step_share is not None]
+    shares = [r.step_share_fraction for r in cell.metrics[1:] if r.step_share_fraction is not None]
     assert sum(shares) == pytest.approx(cell.metrics[0].ratio.change)
 
 
@@ -64,14 +64,14 @@ def test_phases_are_corrected_together_and_apart_from_the_step(tmp_path):
     make_runs(tmp_path / "b", (0.0501, 0.0503, 0.0502))
     step, *others = compared(tmp_path / "a", tmp_path / "b").cells[0].metrics
     assert step.adjusted_p == step.ratio.p
-    assert min(r.adjusted_p for r in others if r.metric.unit == "s") > step.adjusted_p
+    assert min(r.adjusted_p for r in others if r.unit == "s") > step.adjusted_p
 
 
 def test_a_figure_without_a_logarithm_is_left_out(tmp_path):
     make_runs(tmp_path / "a", TIMES, phases__data__mean_s=0.0)
     make_runs(tmp_path / "b", TIMES)
     cell = compared(tmp_path / "a", tmp_path / "b").cells[0]
-    assert "data_s" not in {result.metric.name for result in cell.metrics}
+    assert "data_s" not in {result.name for result in cell.metrics}
     assert any("has data, as those of B do" in note for note in cell.notes)
 
 
@@ -123,7 +123,7 @@ def test_a_side_on_which_no_run_counts_is_undecided(tmp_path):
     make_runs(tmp_path / "b", TIMES, outcome="oom")
     found = compared(tmp_path / "a", tmp_path / "b")
     assert (found.verdict, found.exit_code) == ("undecided", 11)
-    assert found.cells[0].reasons == ("no run of B counts: outcome oom",)
+    assert found.cells[0].reasons == ["no run of B counts: outcome oom"]
 
 
 def test_runs_of_one_process_are_one_sample(tmp_path):
@@ -153,7 +153,7 @@ def test_cells_of_two_sweeps_meet_by_their_axes(tmp_path):
     make_sweep(tmp_path / "b", {"small": TIMES, "medium": SLOWER, "2.7B": TIMES}, **commit)
     found = compared(tmp_path / "a", tmp_path / "b")
     assert verdicts(found) == {"size small": "same", "size medium": "slower"}
-    assert (found.only_a, found.only_b) == (("size xl",), ("size 2.7B",))
+    assert (found.only_a, found.only_b) == (["size xl"], ["size 2.7B"])
     assert (found.verdict, found.family) == ("slower", 2)
 
 
@@ -163,7 +163,7 @@ def test_cells_out_of_memory_on_both_sides_are_listed_and_not_judged(tmp_path):
         make_sweep(tmp_path / side, {"xl": TIMES}, outcome="oom")
     found = compared(tmp_path / "a", tmp_path / "b")
     assert found.verdict == "same"
-    assert found.neither == (("size xl", "no run of A counts: outcome oom; no run of B counts: outcome oom"),)
+    assert found.neither == [("size xl", "no run of A counts: outcome oom; no run of B counts: outcome oom")]
 
 
 def test_a_cell_that_runs_out_of_memory_now_is_undecided(tmp_path):

@@ -163,7 +163,7 @@ def test_a_slow_process_is_named_with_its_state_and_hides_nothing(tmp_path):
     (cell,) = compare(*sides, 0.01).cells
     (slow,) = cell.slow
     assert (slow.side, slow.round, slow.run_id) == ("B", 8, "B-r7")
-    assert slow.excess == pytest.approx(0.08, abs=0.01)
+    assert slow.excess_fraction == pytest.approx(0.08, abs=0.01)
     assert "load per core 2.5, others 0.5" in slow.state
     assert len(cell.used_b) == 12
     assert cell.verdict == "same"
@@ -192,7 +192,7 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
     assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
     (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), {("B", at): failed for at in (0, 2, 5)}), 0.01).cells
     assert cell.verdict == "invalid"
-    assert cell.reasons == ("guard window_identity failed in 3 of 8 runs of B: 1.4 % apart",)
+    assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]
 
 
 def test_a_run_whose_pair_does_not_count_is_left_out_with_the_reason(tmp_path):

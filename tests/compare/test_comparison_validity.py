@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from comparison_runs import H200, make_run, make_runs
 
-from lmbench.compare.comparability import CHECKS
+from lmbench.compare.comparability import HOST_MUST_MATCH, MUST_MATCH
 from lmbench.compare.comparison import compare
 from lmbench.compare.metrics import METRICS
 from lmbench.records.schema import fields
@@ -28,7 +28,7 @@ HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backwar
 
 def test_everything_that_is_looked_up_by_name_is_in_the_schema():
     known = fields("run")
-    names = [*(check.field for check in CHECKS), *(metric.field for metric in METRICS), *CONSEQUENCES]
+    names = [*MUST_MATCH, *HOST_MUST_MATCH, *(metric.field for metric in METRICS), *CONSEQUENCES]
     assert [name for name in names if name not in known] == []
     # These may name a part, with all that is in it.
     assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in known)] == []
@@ -84,7 +84,7 @@ def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason
 )  # fmt: skip
 def test_what_the_user_changed_is_compared(tmp_path, changes):
     cell = compared(tmp_path, **changes)
-    assert (cell.verdict, cell.metrics[0].decision.word) == ("slower", "slower")
+    assert (cell.verdict, cell.metrics[0].finding) == ("slower", "slower")
 
 
 def test_differences_are_named_with_both_values(tmp_path):
@@ -97,7 +97,7 @@ def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     assert compared(tmp_path / "1", about=["code", "model.attention"], **changes).verdict == "slower"
     cell = compared(tmp_path / "2", about=["code"], **changes)
     assert cell.verdict == "invalid"
-    assert cell.reasons == ("model.attention: sdpa -> naive; the comparison is about code",)
+    assert cell.reasons == ["model.attention: sdpa -> naive; the comparison is about code"]
 
 
 def test_about_a_gpu_compares_cards(tmp_path):
@@ -131,7 +131,7 @@ def test_runs_of_a_side_that_are_not_repeats_are_invalid(tmp_path):
     make_runs(tmp_path / "b", B_TIMES)
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.verdict == "invalid"
-    assert cell.reasons == ("runs of A are not repeats of one thing: environment.code.project.commit is aaaa or cccc",)
+    assert cell.reasons == ["runs of A are not repeats of one thing: environment.code.project.commit is aaaa or cccc"]
 
 
 def test_runs_without_a_configuration_are_compared_by_their_facts(tmp_path):
@@ -164,7 +164,7 @@ def test_interleaved_repeats_have_no_drift_to_note(tmp_path):
         make_run(tmp_path / "a", a)
         make_run(tmp_path / "b", b)
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
-    assert cell.notes == ()
+    assert cell.notes == []
 
 
 BUSY = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]

@@ -10,7 +10,7 @@ from comparison_runs import make_run, make_runs, make_sweep
 from msgspec import to_builtins
 
 from lmbench.cli import main
-from lmbench.compare.noise import NoiseFloors, noise_key, survey
+from lmbench.compare.noise import Floors, noise_key, survey
 from lmbench.records.load import find_runs, load_run
 
 GENERATOR = random.Random(4)
@@ -22,7 +22,8 @@ def stored(folder):
 
 
 def floor(folder, metric="step_s"):
-    return NoiseFloors().floor([load_run(find_runs([folder])[0])], metric)
+    runs = [load_run(path) for path in find_runs([folder])]
+    return Floors.beside(runs).floor(runs[-1:], metric)
 
 
 def test_floors_are_stored_beside_the_results_and_found(tmp_path, capsys):
@@ -47,8 +48,10 @@ def test_a_floor_belongs_to_host_device_and_settings_not_to_the_code(tmp_path):
         ("gpu", {"environment__gpu__name": "NVIDIA A100"}, False),
         ("settings", {"config__data__batch_size": 8}, False),
     ):
-        make_run(tmp_path / "results" / name, **changes)
-        assert (floor(tmp_path / "results" / name) is not None) == known, name
+        run = load_run(make_run(tmp_path / "results" / name, **changes))
+        first = load_run(find_runs([tmp_path / "results"])[0])
+        floors = Floors.beside([first, run, *(load_run(path) for path in find_runs([tmp_path / "results"]))])
+        assert (floors.floor([run], "step_s") is not None) == known, name
     assert survey_of.cells[0].entry.key == noise_key(load_run(find_runs([tmp_path / "results"])[0]).record)
 
 
@@ -67,7 +70,7 @@ def test_every_cell_of_a_sweep_has_its_own_floor(tmp_path, capsys):
     assert main(["noise", str(tmp_path / "s")]) == 0
     out = capsys.readouterr().out
     assert len(stored(tmp_path / "s")) == 2
-    assert "no floor  size medium: 4 repeats that count; a noise floor takes 6" in out
+    assert "no floor     size medium: 4 repeats that count; a noise floor takes 6" in out
 
 
 def test_of_two_commits_the_larger_floor_is_kept(tmp_path):
@@ -96,7 +99,7 @@ def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert stored(folder)[0]["metrics"]["step_s"]["n"] == 8
     for path, reason in odd.items():
-        assert f"left out  {path}: {reason}" in out
+        assert f"left out     {path}: {reason}" in out
 
 
 def test_runs_of_two_commits_are_no_repeats(tmp_path, capsys):
@@ -114,7 +117,7 @@ def test_runs_of_two_commits_are_no_repeats(tmp_path, capsys):
         (["nowhere"], "does not exist"),
         (["few", "--config", "smoke"], "unknown option --config; options of `lmbench fit` go with --run"),
         (["--run", "--repeats", "3"], "--repeats is 3; a noise floor takes 6"),
-        (["--run", "--repeats", "x"], "invalid int value"),
+        (["--run", "--repeats", "x"], "int"),
         (["--run", "--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )

@@ -193,7 +193,8 @@ def test_on_a_screen_no_line_is_wider_than_80(capsys: Any) -> None:
 
 def test_json_has_everything(capsys: Any, found: Difference) -> None:
     assert main(["compare", "--kernels", str(EAGER), str(COMPILED), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(difference_record(found)))
+    record = json.loads(capsys.readouterr().out)
+    assert json.loads(json.dumps(difference_record(found))).items() <= record.items()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,6 @@ def test_json_has_everything(capsys: Any, found: Difference) -> None:
         (["A", "B", "--phase", "sideways"], "--phase is 'sideways'"),
         (["A", "B", "--top", "0"], "--top is 0"),
         (["A", "B", "--gate", "2%"], "with --kernels there is none"),
-        (["A", "B", "--json", "--format", "markdown"], "give one"),
         (["A", "/nowhere"], "does not exist"),
     ],
 )  # fmt: skip
