@@ -82,7 +82,11 @@ def counter_flops(
             raw extension).
     """
     import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.data import DataLoader, Dataset
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
@@ -91,60 +95,43 @@ def counter_flops(
     # The counter has no formula for the fused CPU kernel, which a module may insist on.
     fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
-    try:
-        # A compiled module would start to compile for fakes.
-        eager = torch.compiler.set_stance("force_eager")
-        with eager, sdpa_kernel(SDPBackend.MATH), counter:
-            foreign = _run_on_fakes(module, batch, step or _default_step)
-    except Exception as error:
-        first_line = (str(error).splitlines() or [""])[0]
-        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
-    source = COUNTER_SOURCE
-    if foreign:
-        source += f"; not counted: {', '.join(sorted(foreign))}"
-    return FlopCount(round(counter.get_total_flops() / tokens), None, source)
-
-
-def _run_on_fakes(module: nn.Module, batch: Any, step: Callable[[nn.Module, Any], Any]) -> set[str]:
-    """Run the step on a fake copy of the module; return the names of foreign operators."""
-    import torch
-    from lightning_utilities.core.apply_func import apply_to_collection
-    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     foreign: set[str] = set()
 
     class Watch(TorchDispatchMode):
+        """Notes operators that are not PyTorch's."""
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace not in {"aten", "prim", "prims", "profiler"}:
                 foreign.add(func.name())
             return func(*args, **(kwargs or {}))
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake_mode):
-        fake = copy.deepcopy(module, _shared(module))
-    _silence(fake)
-    # Also of a mapping that is no dict, as tokenizers make them.
-    fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
-    with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
-        step(fake, fake_batch)
-    return foreign
+    # The copy shares the module's trainer and data.
+    attributes = [item for part in module.modules() for item in vars(part).items()]
+    shared = {
+        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
+    }
+    try:
+        # A compiled module would start to compile for fakes.
+        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
+            with FakeCopyMode(fake_mode):
+                fake = copy.deepcopy(module, shared)
+            for part in fake.modules():
+                # Outside of a loop `log` raises, and inside the trainer would keep fake tensors.
+                vars(part).update({name: _do_nothing for name in ("log", "log_dict") if hasattr(part, name)})
+            # Also of a mapping that is no dict, as tokenizers make them.
+            fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
+            with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
+                (step or _default_step)(fake, fake_batch)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
+    source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
+    return FlopCount(round(counter.get_total_flops() / tokens), None, source)
 
 
-def _shared(module: nn.Module) -> dict[int, Any]:
-    """What a copy of the module has in common with it, as the memo of `copy.deepcopy`: its trainer and its data."""
-    from torch.utils.data import DataLoader, Dataset
-
-    held = [item for part in module.modules() for item in vars(part).items()]
-    return {id(value): value for name, value in held if name == "_trainer" or isinstance(value, (DataLoader, Dataset))}
-
-
-def _silence(module: nn.Module) -> None:
-    """Let ``log`` do nothing: outside of a loop it raises, and inside the trainer would keep fake tensors."""
-    for part in module.modules():
-        for name in ("log", "log_dict"):
-            if hasattr(part, name):
-                vars(part)[name] = lambda *args, **kwargs: None
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 def _default_step(module: nn.Module, batch: Any) -> Any:

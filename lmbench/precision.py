@@ -7,7 +7,7 @@ A precision is a pair: the compute precision (`--trainer.precision`) and how flo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import torch
@@ -38,10 +38,14 @@ class Precision:
         return {"float64": 8, "float32": 4}.get(self.weights, 2)
 
     def compute_dtype(self) -> torch.dtype:
-        return _dtype(self.compute)
+        import torch
+
+        return cast("torch.dtype", getattr(torch, self.compute))
 
     def weight_dtype(self) -> torch.dtype:
-        return _dtype(self.weights)
+        import torch
+
+        return cast("torch.dtype", getattr(torch, self.weights))
 
 
 #: By Lightning's name, in the order of tables.
@@ -79,20 +83,13 @@ def peak_column(precision: str, matmul_precision: str = "highest") -> str | None
 
     On CUDA any float32 matmul precision but `highest` means TF32 (in cuBLAS `medium` acts like `high`).
     """
-    found = find_precision(precision)
-    if found is None:
+    meaning = find_precision(precision)
+    if meaning is None:
         return None
-    return "tf32" if found.peak == "fp32" and matmul_precision != "highest" else found.peak
+    return "tf32" if meaning.peak == "fp32" and matmul_precision != "highest" else meaning.peak
 
 
 def short_label(precision: str, matmul: str | None) -> str:
     """One word for precision and `matmul_label`: `fp32` and `TF32` for the two ways of `32-true`, else its own name."""
     is_fp32 = find_precision(precision) == PRECISIONS["32-true"]
     return {FP32_MATMUL: "fp32", TF32_MATMUL: "TF32"}.get(matmul or "", precision) if is_fp32 else precision
-
-
-def _dtype(name: str) -> torch.dtype:
-    import torch
-
-    found: torch.dtype = getattr(torch, name)
-    return found

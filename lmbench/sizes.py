@@ -56,13 +56,14 @@ class ModelShape:
         return 2 * self.vocab_size * self.d_model + self.num_layers * layer + self.d_model
 
 
+#: d_model, d_ff, num_layers and num_heads of the named sizes.
 SIZES: dict[str, ModelShape] = {
-    "tiny": ModelShape(d_model=64, d_ff=128, num_layers=2, num_heads=4),
-    "small": ModelShape(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
-    "medium": ModelShape(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
-    "large": ModelShape(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
-    "xl": ModelShape(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
-    "2.7B": ModelShape(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
+    "tiny": ModelShape(64, 128, 2, 4),
+    "small": ModelShape(768, 3072, 12, 12),
+    "medium": ModelShape(1024, 4096, 24, 16),
+    "large": ModelShape(1280, 5120, 36, 20),
+    "xl": ModelShape(1600, 6400, 48, 25),
+    "2.7B": ModelShape(2560, 10240, 32, 32),
 }
 
 
