@@ -29,7 +29,8 @@ def board(
         timeout_s: seconds that W&B may take
     """
     from lmbench.configs import shipped_studies
-    from lmbench.kernels.trace.kinds import KINDS, PARTS
+    from lmbench.kernels.kinds import KINDS
+    from lmbench.kernels.parts import PARTS
     from lmbench.report.view import GENERIC, read_view
     from lmbench.wandb.board import Board, Request, board_of, board_of_all
     from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards

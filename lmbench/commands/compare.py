@@ -9,7 +9,7 @@ from pathlib import Path
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.answer import Answer
 
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
@@ -99,33 +99,13 @@ def compare(
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:
-        return _kernel_answer(*results, 15 if top is None else top, phase)
+        if top is not None and top < 1:
+            raise UsageError(f"--top is {top}; give 1 or more kernels")
+        # Here: verdicts on times do without it.
+        from lmbench.kernels.difference import difference_answer
+
+        return difference_answer(*results, top=15 if top is None else top, phase=phase)
     return comparison_answer(compare_results(*results, tolerance, about or []))
-
-
-def _kernel_answer(a: str, b: str, top: int, phase: str | None) -> Answer:
-    from lmbench.kernels import difference as kernels
-    from lmbench.kernels.trace.findings import examine
-
-    found = kernels.difference(examine(a), examine(b))
-    phases = ["step", *(each.phase for each in found.phases)]
-    if phase not in (None, *phases):
-        raise UsageError(f"--phase is {phase!r}; these traces have {', '.join(phases)}")
-    if top < 1:
-        raise UsageError(f"--top is {top}; give 1 or more kernels")
-    tables = [
-        Table(
-            table.name,
-            table.title,
-            [Column(each.text, narrowing="shorten" if each.is_generated else "keep") for each in table.headings],
-            [[Cell(entry.text) for entry in row] for row in table.rows],
-            table.caption,
-        )
-        for table in kernels.tables(found, top, phase)
-    ]
-    one = next(one for one in (*found.phases, found.step) if one.phase == (phase or "step"))
-    lines = [Line(*line) for line in (*kernels.head(found), *kernels._most(one), *kernels.remarks(found))]
-    return Answer(lines, tables, first=[], figures=kernels.difference_record(found))
 
 
 def _refuse(options: Mapping[str, object], is_wrong: bool, why: str) -> None:

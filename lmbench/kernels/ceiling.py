@@ -6,29 +6,28 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.hardware import find_gpu
+from lmbench.kernels.tables import SHARE, row, table_of
 from lmbench.records.codec import DamagedRecord, as_dict, decode
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
-from lmbench.report.screen import make_console, print_line, print_table
-from lmbench.report.table import Entry, Table, fact, numbers, words
-from lmbench.report.units import MISSING, percent
+from lmbench.report.answer import Answer, Line
+from lmbench.report.units import WORDS, Unit
 
-_PATTERN = "ceiling_*.json"
 #: A run of a sweep lies three folders below the results.
 _LEVELS = 3
 #: A record has 4 kB.
 _MAX_BYTES = 2**20
-_TERA = 1e12
 
 
 class Rate(Struct, kw_only=True):
@@ -77,7 +76,7 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A record of a device's ceiling, and what to know of it."""
+    """A record of a device's ceiling, and how that device differs from the run's."""
 
     path: Path
     record: CeilingRecord
@@ -85,43 +84,33 @@ class Ceiling:
 
     def rates(self, name: str) -> tuple[float | None, float | None]:
         """Burst and sustained rate of one kind of work (`bf16`, `copy`, ...), None where it was not measured."""
-        for rate in self.record.rates:
-            if rate.name == name:
-                return rate.burst_per_s, rate.sustained_per_s
-        return None, None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"path": str(self.path), "measured_at": self.record.measured_at, "note": self.note}
+        known = {rate.name: (rate.burst_per_s, rate.sustained_per_s) for rate in self.record.rates}
+        return known.get(name, (None, None))
 
 
-def find_ceiling(folder: Path, run: RunRecord | None, given: Path | None = None) -> Ceiling | None:
-    """The ceiling of a run's GPU: the file that is given, else the newest of that GPU above the run's folder.
+def find_ceiling(folder: Path, run: RunRecord | None, path: Path | None = None) -> Ceiling | None:
+    """The ceiling of a run's GPU: the file that is named, else the newest of that GPU above the run's folder.
 
-    Raises UsageError for a given file that is no record of a ceiling.
+    Raises UsageError for a named file that is no record of a ceiling.
     """
     gpu = run.environment.gpu if run and run.environment else Gpu()
-    if given is not None:
+    if path is not None:
         try:
-            record = _read(given, follows_links=True)
+            record = _read(path, follows_links=True)
         except DamagedRecord as error:
-            raise UsageError(
-                f"--ceiling {str(given)!r} is no record of `lmbench ceiling`: {error}; measure one with it"
-            ) from error
-        return Ceiling(given, record, _note(record.environment.gpu, gpu))
-    if gpu.name is None:
-        return None
-    found = []
-    for level in list(folder.absolute().parents)[:_LEVELS]:
-        for path in sorted(level.glob(_PATTERN)):
-            try:
-                record = _read(path)
-            except DamagedRecord:
-                continue
-            if record.environment.gpu.name == gpu.name:
-                found.append(Ceiling(path, record, _note(record.environment.gpu, gpu)))
-        if found:
-            break
-    return max(found, key=lambda one: one.record.measured_at, default=None)
+            reason = f"is no record of `lmbench ceiling`: {error}; measure one with it"
+            raise UsageError(f"--ceiling {str(path)!r} {reason}") from error
+        return Ceiling(path, record, _note(record.environment.gpu, gpu))
+    for level in list(folder.absolute().parents)[:_LEVELS] if gpu.name else []:
+        ceilings = []
+        for file in sorted(level.glob("ceiling_*.json")):
+            with suppress(DamagedRecord):
+                ceilings.append(Ceiling(file, _read(file), ""))
+        of_gpu = [each for each in ceilings if each.record.environment.gpu.name == gpu.name]
+        if of_gpu:
+            newest = max(of_gpu, key=lambda each: each.record.measured_at)
+            return replace(newest, note=_note(newest.record.environment.gpu, gpu))
+    return None
 
 
 def _read(path: Path, follows_links: bool = False) -> CeilingRecord:
@@ -131,52 +120,41 @@ def _read(path: Path, follows_links: bool = False) -> CeilingRecord:
         raise DamagedRecord(str(error)) from error
 
 
-def _note(measured: Gpu, of_run: Gpu) -> str:
+def _note(measured: Gpu, gpu: Gpu) -> str:
     """How the device that was measured differs from the run's."""
-    if measured.name != of_run.name:
-        return f"measured on {measured.name or 'a CPU'}, the run was on {of_run.name or 'a CPU'}"
-    mine, theirs = of_run.power_limit_w, measured.power_limit_w
-    if mine is not None and theirs is not None and mine != theirs:
-        return f"measured at a power limit of {theirs:.0f} W, the run had {mine:.0f} W"
+    if measured.name != gpu.name:
+        return f"measured on {measured.name or 'a CPU'}, the run was on {gpu.name or 'a CPU'}"
+    if None not in (limits := (measured.power_limit_w, gpu.power_limit_w)) and limits[0] != limits[1]:
+        return f"measured at a power limit of {limits[0]:.0f} W, the run had {limits[1]:.0f} W"
     return ""
 
 
-def print_ceiling(record: CeilingRecord, path: Path) -> None:
-    """Print the table and where the record lies."""
-    console = make_console()
-    gpu, host = record.environment.gpu, record.environment.host
+def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
+    """A row for each kind of work beside the datasheet, and where the record lies."""
+    gpu, host, rates = record.environment.gpu, record.environment.host, record.rates
     limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
-    print_line("device", f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}", console)
-    print_table(ceiling_table(record), console)
-    print_line("result", str(path), console, is_whole=True)
-
-
-def ceiling_table(record: CeilingRecord) -> Table:
-    """A row for each kind of work."""
-    gpu = record.environment.gpu.name
-    headings = [*words("work"), *numbers("datasheet", "burst", "sustained", "share", "MHz", "W", "capped")]
-    first, held_s = record.rates[0], max(rate.seconds for rate in record.rates)
     stretches = "the best of some short stretches"
-    if first.bursts is not None and first.burst_s is not None:
-        stretches = f"best of {first.bursts} stretches of {first.burst_s * 1e3:.0f} ms"
+    if rates[0].bursts is not None and rates[0].burst_s is not None:
+        stretches = f"best of {rates[0].bursts} stretches of {rates[0].burst_s * 1e3:.0f} ms"
     caption = (
-        f"burst: {stretches}; sustained: {held_s:.1f} s without a pause; share: sustained of the datasheet's; "
-        "MHz, W, capped: while sustained"
+        f"burst: {stretches}; sustained: {max(rate.seconds for rate in rates):.1f} s without a pause; share: "
+        "sustained of the datasheet's; MHz, W, capped: while sustained"
     )
-    return Table("Ceiling", caption, headings, [_row(rate, gpu) for rate in record.rates])
-
-
-def _row(rate: Rate, gpu: str | None) -> list[Entry]:
-    peak = datasheet_rate(gpu, rate.name)
-    rates = (peak, rate.burst_per_s, rate.sustained_per_s)
-    figures = (
-        *(MISSING if value is None else f"{value / _TERA:.3g}" for value in rates),
-        percent(rate.sustained_per_s / peak if peak else None),
-        MISSING if rate.sm_clock_hz is None else f"{rate.sm_clock_hz / 1e6:.0f}",
-        MISSING if rate.mean_power_w is None else f"{rate.mean_power_w:.0f}",
-        percent(rate.power_capped_fraction),
-    )
-    return [fact(f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}"), *map(Entry, figures)]
+    items = []
+    for rate in rates:
+        peak = datasheet_rate(gpu.name, rate.name)
+        label = f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}"
+        items.append(row(rate, label=label, sheet=peak, share_fraction=rate.sustained_per_s / peak if peak else None))
+    tera, whole = Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}"), Unit("", 1.0, "{:.0f}".format)
+    table = table_of(
+        "ceiling", "Ceiling", caption, items, ("work", WORDS, "label"), ("datasheet", tera, "sheet"),
+        ("burst", tera, "burst_per_s"), ("sustained", tera, "sustained_per_s"), ("share", SHARE, "share_fraction"),
+        ("MHz", Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"), "sm_clock_hz"), ("W", whole, "mean_power_w"),
+        ("capped", SHARE, "power_capped_fraction"),
+    )  # fmt: skip
+    device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
+    result = Line("result", str(path), is_whole=True)
+    return Answer([Line("device", device)], [table], [result], figures=as_dict(record))
 
 
 def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
@@ -184,5 +162,4 @@ def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
     gpu = find_gpu(gpu_name or "")
     if gpu is None:
         return None
-    rate: float | None = gpu.memory_bytes_per_s if name == "copy" else getattr(gpu, f"{name}_flops_per_s")
-    return rate
+    return gpu.memory_bytes_per_s if name == "copy" else gpu.flops_per_s(name)

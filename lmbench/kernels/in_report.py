@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lmbench.kernels.trace.kinds import KINDS, PARTS
+from lmbench.kernels.kinds import KINDS
+from lmbench.kernels.parts import PARTS
 from lmbench.records.instruments import AttentionTimes, KernelSummary, PhaseKernels, TopOperator
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span

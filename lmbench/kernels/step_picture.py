@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lmbench.kernels.trace.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
+from lmbench.kernels.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
 from lmbench.report.cells import Cell, differing, told
 from lmbench.report.palette import FUSED, MUTED, part_colour
 from lmbench.report.palette import KINDS as KIND_COLOURS
@@ -29,7 +29,7 @@ _STATIC_PIECES = 400
 #: The data counts time in tenths of a microsecond.
 _NS = 100
 #: Kernels of one part are one bar if no more than this lies between them: what lay in the queue follows within 1 to
-#: 2 us (see lmbench.kernels.trace.clocks); a longer gap is an idle device, and drawn as one.
+#: 2 us (see lmbench.kernels.clocks); a longer gap is an idle device, and drawn as one.
 _QUEUED_GAP = 50
 
 ROWS = ("host: phases", "host: launches", "device: phases", "device: parts of the model", "device: kernels by kind")

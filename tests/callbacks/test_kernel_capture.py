@@ -18,8 +18,8 @@ from strangers import Data, Regression
 import lmbench
 from lmbench.cli import main
 from lmbench.kernels.recording.graph_origins import GraphOrigins
-from lmbench.kernels.trace.kernels import load_trace
-from lmbench.kernels.trace.shares import operator_times
+from lmbench.kernels.sums import operator_times
+from lmbench.kernels.trace import load_trace
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import Profile
@@ -124,7 +124,7 @@ def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
     trainer = quiet_trainer(max_steps=6, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=3))
     trainer.fit(Regression(), Data())
     trace = load_trace(tmp_path / "trace.json.gz")
-    assert trace.source.notes.steps == trace.timeline.steps == 1
+    assert trace.notes.steps == trace.timeline.steps == 1
     rows = operator_times(trace)["forward"]
     # Two linear layers.
     assert [row.calls for row in rows if row.name == "aten::addmm"] == [2]

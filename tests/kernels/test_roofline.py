@@ -15,11 +15,12 @@ from paths import TRACES
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import find_ceiling
-from lmbench.kernels.roofline import Roofline, roofline
-from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.roofline import roofline
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.run import RunRecord
+from lmbench.report.answer import Answer
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
 # small: width, feed-forward width, layers, vocabulary; batch 4 x context 512
@@ -42,9 +43,9 @@ def with_run(path: Path, **changes: Any) -> Findings:
     return replace(found, run=msgspec.convert(run, RunRecord))
 
 
-def rows(found: Roofline | None) -> dict[str, Any]:
+def rows(found: Answer | None) -> dict[str, Any]:
     assert found is not None
-    return {row.name: row for row in found.rows}
+    return {row.name: row for row in found.figures["roofline"]["rows"]}
 
 
 def on_gpu(name: str) -> RunRecord:
@@ -138,7 +139,7 @@ def test_the_peak_is_that_of_the_type_that_products_run_in(
 ) -> None:
     found = roofline(with_run(EAGER, precision=precision, matmul_precision=matmul))
     assert found is not None
-    assert found.dtype.startswith(f"{dtype}: ")
+    assert found.figures["roofline"]["matmul_dtype"].startswith(f"{dtype}: ")
     assert rows(found)["matmul forward"].datasheet_per_s == peak
 
 
@@ -195,7 +196,7 @@ def test_the_command_shows_it_and_json_has_it(tmp_path: Path, capsys: Any) -> No
     assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
     assert main(["kernels", str(run), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["roofline"]
-    assert record["ceiling"]["path"].endswith("ceiling_NVIDIA_H200.json")
+    assert record["ceiling"].endswith("ceiling_NVIDIA_H200.json")
     assert record["rows"][0]["burst_per_s"] == 5.08e13
     assert main(["kernels", str(run), "--ceiling", str(run / "run.json")]) == 2
     assert "--ceiling" in capsys.readouterr().err

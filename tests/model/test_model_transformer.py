@@ -9,7 +9,7 @@ import torch
 from torchmetrics.text import Perplexity
 
 from lmbench.errors import UsageError
-from lmbench.kernels.trace.parts import part_of
+from lmbench.kernels.parts import part_of
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape
 

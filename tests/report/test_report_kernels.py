@@ -15,11 +15,10 @@ from paths import TRACES
 from report_results import add_kernels, make_record, write_run, write_sweep
 
 from lmbench.cli import main
-from lmbench.kernels.ceiling import CeilingRecord, Rate, ceiling_table
-from lmbench.kernels.trace.findings import examine_run
-from lmbench.kernels.trace.kinds import KINDS, PARTS
+from lmbench.kernels.findings import examine_run
+from lmbench.kernels.kinds import KINDS
+from lmbench.kernels.parts import PARTS
 from lmbench.records.codec import as_dict
-from lmbench.records.environment import Environment, Gpu
 from lmbench.report import palette
 from lmbench.report.palette import part_colour
 from lmbench.report.units import percent
@@ -235,16 +234,6 @@ def test_labels_of_several_lines_lie_on_no_bar(width: int, tmp_path: Path) -> No
     assert len(found["lines"]) == 4
     assert max(found["lines"]) >= 6
     assert found["over"] == []
-
-
-RATE = {"name": "bf16", "burst_per_s": 8e14, "sustained_per_s": 6.6e14, "seconds": 3.0}
-
-
-def test_a_ceilings_caption_tells_the_bursts_that_its_record_tells() -> None:
-    record = CeilingRecord(1, "", Environment(gpu=Gpu(name="NVIDIA H200")), [Rate(**RATE, bursts=7, burst_s=0.025)])
-    assert "best of 7 stretches of 25 ms" in ceiling_table(record).caption
-    record.rates = [Rate(**RATE)]
-    assert "some short stretches" in ceiling_table(record).caption
 
 
 def test_shares_are_written_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:

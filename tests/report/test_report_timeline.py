@@ -18,9 +18,9 @@ from browser import CHROMIUM, look, needs_browser, operate
 from paths import RUNS, TRACES
 
 from lmbench.cli import main
+from lmbench.kernels.findings import examine_run
 from lmbench.kernels.step_picture import MAX_KERNELS, MAX_TIMELINES, ROWS, step_picture
-from lmbench.kernels.trace.findings import examine_run
-from lmbench.kernels.trace.step_timeline import (
+from lmbench.kernels.step_timeline import (
     TIMELINE_FILE,
     StepTimeline,
     TimelineKernels,

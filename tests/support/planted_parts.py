@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lmbench.kernels.trace.findings import examine
+from lmbench.kernels.findings import examine
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import ModelShape
 
@@ -74,7 +74,7 @@ def kernel_time_alone(calls: list[Call], path: Path, rounds: int = 5) -> dict[st
             _round(calls)
         torch.cuda.synchronize()
     recording.export_chrome_trace(str(path))
-    return {share.phase: share.kernel_s / rounds for share in examine(path).phases if share.phase != "outside"}
+    return {share.phase: share.kernel_s for share in examine(path).phases if share.phase != "outside"}
 
 
 def _round(calls: list[Call]) -> None:

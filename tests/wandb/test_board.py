@@ -10,7 +10,8 @@ from wandb_loopback import Server
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
-from lmbench.kernels.trace.kinds import KINDS, PARTS
+from lmbench.kernels.kinds import KINDS
+from lmbench.kernels.parts import PARTS
 from lmbench.report.view import read_view
 from lmbench.wandb.board import BoardProblem, Request, board_of, board_of_all, reason_of
 from lmbench.wandb.publish import save_boards

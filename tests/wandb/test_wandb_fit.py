@@ -17,7 +17,8 @@ from wandb_loopback import PLANTED_KEY, Server
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
-from lmbench.kernels.trace.kinds import KINDS, PARTS
+from lmbench.kernels.kinds import KINDS
+from lmbench.kernels.parts import PARTS
 from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord

@@ -6,20 +6,14 @@ The kind follows from ordered rules on the name, first match wins; its operator 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+
+from lmbench.kernels.parts import UNCLASSIFIED
 
 KINDS = (
     "gemm", "attention", "softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy",
-    "comm", "unclassified",
-)  # fmt: skip
-UNCLASSIFIED = "unclassified"
-
-#: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
-#: does all four, and its part is `attention`. The last three are no parts of a model.
-PARTS = (
-    "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
-    "head", "loss", "optimizer", "data", "comm", UNCLASSIFIED,
+    "comm", UNCLASSIFIED,
 )  # fmt: skip
 #: The kind of matrix products.
 MATMUL = "gemm"
@@ -36,9 +30,8 @@ _BEGINNINGS = (
     ("norm", r"^triton_(per|red|fused)_\w*(layer_norm|rms_norm|group_norm|batch_norm)"),
     ("optimizer", r"^triton_for_"),
     ("reduction", r"^triton_(per|red|spl)_ | ^triton_fused_(\w*_)?(sum|mean|amax|amin|argmax|argmin|var|prod)(_|$)"),
-    # torch 2.0 had no word for the kind.
     ("elementwise", r"^triton_(poi|fused)_"),
-    # Its `triton__0d1d2d` has no word at all, and Inductor itself does not know what `unk` is.
+    # Inductor itself does not know what it is.
     (UNCLASSIFIED, r"^triton_unk_"),
     # A CUDA graph takes its inputs by copying them all at once.
     ("elementwise", r"multi_tensor_apply_kernel.*\bCopy<"),
@@ -187,20 +180,18 @@ _OPERATORS = (
     ),
 )
 _COMMUNICATION = re.compile(r"^(c10d|nccl|record_param_comms|_c10d_functional|symm_mem)")
-
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 
-_Rules = Sequence[tuple[str, re.Pattern[str]]]
+
+def _reader(rules: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+    """A function of names: the kind of the first rule that fits, empty if none does."""
+    patterns = [(kind, re.compile(pattern, re.VERBOSE)) for kind, pattern in rules]
+    return lambda text: next((kind for kind, pattern in patterns if pattern.search(text)), "")
 
 
-def _compiled(rules: Iterable[tuple[str, str]]) -> _Rules:
-    return [(kind, re.compile(pattern, re.VERBOSE)) for kind, pattern in rules]
-
-
-_BY_BEGINNING = _compiled(_BEGINNINGS)
-_BY_FUNCTION = _compiled(_FUNCTIONS)
-_BY_ARGUMENTS = _compiled(_ARGUMENTS)
-_BY_OPERATOR = _compiled(_OPERATORS)
+_by_beginning, _by_function, _by_arguments, _by_operator = map(
+    _reader, (_BEGINNINGS, _FUNCTIONS, _ARGUMENTS, _OPERATORS)
+)
 
 
 def kind_of(name: str, category: str = "kernel", operator: str = "") -> str:
@@ -211,30 +202,20 @@ def kind_of(name: str, category: str = "kernel", operator: str = "") -> str:
     """
     if category != "kernel":
         return "memcpy"
-    if kind := _first(_BY_BEGINNING, name):
+    if kind := _by_beginning(name):
         return kind
     function = _LIBRARIES.sub("", base_name(name))
     last = function.rpartition("::")[2]
-    kind = _first(_BY_ARGUMENTS, name) if _LAUNCHERS.search(last) else _first(_BY_FUNCTION, _words(last))
-    return kind or _first(_BY_FUNCTION, _words(function)) or _kind_of_operator(operator)
-
-
-def _words(name: str) -> str:
-    """`gather_top_k` of `gatherTopK`."""
-    return _BETWEEN_WORDS.sub("_", name).lower()
-
-
-def _first(rules: _Rules, text: str) -> str:
-    return next((kind for kind, pattern in rules if pattern.search(text)), "")
-
-
-def _kind_of_operator(operator: str) -> str:
-    """An operator may be a call of Inductor's kernel, by its name."""
-    if operator.startswith("triton_"):
-        return _first(_BY_BEGINNING, operator) or UNCLASSIFIED
+    # Words in small letters: `gather_top_k` of `gatherTopK`.
+    last_words, words = (_BETWEEN_WORDS.sub("_", text).lower() for text in (last, function))
+    kind = _by_arguments(name) if _LAUNCHERS.search(last) else _by_function(last_words)
+    if kind := kind or _by_function(words):
+        return kind
     if _COMMUNICATION.search(operator):
         return "comm"
-    return _first(_BY_OPERATOR, operator.rpartition("::")[2]) or UNCLASSIFIED
+    # An operator may be a call of Inductor's kernel, by its name.
+    by_operator = _by_beginning(operator) if operator.startswith("triton_") else ""
+    return by_operator or _by_operator(operator.rpartition("::")[2]) or UNCLASSIFIED
 
 
 # Names of libraries: the letters "gemm" in `fbgemm_gpu` are no product.
@@ -275,7 +256,7 @@ def _mangled(name: str) -> list[str]:
 
     Each stands behind its own length, by the Itanium C++ ABI.
     """
-    found: list[str] = []
+    components: list[str] = []
     place = 3 if name.startswith("_ZN") else 2
     while match := _LENGTH.match(name, place):
         place = match.end() + int(match[0])
@@ -283,8 +264,8 @@ def _mangled(name: str) -> list[str]:
             # Cut short.
             return []
         if not name.startswith("_GLOBAL__N_", match.end()):
-            found.append(name[match.end() : place])
-    return found
+            components.append(name[match.end() : place])
+    return components
 
 
 @lru_cache(maxsize=4096)
@@ -292,15 +273,15 @@ def short_name(name: str) -> str:
     """The shortest name that still says what ran, such as `vec_elementwise[add]`."""
     if name.startswith(("Memcpy ", "Memset ")):
         return name
-    if name.startswith("_Z"):
-        return _plain(base_name(name).rpartition("::")[2])
-    if "<" not in name and "(" not in name:
-        return _plain(name)
-    function = base_name(name)
-    last = function.rpartition("::")[2]
-    arguments = name[name.find("<") :] if "<" in name else ""
+    last = base_name(name).rpartition("::")[2]
+    if name.startswith("_Z") or not {"<", "("} & set(name):
+        return _plain(last)
+    arguments = "".join(name.partition("<")[1:])
     if _LAUNCHERS.search(last):
-        return _launched(arguments) or last
+        # What CUTLASS's launchers run: a generated name such as `cutlass_80_simt_sgemm_128x64_8x5_nn`, or a type.
+        words = [word.rpartition("::")[2] for word in _WORD.findall(arguments)]
+        words.sort(key=lambda word: not word.startswith("cutlass_"))
+        return next((word for word in words if not word.startswith("enable_")), last)
     last = _plain(re.sub(r"_kernel(?=_|$)", "", last))
     inner = _operation(arguments)
     return f"{last}[{inner}]" if inner and inner not in last else last
@@ -319,10 +300,3 @@ def _operation(arguments: str) -> str:
             kind = next((short for short, long in _TYPES if long in arguments), "")
             return f"{words[-1]} {kind}".strip()
     return ""
-
-
-def _launched(arguments: str) -> str:
-    """What cutlass's launchers run: a generated name such as `cutlass_80_simt_sgemm_128x64_8x5_nn`, or a type."""
-    words = [word.rpartition("::")[2] for word in _WORD.findall(arguments)]
-    generated = (word for word in words if word.startswith("cutlass_"))
-    return next(generated, "") or next((word for word in words if not word.startswith("enable_")), "")

@@ -13,8 +13,8 @@ from collections import Counter
 import pytest
 from paths import TRACES
 
-from lmbench.kernels.trace.findings import examine
-from lmbench.kernels.trace.kernels import load_trace
+from lmbench.kernels.findings import examine
+from lmbench.kernels.trace import load_trace
 
 
 @pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
@@ -23,7 +23,7 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name: str) -> N
         columns = ("phase", "kind", "part", "kernel")
         expected = {tuple(row[name] for name in columns): int(row["launches"]) for row in csv.DictReader(file)}
     table = load_trace(TRACES / name / "trace.json.gz").kernels
-    found = Counter(zip(table.phases, table.kinds, table.parts, table.names, strict=True))
+    found = Counter(zip(table.phases, table.kinds, table.parts, table.events.names, strict=True))
     assert found == expected
 
 
@@ -33,11 +33,11 @@ def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass() 
     backward = next(share for share in found.phases if share.phase == "backward")
     reduces = [row for row in backward.rows if row.kind == "comm"]
     assert [(row.short_name, row.instances, row.parts_s) for row in reduces] == [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7, {"comm": reduces[0].total_s})
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7, {"comm": reduces[0].kernel_s})
     ]
     (clock,) = (clock for clock in found.clocks.phases if clock.phase == "backward")
     # Other kernels run meanwhile: the device is busy for less than the sum of both.
-    assert reduces[0].total_s < clock.busy_s < 0.9 * backward.kernel_s
+    assert reduces[0].kernel_s < clock.busy_s < 0.9 * backward.kernel_s
 
 
 def test_the_answers_are_those_of_the_models_source() -> None:

@@ -11,7 +11,7 @@ from planted_parts import Call, calls_in_the_model, kernel_time_alone
 from torch import Tensor, nn
 
 from lmbench.cli import main
-from lmbench.kernels.trace.findings import Findings, examine
+from lmbench.kernels.findings import Findings, examine
 from lmbench.model.attention import ScaleAndMask
 from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm, RotaryEmbedding
 from lmbench.sizes import SIZES
@@ -39,7 +39,7 @@ def share_of(found: Findings, phase: str, part: str) -> float:
     """Kernel time a step, in s, of a part, or of several that were fused (`mask+softmax`), each by itself included."""
     (share,) = (share for share in found.phases if share.phase == phase)
     parts = set(part.split("+"))
-    return sum(seconds for name, seconds in share.parts_s.items() if set(name.split("+")) <= parts) / found.steps
+    return sum(seconds for name, seconds in share.parts_s.items() if set(name.split("+")) <= parts)
 
 
 def calls_of(*kinds: type[nn.Module]) -> list[list[Call]]:

@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from trace_events import AUTOGRAD, HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
-from lmbench.kernels.trace.events import NONE
-from lmbench.kernels.trace.kernels import Trace, load_trace
-from lmbench.kernels.trace.parts import part_of
-from lmbench.kernels.trace.scopes import ENGINE
+from lmbench.kernels.host import ENGINE
+from lmbench.kernels.parts import part_of
+from lmbench.kernels.trace import Trace, load_trace
 from lmbench.model.transformer import Transformer
+from lmbench.records.intervals import NONE
 from lmbench.sizes import SIZES
 
 FORWARD_PARTS = {
@@ -41,24 +41,22 @@ def traced(path: Path, autocast: bool = False, attention: str = "naive", micro_b
 
 
 def operators_of(trace: Trace, phase: str) -> list[int]:
-    piece = trace.timeline.at(trace.host.start_ns)
+    phases = trace.timeline.at(trace.host.events.start_ns)
     return [
-        index
-        for index, name in enumerate(trace.host.names)
-        if name.startswith("aten::") and piece[index] != NONE and trace.timeline.phases[piece[index]] == phase
+        index for index, name in enumerate(trace.host.names) if name.startswith("aten::") and phases[index] == phase
     ]
 
 
 def parts_in(trace: Trace, phase: str) -> Counter[str | None]:
-    return Counter(trace.finder.part(index) for index in operators_of(trace, phase))
+    return Counter(trace.host.part(index) for index in operators_of(trace, phase))
 
 
 def slow_innermost(trace: Trace, event: int, prefixes: tuple[str, ...]) -> int:
     """The shortest event of the wanted names around an event, by looking at all of them."""
-    host = trace.host
+    host, names = trace.host.events, trace.host.names
     around = [
         index
-        for index, name in enumerate(host.names)
+        for index, name in enumerate(names)
         if name.startswith(prefixes)
         and host.thread[index] == host.thread[event]
         and host.start_ns[index] <= host.start_ns[event]
@@ -70,10 +68,10 @@ def slow_innermost(trace: Trace, event: int, prefixes: tuple[str, ...]) -> int:
 
 def slow_forward(trace: Trace, engine: int) -> int:
     """The operator that began last of those with a node's sequence number, before the node."""
-    host = trace.host
+    host = trace.host.events
     same = [
         index
-        for index in range(len(host.names))
+        for index in range(len(host))
         if host.sequence[index] == host.sequence[engine]
         and host.forward_thread[index] <= 0
         and host.start_ns[index] < host.start_ns[engine]
@@ -90,7 +88,7 @@ def test_forward_operators_have_the_part_of_the_innermost_module_around_them(tmp
             continue
         path = trace.host.names[module].removeprefix("lmbench.module:")
         if (part := part_of(path)) is not None:
-            assert trace.finder.part(index) == part, (trace.host.names[index], path)
+            assert trace.host.part(index) == part, (trace.host.names[index], path)
             checked += 1
     assert checked > 50
 
@@ -104,7 +102,7 @@ def test_backward_operators_have_the_part_of_the_forward_operator_that_made_thei
             continue
         module = slow_innermost(trace, slow_forward(trace, engine), ("lmbench.module:",))
         part = part_of(trace.host.names[module].removeprefix("lmbench.module:"))
-        found = trace.finder.part(index)
+        found = trace.host.part(index)
         if part is not None and found != "residual":
             assert found == part, (trace.host.names[index], trace.host.names[engine])
             checked[part] += 1
@@ -133,7 +131,7 @@ def test_casts_of_weights_belong_to_the_layer_that_asks_for_them(tmp_path: Path)
     casts: Counter[str | None] = Counter()
     for index in operators_of(trace, "forward"):
         if trace.host.names[index] == "aten::_to_copy":
-            casts[trace.finder.part(index)] += 1
+            casts[trace.host.part(index)] += 1
     # Two layers and two steps; the weights of q, k, v and of gate, up, down, and the input of each.
     assert casts["qkv"] >= 2 * 2 * 3
     assert casts["ffn"] >= 2 * 2 * 3
@@ -146,7 +144,7 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path: Path) 
     for index in operators_of(trace, "backward"):
         engine = slow_innermost(trace, index, (ENGINE,))
         if engine != NONE and "AccumulateGrad" in trace.host.names[engine] and trace.host.names[index] == "aten::add_":
-            stored[trace.finder.part(index)] += 1
+            stored[trace.host.part(index)] += 1
     # The second micro-batch adds to what the first stored: a parameter each, in two steps.
     assert stored == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
 
@@ -160,7 +158,7 @@ def test_the_residual_streams_gradients_are_summed_by_residual_additions(tmp_pat
             engine != NONE and slow_innermost(trace, index, (trace.host.names[engine].removeprefix(ENGINE),)) != NONE
         )
         if trace.host.names[index] in ("aten::add", "aten::add_") and not inside:
-            sums += trace.finder.part(index) == "residual"
+            sums += trace.host.part(index) == "residual"
     # Each of the two layers has two branches that leave the stream and come back; two steps.
     assert sums == 2 * 2 * 2
 
@@ -181,7 +179,7 @@ def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path: Path) -> None:
     trace = load_trace(record_steps(tmp_path / "t.json", lambda: net(x), torch.optim.SGD(net.parameters(), 0.1)))
     recomputed = [index for index in operators_of(trace, "backward") if trace.host.names[index] == "aten::linear"]
     assert len(recomputed) == 2
-    assert {trace.finder.part(index) for index in recomputed} == {"ffn"}
+    assert {trace.host.part(index) for index in recomputed} == {"ffn"}
 
 
 def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch(tmp_path: Path) -> None:
@@ -223,7 +221,7 @@ def test_a_launched_graph_gives_its_phase_to_all_its_kernels(tmp_path: Path) -> 
         trace.kernel(1, "triton_poi_fused_add_0", at, 5)
     found = load_trace(trace.write(tmp_path / "t.json"))
     assert found.kernels.phases == ["forward"] * 3
-    assert len(found.events.launches.names) == 1
+    assert len(found.events.launches) == 1
 
 
 def test_copies_for_the_input_are_data_and_communication_is_comm(tmp_path: Path) -> None:
@@ -261,7 +259,7 @@ def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path: Pat
     )
     for phase in ("forward", "backward"):
         products = Counter(
-            trace.finder.part(index) for index in operators_of(trace, phase) if trace.host.names[index] == "aten::bmm"
+            trace.host.part(index) for index in operators_of(trace, phase) if trace.host.names[index] == "aten::bmm"
         )
         assert products.keys() == {"scores", "values"}
         assert products["scores"] == products["values"]

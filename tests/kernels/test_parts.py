@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmbench.kernels.trace.parts import PARTS, joined, part_of, part_order
+from lmbench.kernels.parts import PARTS, joined, part_of, part_order
 
 LLAMA = {
     "model.embed_tokens": "embedding",

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from trace_events import AUTOGRAD, HandWritten
 
-from lmbench.kernels.shown import to_markdown
-from lmbench.kernels.trace.findings import as_record, examine, summarize
+from lmbench.kernels.answer import answer_of
+from lmbench.kernels.findings import examine, summarize
+from lmbench.report.render import render
 
 
 def annotate(trace: HandWritten, name: str, ts: float, dur: float, tid: int | None = None) -> None:
@@ -45,7 +46,7 @@ def a_program() -> HandWritten:
 
 def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -> None:
     found = examine(a_program().write(tmp_path / "t.json"))
-    rows = {row.name: (row.calls, row.kernel_s * 1e6, row.own_s * 1e6, row.instances) for row in found.annotations.rows}
+    rows = {row.name: (row.calls, row.kernel_s * 1e6, row.own_s * 1e6, row.instances) for row in found.annotations}
     assert rows == {
         "block": (1, pytest.approx(1 + 2 + 4 + 8), pytest.approx(1), 4),
         "attention": (2, pytest.approx(2 + 4 + 8), pytest.approx(2 + 4 + 8), 3),
@@ -53,10 +54,12 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -
         "backward": (1, pytest.approx(16 + 64), pytest.approx(16 + 64), 2),
         "on autograd's own thread": (1, pytest.approx(32), pytest.approx(32), 1),
     }
-    assert next(row.name for row in found.annotations.rows) == "backward"
-    assert found.annotations.none_s == pytest.approx(128e-6)
-    own_s = sum(row.own_s for row in found.annotations.rows)
-    assert own_s + found.annotations.none_s == pytest.approx(found.captured_s)
+    assert next(iter(rows)) == "backward"
+    assert found.no_annotation_s == pytest.approx(128e-6)
+    assert summarize(found).annotations[0].kernel_s == pytest.approx(80e-6)
+    text = render(answer_of(found, 2), "markdown")
+    for words in ("Kernel time by annotation", "| backward ", "2 more annotations", "in no annotation"):
+        assert words in text
 
 
 def test_what_has_no_launch_belongs_to_the_annotation_drawn_around_it_on_its_stream(tmp_path: Path) -> None:
@@ -67,21 +70,8 @@ def test_what_has_no_launch_belongs_to_the_annotation_drawn_around_it_on_its_str
     for at in (10, 45, 200):
         trace.kernel(None, "sgemm", at, 10)
     found = examine(trace.write(tmp_path / "t.json"))
-    assert [(row.name, row.instances) for row in found.annotations.rows] == [("decode", 2), ("layer", 1)]
-    assert found.annotations.none_s == pytest.approx(10e-6)
-
-
-def test_every_output_has_the_annotations(tmp_path: Path) -> None:
-    found = examine(a_program().write(tmp_path / "t.json"))
-    told = to_markdown(found, 2, None)
-    assert "Kernel time by annotation" in told
-    assert "| backward " in told
-    assert "2 more annotations" in told
-    assert "in no annotation" in told
-    assert [row["name"] for row in as_record(found)["annotations"]] == [
-        row.name for row in summarize(found).annotations
-    ]
-    assert summarize(found).annotations[0].kernel_s == pytest.approx(80e-6)
+    assert [(row.name, row.instances) for row in found.annotations] == [("decode", 2), ("layer", 1)]
+    assert found.no_annotation_s == pytest.approx(10e-6)
 
 
 def test_without_annotations_there_is_no_table_of_them(tmp_path: Path) -> None:
@@ -92,5 +82,5 @@ def test_without_annotations_there_is_no_table_of_them(tmp_path: Path) -> None:
     trace.launch(1, 5)
     trace.kernel(1, "sgemm", 20, 10)
     found = examine(trace.write(tmp_path / "t.json"))
-    assert found.annotations.rows == []
-    assert "by annotation" not in to_markdown(found, 5, None)
+    assert found.annotations == []
+    assert "annotations" not in {table.name for table in answer_of(found).tables}

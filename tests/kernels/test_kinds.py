@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 from paths import TRACES
 
-from lmbench.kernels.trace.kinds import KINDS, kind_of, short_name
+from lmbench.kernels.kinds import KINDS, kind_of, short_name
 
 # As package data: what is tested may be installed elsewhere.
 REFERENCE = files("lmbench.reference") / "kernels.csv"
@@ -20,9 +20,9 @@ def names() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("row", names(), ids=lambda row: f"{row['kind']}-{short_name(row['name'])[:60]}")
-def test_real_names_have_the_expected_kind(row: dict[str, str]) -> None:
-    assert kind_of(row["name"], row["category"], row["operator"]) == row["kind"]
+def test_real_names_have_the_expected_kind() -> None:
+    wrong = [row for row in names() if kind_of(row["name"], row["category"], row["operator"]) != row["kind"]]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,6 @@ def test_real_names_have_the_expected_kind(row: dict[str, str]) -> None:
         # Template arguments name what a kernel was made of, unless it is a general launcher.
         ("void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int)", "", "unclassified"),
         ("void cutlass::device_kernel<unheard::Softmax>(int)", "", "gemm"),
-        # torch 2.0 names a kernel by its arguments; the call around it may have the operators.
-        ("triton__0d1d2d3d", "triton_red_fused__softmax_2", "softmax"),
-        ("triton__0d1d2d3d", "triton_poi_fused_add_mul_2", "elementwise"),
-        ("triton__0d1d2d3d", "triton__0d1d2d3d", "unclassified"),
         ("unheard_of_kernel", "aten::convolution_backward", "gemm"),
         ("unheard_of_kernel", "aten::max_pool2d_with_indices_backward", "pooling"),
         ("unheard_of_kernel", "_C::rms_norm", "norm"),
@@ -90,12 +86,11 @@ def test_the_operator_decides_where_the_name_says_nothing(operator: str, kind: s
     assert kind_of("some_kernel", "kernel", operator) == kind
 
 
-@pytest.mark.parametrize("row", names(), ids=lambda row: row["name"][:60])
-def test_short_names_have_no_template_noise(row: dict[str, str]) -> None:
-    short = short_name(row["name"])
-    assert short
-    assert len(short) <= max(100, len(row["name"]) * ("<" not in row["name"]))
-    assert not set("<>{}*") & set(short.replace("->", ""))
+def test_short_names_have_no_template_noise() -> None:
+    for name in (row["name"] for row in names()):
+        short = short_name(name)
+        assert 0 < len(short) <= max(100, len(name) if "<" not in name else 0), name
+        assert not set("<>{}*") & set(short.replace("->", "")), name
 
 
 @pytest.mark.parametrize(

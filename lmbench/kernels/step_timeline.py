@@ -13,10 +13,10 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.files import Unreadable, read_unpacked
-from lmbench.kernels.trace.events import NONE, Integers
-from lmbench.kernels.trace.kernels import Trace
-from lmbench.kernels.trace.kinds import short_name
+from lmbench.kernels.kinds import short_name
+from lmbench.kernels.trace import Trace
 from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.intervals import NONE
 
 TIMELINE_FILE = "timeline.json.gz"
 #: Unpacked; a kernel takes 60 bytes, and ten times that in memory.
@@ -60,55 +60,45 @@ class StepTimeline(Struct):
 
 def step_timeline(trace: Trace) -> StepTimeline | None:
     """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's."""
-    starts = trace.timeline.step_start_ns
-    if not trace.events.has_kernels or not len(starts):
+    starts, kernels, launches, line = trace.timeline.step_start_ns, trace.kernels, trace.events.launches, trace.timeline
+    if not len(kernels) or not len(starts):
         return None
     begin = int(starts[-1])
-    kernels = trace.kernels
-    launch_start = _of_launch(trace.events.launches.start_ns, kernels.launch)
-    launch_end = _of_launch(trace.events.launches.end_ns, kernels.launch)
-    own = (launch_start >= begin) & (launch_start < trace.timeline.end_ns.max())
-    if not own.any():
+    # Behind the launches stands what a kernel without a launch has.
+    launch_start, launch_end = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
+    is_own = kernels.is_linked & (launch_start >= begin) & (launch_start < line.end_ns.max())
+    if not is_own.any():
         return None
-    end = int(kernels.end_ns[own].max())
-    shown = np.flatnonzero((kernels.end_ns > begin) & (kernels.start_ns < end)).tolist()
-    launched = [(int(launch_start[i]) - begin, int(launch_end[i] - launch_start[i])) if own[i] else None for i in shown]
-    names, name = _places([short_name(kernels.names[index]) for index in shown])
-    kinds, kind = _places([kernels.kinds[index] for index in shown])
-    parts, part = _places([kernels.parts[index] for index in shown])
-    phases, phase = _places([kernels.phases[index] for index in shown])
+    end = int(kernels.events.end_ns[is_own].max())
+    rows = np.flatnonzero((kernels.events.end_ns > begin) & (kernels.events.start_ns < end)).tolist()
+
+    def listed(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+        """Each text once, and the place of every kernel's among them."""
+        place = {text: index for index, text in enumerate(dict.fromkeys(texts[row] for row in rows))}
+        return list(place), [place[texts[row]] for row in rows]
+
+    names, name = listed([short_name(text) for text in kernels.events.names])
+    kinds, kind = listed(kernels.kinds)
+    parts, part = listed(kernels.parts)
+    phases, phase = listed(kernels.phases)
     columns = TimelineKernels(
-        start_ns=(kernels.start_ns[shown] - begin).tolist(),
-        duration_ns=kernels.duration_ns[shown].tolist(),
+        start_ns=(kernels.events.start_ns[rows] - begin).tolist(),
+        duration_ns=kernels.duration_ns[rows].tolist(),
         name=name,
         kind=kind,
         part=part,
         phase=phase,
-        stream=kernels.stream[shown].tolist(),
-        launch_ns=[one[0] if one else None for one in launched],
-        launch_duration_ns=[one[1] if one else None for one in launched],
-        is_own=own[shown].astype(int).tolist(),
+        stream=kernels.events.stream[rows].tolist(),
+        launch_ns=[int(launch_start[row]) - begin if is_own[row] else None for row in rows],
+        launch_duration_ns=[int(launch_end[row] - launch_start[row]) if is_own[row] else None for row in rows],
+        is_own=is_own[rows].astype(int).tolist(),
     )
-    line = trace.timeline
     host_phases = [
         (str(phase), int(start) - begin, int(end) - begin)
         for phase, start, end in zip(line.phases, line.start_ns, line.end_ns, strict=True)
         if end > begin
     ]
     return StepTimeline(1, end - begin, host_phases, names, kinds, parts, phases, columns)
-
-
-def _places(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Each text once, and the place of every one among them."""
-    place = {text: index for index, text in enumerate(dict.fromkeys(texts))}
-    return list(place), [place[text] for text in texts]
-
-
-def _of_launch(times: Integers, launch: Integers) -> Integers:
-    """Each kernel's launch's time, NONE where it has none."""
-    if not len(times):
-        return np.full(len(launch), NONE, dtype=np.int64)
-    return np.where(launch != NONE, times[launch], NONE)
 
 
 def write_timeline(timeline: StepTimeline, folder: Path) -> None:
@@ -131,12 +121,7 @@ def read_timeline(folder: Path) -> StepTimeline:
     columns = [getattr(kernels, name) for name in TimelineKernels.__struct_fields__]
     if not kernels.start_ns or len({len(column) for column in columns}) > 1:
         raise DamagedRecord("it is no timeline of one step: its columns of kernels are empty, or not of one length")
-    for name, places, listed in (
-        ("names", kernels.name, timeline.names),
-        ("kinds", kernels.kind, timeline.kinds),
-        ("parts", kernels.part, timeline.parts),
-        ("phases", kernels.phase, timeline.phases),
-    ):
-        if max(places) >= len(listed):
-            raise DamagedRecord(f"a kernel has none of its {name}")
+    for name in ("name", "kind", "part", "phase"):
+        if max(getattr(kernels, name)) >= len(getattr(timeline, f"{name}s")):
+            raise DamagedRecord(f"a kernel has none of its {name}s")
     return timeline

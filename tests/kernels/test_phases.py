@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.profilers import PyTorchProfiler
@@ -13,28 +14,24 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader
 from trace_events import AUTOGRAD, HandWritten
 
-from lmbench.kernels.shown import to_markdown
-from lmbench.kernels.trace.events import NONE
-from lmbench.kernels.trace.findings import as_record, examine, summarize
-from lmbench.kernels.trace.kernels import Trace, load_trace
-from lmbench.kernels.trace.phases import OUTSIDE
+from lmbench.errors import UsageError
+from lmbench.kernels.answer import answer_of
+from lmbench.kernels.findings import examine
+from lmbench.kernels.phases import OUTSIDE
+from lmbench.kernels.trace import Trace, load_trace
+from lmbench.report.render import render
 
 from conftest import Sleeper, quiet_trainer
 
 
 def phase_of(trace: Trace, name: str) -> set[str]:
     """Phases in which operators of a name began."""
-    found = set()
-    piece = trace.timeline.at(trace.host.start_ns)
-    for index, other in enumerate(trace.host.names):
-        if other == name:
-            found.add(trace.timeline.phases[piece[index]] if piece[index] != NONE else OUTSIDE)
-    return found
+    phases = trace.timeline.at(trace.host.events.start_ns)
+    return {phase for phase, other in zip(phases, trace.host.names, strict=True) if other == name}
 
 
 def at_us(trace: Trace, moment_us: float) -> str:
-    piece = int(trace.timeline.at(torch.tensor([round((moment_us - trace.events.begun_us) * 1e3)]).numpy())[0])
-    return trace.timeline.phases[piece] if piece != NONE else OUTSIDE
+    return trace.timeline.at(np.array([round((moment_us - trace.events.begun_us) * 1e3)]))[0]
 
 
 def test_lightnings_own_profiler_is_understood(tmp_path: Path) -> None:
@@ -157,21 +154,26 @@ def test_forward_between_two_backward_passes_is_not_backward(tmp_path: Path) -> 
 
 
 def test_phases_that_no_range_tells_are_named_as_inferred(tmp_path: Path) -> None:
-    a_pipeline(tmp_path / "t.json")
-    found = examine(tmp_path / "t.json")
-    assert found.inferred_phases == ("forward", "backward")
-    assert as_record(found)["inferred_phases"] == summarize(found).inferred_phases == ["forward", "backward"]
-    told = to_markdown(found, 5, None)
-    assert "forward and backward inferred from what autograd runs" in told
-    assert "| backward (inferred) |" in told
+    assert a_pipeline(tmp_path / "t.json").timeline.inferred == ("forward", "backward")
+    text = render(answer_of(examine(tmp_path / "t.json")), "markdown")
+    assert "forward and backward inferred from what autograd runs" in text
+    assert "| backward (inferred) |" in text
+
+
+def test_parts_without_ranges_of_modules_are_said_to_be_what_operators_tell(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("forward", 0, 50)
     trace.launch(1, 5)
     trace.kernel(1, "sgemm", 20, 10)
-    own = examine(trace.write(tmp_path / "own.json"))
-    assert own.inferred_phases == ()
-    # Parts without ranges of modules are what operators tell, and no more.
-    assert "no ranges of modules" in to_markdown(own, 5, None)
-    trace.module("blocks.0.attention.q", 1, 40)
-    assert "no ranges of modules" not in to_markdown(examine(trace.write(tmp_path / "own.json")), 5, None)
-    assert "inferred" not in to_markdown(own, 5, None)
+    for is_said in (True, False):
+        text = render(answer_of(examine(trace.write(tmp_path / "t.json"))), "markdown")
+        assert ("no ranges of modules" in text) == is_said
+        assert "inferred" not in text
+        trace.module("blocks.0.attention.q", 1, 40)
+
+
+def test_an_unknown_phase_is_named(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.phase("warp", 0, 1)
+    with pytest.raises(UsageError, match="'warp'"):
+        load_trace(trace.write(tmp_path / "t.json"))

@@ -1,1 +1,0 @@
-"""Profiler file -> kernels -> kinds, parts of the model, phases. Nothing here imports torch."""

@@ -1,0 +1,174 @@
+"""Kernels of compiled graphs: parts by the capture's list of launches, by order within each call, never by guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paths import TRACES
+from trace_events import HandWritten
+
+from lmbench.kernels.compiled import CompiledGraph, parts_of_call, parts_of_replay, read_graphs
+from lmbench.kernels.findings import examine
+from lmbench.kernels.kinds import kind_of
+from lmbench.kernels.parts import PARTS
+from lmbench.kernels.recorded import GraphNotes
+from lmbench.kernels.trace import load_trace
+
+NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
+UNLISTED = "triton_per_fused_unlisted_7"
+GEMM, SPLIT_SUM = "nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", "void cublasLt::splitKreduce_kernel<32, 16, int>(int)"
+ADDED = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
+FILL = "Memset (Device)"
+FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_splitkv_combine_kernel<int>(int)"
+FLASH_CALL = "aten._scaled_dot_product_flash_attention.default"
+
+
+def graph_of(*launches: tuple[str, str]) -> list[CompiledGraph]:
+    """A graph by names and paths of modules, `+` between several."""
+    kernels = [(name, [f"net.blocks.0.{path}" for path in paths.split("+")]) for name, paths in launches]
+    return read_graphs([GraphNotes(kernels)], {})
+
+
+ATTENTION = (
+    (NORM, "attention_norm"), (MM, "attention.q"), (NORM, "ffn_norm+attention_residual"), (MM, "ffn.gate"),
+    (FLASH_CALL, "attention.core"),
+)  # fmt: skip
+LIBRARY = ["mm", "mm", FLASH_CALL.split(".")[1]]
+OTHER = graph_of(("triton_poi_fused_other_0", "head"))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "triton", "library", "parts"),
+    [
+        # The k-th launch of a name has the k-th entry's part.
+        (graph_of(*ATTENTION), [NORM] * 2, ["mm", "copy_", *LIBRARY[1:]],
+         (["norm", "norm+residual"], ["qkv", "", "ffn", "attention"])),
+        # A graph with other kernels tells nothing.
+        (graph_of(*ATTENTION), [NORM], ["mm"], ([""], [""])),
+        ([], [NORM, NORM], ["mm"], (["", ""], [""])),
+        # Kernels that the graph does not list have no part and hide no other.
+        (graph_of(*ATTENTION) + OTHER, [NORM, UNLISTED, NORM, "triton_poi_fused_other_0"], LIBRARY,
+         (["norm", "", "norm+residual", ""], ["qkv", "ffn", "attention"])),
+        # Library calls that do not fit tell nothing and leave the rest.
+        (graph_of(*ATTENTION), [NORM] * 2, ["mm"], (["norm", "norm+residual"], [""])),
+        # Of graphs with the same kernels only agreement counts.
+        (graph_of(*ATTENTION) * 2, [NORM] * 2, LIBRARY, (["norm", "norm+residual"], ["qkv", "ffn", "attention"])),
+        (graph_of(*ATTENTION) + graph_of((NORM, "head"), *ATTENTION[1:]), [NORM] * 2, LIBRARY, ([""] * 2, [""] * 3)),
+    ],
+)  # fmt: skip
+def test_a_call_of_a_graph_has_the_parts_of_its_list(
+    graphs: list[CompiledGraph], triton: list[str], library: list[str], parts: tuple[list[str], list[str]]
+) -> None:
+    assert parts_of_call(graphs, triton, library) == parts
+
+
+TWO_MODULES = graph_of(
+    (NORM, "attention_norm"), (MM, "attention.output"), (MM, "ffn.up"), (SILU, "ffn"), (MM, "ffn.down")
+)
+FUSED = graph_of((NORM, "attention_norm"), (FLASH_CALL, "attention.core"), (MM, "ffn.up"))
+SORTED = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), (MM, "ffn.up"))
+SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "ffn")) for path in ("ffn.gate", "head"))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "names", "expected"),
+    [
+        # Each product between two Triton kernels is the next call.
+        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM], "norm output ffn ffn ffn"),
+        # A fill goes with the product after it and a split sum with the one before.
+        (TWO_MODULES, [NORM, FILL, GEMM, SPLIT_SUM, FILL, GEMM, SILU, FILL, GEMM, SPLIT_SUM],
+         "norm output output output ffn ffn ffn ffn ffn ffn"),
+        # Calls of one part need no counting.
+        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, "what_is_this", GEMM, GEMM], "norm output ffn ffn ffn ffn ffn"),
+        # Kernels that do not fit the calls tell nothing and leave the rest.
+        (TWO_MODULES, [NORM, GEMM, SILU, GEMM], "norm - ffn ffn"),
+        (TWO_MODULES, [NORM, GEMM, GEMM, GEMM, SILU, GEMM], "norm - - - ffn ffn"),
+        (TWO_MODULES, [NORM, FLASH, GEMM, SILU, GEMM], "norm - - ffn ffn"),
+        (SORTED, [NORM, GEMM, GEMM], "norm - -"),
+        # Attention may run several kernels in a row.
+        (FUSED, [NORM, FLASH, COMBINE, GEMM], "norm attention attention ffn"),
+        # A sum behind a Triton kernel has its part, one behind a product that of the product.
+        (TWO_MODULES, [NORM, ADDED, ADDED, GEMM, GEMM, SILU, GEMM], "norm norm norm output ffn ffn ffn"),
+        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM, ADDED], "norm output ffn ffn ffn ffn"),
+        # A Triton kernel that the graph does not list has no part.
+        (TWO_MODULES, [NORM, GEMM, UNLISTED, GEMM, SILU, GEMM], "norm output - ffn ffn ffn"),
+        # Another order of Triton kernels is another graph.
+        (TWO_MODULES, [SILU, GEMM, GEMM, NORM, GEMM], "- - - - -"),
+        ([], [NORM, GEMM], "- -"),
+        (TWO_MODULES, [GEMM, GEMM], "- -"),
+        # Of graphs with the same kernels only agreement counts.
+        (SAME * 2, [NORM, GEMM, GEMM, SILU], "norm ffn ffn ffn"),
+        (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
+    ],
+)  # fmt: skip
+def test_a_replay_has_parts_by_the_triton_kernels_around(
+    graphs: list[CompiledGraph], names: list[str], expected: str
+) -> None:
+    kinds = [kind_of(name, "gpu_memset" if name == FILL else "kernel") for name in names]
+    assert [part or "-" for part in parts_of_replay(graphs, names, kinds)] == expected.split()
+
+
+def compiled(path: Path, graphs: list[object]) -> list[str]:
+    trace = HandWritten()
+    trace.metadata["compiled_graphs"] = graphs
+    trace.phase("forward", 0, 200)
+    trace.module("net", 1, 190)
+    trace.op("Torch-Compiled Region: 0/0", 2, 180)
+    trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
+    for number, name in enumerate((NORM, MM, NORM, MM), start=1):
+        at = 10 + 20 * number
+        if name == MM:
+            trace.op("aten::mm", at, 15)
+            # Split over the inner dimension: two kernels of one call.
+            trace.launch(10 + number, at + 8, 2)
+            trace.kernel(10 + number, SPLIT_SUM, at + 505, 1)
+        trace.launch(number, at + 1, 2)
+        trace.kernel(number, NORM if name == NORM else GEMM, at + 500, 5)
+    return load_trace(trace.write(path / "t.json")).kernels.parts
+
+
+def test_kernels_in_a_call_of_a_compiled_graph_have_its_parts(tmp_path: Path) -> None:
+    kernels = [[name, [f"net.blocks.0.{path}" for path in paths.split("+")]] for name, paths in ATTENTION[:4]]
+    assert compiled(tmp_path, [{"kernels": kernels}]) == ["norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
+
+
+def test_a_sum_directly_in_a_call_has_the_part_of_the_kernel_before_it(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.metadata["compiled_graphs"] = [{"kernels": [[NORM, ["net.blocks.0.attention_norm"]]]}]
+    trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
+    trace.launch(1, 10, 2)
+    trace.op("aten::sum", 20, 15)
+    trace.launch(2, 25, 2)
+    trace.kernel(1, NORM, 500, 5)
+    trace.kernel(2, ADDED, 510, 5)
+    assert load_trace(trace.write(tmp_path / "t.json")).kernels.parts == ["norm", "norm"]
+
+
+def test_without_the_list_they_are_unclassified_and_a_guard_warns(tmp_path: Path) -> None:
+    assert compiled(tmp_path, []) == ["unclassified"] * 6
+    guards = {guard.name: (guard.status, guard.value) for guard in examine(tmp_path / "t.json").guards}
+    assert guards["unclassified_part"] == ("warn", 1.0)
+    assert guards["unclassified_kind"][0] == "pass"
+
+
+def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
+    # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
+    launched, replayed = examine(TRACES / "small_bf16_compiled"), examine(TRACES / "small_bf16_replayed")
+    assert replayed.step.parts_s["unclassified"] < 0.002 * replayed.step.kernel_s
+    assert [share.phase for share in replayed.phases[:2]] == ["forward", "backward"]
+    for before, after in zip(launched.phases[:2], replayed.phases[:2], strict=True):
+        long = {part: pytest.approx(seconds, rel=0.05) for part, seconds in before.parts_s.items() if seconds > 100e-6}
+        assert {part: after.parts_s[part] for part in long} == long
+
+
+def test_a_real_compiled_step_has_all_parts_with_nothing_left() -> None:
+    found = examine(TRACES / "small_bf16_compiled")
+    assert found.step.parts_s["unclassified"] < 0.001 * found.step.kernel_s
+    parts = {part for joined in found.step.parts_s for part in joined.split("+")}
+    missing = set(PARTS[:13]) - parts
+    assert missing <= {"mask", "attention"}
+    # 12 layers: of forward's products 3 are qkv, 3 ffn, 1 output, 1 scores and 1 values; 1 head.
+    rows = [row for row in found.phases[0].rows if row.kind == "gemm"]
+    assert sum(row.instances for row in rows) == 12 * 9 + 1
+    assert {part for row in rows for part in row.parts_s} == {"qkv", "scores", "values", "output", "ffn", "head"}

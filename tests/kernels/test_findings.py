@@ -1,0 +1,333 @@
+"""A profiled run keeps a summary of its trace in run.json, and guards say whether the trace can be believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from paths import TRACES
+from test_clocks import Plan, launched, simulated
+from test_verdicts import MANY_FAST, run_folder, twice
+from trace_events import HandWritten
+
+from lmbench.callbacks import RunRecorder
+from lmbench.cli import main
+from lmbench.errors import ExitCode
+from lmbench.fit.completion import complete_record
+from lmbench.kernels.findings import Findings, examine, examine_run, summarize
+from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
+from lmbench.kernels.sums import Work, attention_times, flop_ratio
+from lmbench.kernels.trace import load_trace
+from lmbench.records.codec import DamagedRecord, as_dict
+from lmbench.records.instruments import KernelSummary
+from lmbench.records.load import find_runs, load_run
+from lmbench.records.run import Model
+from lmbench.records.store import RunFolder
+
+FOLDERS = ("small_fp32_inference", "small_bf16_compiled")
+
+
+def recorder_of(folder: Path, strict: bool = False) -> RunRecorder:
+    """A recorder that has just closed a run in this folder."""
+    recorder = RunRecorder(str(folder.parent))
+    recorder.folder, recorder.exit_code = RunFolder(folder), ExitCode.OK
+    recorder.run = load_run(folder).record
+    recorder.run.guards, recorder.run.outcome, recorder.run.exit_code, recorder.run.strict = [], "ok", 0, strict
+    return recorder
+
+
+def copied(name: str, folder: Path, trace: HandWritten | None = None) -> Path:
+    """A recorded run, with another trace in its folder if there is one."""
+    shutil.copytree(TRACES / name, folder / name)
+    if trace is not None:
+        (folder / name / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace.document()).encode()))
+    return folder / name
+
+
+def examined(trace: HandWritten, path: Path) -> Findings:
+    return examine(trace.write(path / "t.json"))
+
+
+def guards(found: Findings) -> dict[str, str]:
+    return {guard.name: guard.status for guard in found.guards}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_sums_of_the_summary_add_up(name: str) -> None:
+    found = examine(TRACES / name)
+    kernels = summarize(found)
+    total = math.fsum(part.kernel_s for phase, part in kernels.phases.items() if phase != "step")
+    assert total + kernels.outside_s == pytest.approx(kernels.kernel_s)
+    assert kernels.phases.step.kernel_s == pytest.approx(kernels.kernel_s)
+    for _, part in kernels.phases.items():
+        for sums in (part.kinds, part.parts):
+            assert math.fsum(sums.values()) == pytest.approx(part.kernel_s)
+        if part.window_s:
+            parts = (part.busy_s, part.queued_gap_s, part.host_wait_s, part.other_idle_s)
+            assert math.fsum(parts) == pytest.approx(part.window_s, abs=1e-9)
+    for share in found.phases:
+        part = kernels.phases.get(share.phase)
+        assert [top.name for top in part.top] == [row.short_name for row in share.rows[:5]]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_number_names_its_unit_and_the_summary_is_small(name: str) -> None:
+    def numbers(record: dict[str, Any]) -> Iterator[str]:
+        for field, value in record.items():
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, dict):
+                    yield from numbers(inner)
+                elif isinstance(inner, int | float):
+                    yield field
+
+    summary = summarize(examine(TRACES / name))
+    names = set(numbers(as_dict(summary)))
+    assert len(names) > 20
+    assert {name for name in names if not name.endswith(("_s", "_count", "_fraction", "_ratio", "steps"))} == set()
+    assert len(msgspec.json.encode(summary)) < 12_000
+
+
+def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
+    folder = copied("small_bf16_compiled", tmp_path)
+    complete_record(recorder_of(folder))
+    run = load_run(folder).record
+    assert run.kernels.phases.step.kernel_s == pytest.approx(6.713e-3, rel=1e-3)
+    assert (run.kernels.reason, run.outcome) == (None, "ok")
+    assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == "pass"
+    timeline = read_timeline(folder)
+    kernels = timeline.kernels
+    assert sum(kernels.is_own) == 759
+    own_ns = sum(d for d, own in zip(kernels.duration_ns, kernels.is_own, strict=True) if own)
+    assert own_ns / 1e9 == pytest.approx(6.713e-3, rel=0.01)
+    assert timeline.end_ns == max(s + d for s, d in zip(kernels.start_ns, kernels.duration_ns, strict=True))
+    for start, launch, own in zip(kernels.start_ns, kernels.launch_ns, kernels.is_own, strict=True):
+        assert (launch is not None and 0 <= launch <= start + 1_000) if own else launch is None
+    assert (folder / TIMELINE_FILE).stat().st_size < 40_000
+
+
+def unclassified(share: float, launches: int = 1) -> HandWritten:
+    """A step in which a kernel of no known kind or part takes this share; `launches` of a further one lack kernels."""
+    trace = HandWritten()
+    trace.step(1, 0, 1_000)
+    trace.phase("forward", 0, 1_000)
+    trace.module("blocks.0.ffn", 10, 100)
+    trace.op("aten::mm", 20, 30)
+    trace.launch(1, 25)
+    trace.kernel(1, "nvjet_sm90_tst_128x128", 200, 100 * (1 - share))
+    trace.launch(2, 400)
+    trace.kernel(2, "no_such_thing", 420, 100 * share)
+    for number in range(launches - 1):
+        trace.launch(3 + number, 500 + 10 * number)
+    return trace
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.04, "pass"), (0.06, "warn")])
+def test_more_than_5_percent_without_a_part_warns(share: float, status: str, tmp_path: Path) -> None:
+    summary, guards = examine_run(copied("small_fp32_inference", tmp_path, unclassified(share)))
+    assert {guard.name: guard.status for guard in guards}["unclassified_part"] == status
+    assert summary.unclassified_part_fraction == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
+def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code: int, tmp_path: Path) -> None:
+    folder = copied("small_fp32_inference", tmp_path, unclassified(0.0, launches=5))
+    recorder = recorder_of(folder, strict)
+    complete_record(recorder)
+    run = load_run(folder).record
+    assert {guard.name: guard.status for guard in run.guards}["launches_without_kernel"] == "fail"
+    assert (recorder.exit_code, run.exit_code, run.outcome) == (code, code, "ok")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")]
+)
+def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_path: Path, capsys: Any) -> None:
+    folder = copied("small_fp32_inference", tmp_path)
+    (folder / "trace.json.gz").write_bytes(content)
+    recorder = recorder_of(folder)
+    complete_record(recorder)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the run is complete" in line
+    run = load_run(folder).record
+    assert (run.outcome, recorder.exit_code) == ("ok", ExitCode.OK)
+    assert run.kernels.reason.startswith("the trace could not be examined: ")
+
+
+def test_a_run_that_did_not_end_well_is_left_alone(tmp_path: Path) -> None:
+    recorder = recorder_of(copied("small_fp32_inference", tmp_path))
+    recorder.run.outcome = "interrupted"
+    complete_record(recorder)
+    assert recorder.run.kernels is None
+
+
+def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, capsys: Any) -> None:
+    words = ["fit", "--config", "smoke", "--trainer.logger", "false", "--trainer.profiler", "kernels"]
+    assert main([*words, "--measure.results_dir", str(tmp_path)]) == 0
+    (folder,) = find_runs([tmp_path])
+    assert f"lmbench kernels {folder}" in capsys.readouterr().out
+    kernels = load_run(folder).record.kernels
+    rows, reason = kernels.operators, "a trace of a CPU has operators and no kernels"
+    assert kernels == KernelSummary(reason=reason, steps=3, operators=rows)
+    assert {"forward", "backward", "optimizer"} <= {row.phase for row in rows}
+    assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in rows)
+    assert not (folder / TIMELINE_FILE).exists()
+
+
+def test_a_timeline_needs_kernels_and_steps(tmp_path: Path) -> None:
+    on_cpu, foreign = HandWritten(), HandWritten()
+    on_cpu.step(1, 0, 100)
+    on_cpu.op("aten::mm", 0, 10)
+    launched(foreign, 5, "nvjet_sm90_tst_128x128", 20, 10)
+    for trace in (on_cpu, foreign):
+        assert step_timeline(load_trace(trace.write(tmp_path / "t.json"))) is None
+
+
+TIMELINE = {
+    "schema_version": 1, "end_ns": 4_000, "host_phases": [["forward", 0, 4_000]], "names": ["a"], "kinds": ["gemm"],
+    "parts": ["ffn"], "phases": ["forward"],
+    "kernels": {
+        "start_ns": [0, 1_000], "duration_ns": [900] * 2, "name": [0] * 2, "kind": [0] * 2, "part": [0] * 2,
+        "phase": [0] * 2, "stream": [7] * 2, "launch_ns": [0, None], "launch_duration_ns": [3, None], "is_own": [1, 0],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"end_ns": 0}, "end_ns"),
+        ({"end_ns": 1e300}, "end_ns"),
+        ({"phases": []}, "none of its phases"),
+        ({"host_phases": None}, "got null - at host_phases"),
+        ({"kernels": {"name": [9, 0]}}, "none of its names"),
+        ({"kernels": {"part": [-1, 0]}}, "part"),
+        ({"kernels": {"kind": ["x", 0]}}, "kind"),
+        ({"kernels": {"duration_ns": [-900, 1]}}, "duration_ns"),
+        ({"kernels": {"start_ns": []}}, "empty, or not of one length"),
+        ({"kernels": {"stream": [7]}}, "not of one length"),
+    ],
+    ids=str,
+)
+def test_a_timeline_with_values_that_do_not_fit_is_refused_with_a_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    def written(timeline: dict[str, Any]) -> Path:
+        (tmp_path / TIMELINE_FILE).write_bytes(gzip.compress(json.dumps(timeline).encode()))
+        return tmp_path
+
+    assert read_timeline(written(TIMELINE)).kernels.launch_ns[-1] is None
+    kernels = TIMELINE["kernels"] | change.get("kernels", {})
+    with pytest.raises(DamagedRecord, match=reason):
+        read_timeline(written(TIMELINE | change | {"kernels": kernels}))
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b torn", b"[]", b'{"schema_version": 99}', b"[" * 9_000])
+def test_a_file_that_is_no_timeline_is_said_in_one_line(content: bytes, tmp_path: Path) -> None:
+    for data in (content, gzip.compress(content)):
+        (tmp_path / TIMELINE_FILE).write_bytes(data)
+        with pytest.raises(DamagedRecord) as caught:
+            read_timeline(tmp_path)
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(DamagedRecord, match="is not read: it is missing"):
+        read_timeline(tmp_path / "nowhere")
+
+
+# guards
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_whole_trace_passes_every_guard(name: str) -> None:
+    assert set(guards(examine(TRACES / name)).values()) <= {"pass", "n/a"}
+
+
+def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path: Path) -> None:
+    trace = twice(MANY_FAST)
+    for event in trace.events:
+        if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
+            del event["args"]["correlation"]
+    found = examined(trace, tmp_path)
+    assert (found.phases[-1].phase, found.phases[-1].instances) == ("unlinked", 8 / 2)
+    assert found.completeness.kernels_without_launch == 8
+    statuses = guards(found)
+    assert {name for name, status in statuses.items() if status == "fail"} == {
+        "kernels_without_launch",
+        "launches_without_kernel",
+    }
+    assert statuses["outside"] == statuses["phase_sum"] == "pass"
+
+
+def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.op("aten::mm", 0, 50)
+    found = examined(trace, tmp_path)
+    assert found.why_no_kernels == "a trace of a CPU has operators and no kernels"
+    assert guards(found) == {"device_recorded": "n/a"}
+    trace.launch(1, 10)
+    found = examined(trace, tmp_path)
+    assert "the device was not recorded" in found.why_no_kernels
+    assert guards(found) == {"device_recorded": "fail"}
+
+
+def test_faults_of_a_run_or_trace_are_said(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, twice(MANY_FAST))
+    assert guards(examine(folder))["device_span"] == "warn"
+    (folder / "run.json").write_text("{")
+    assert examine(folder).run is None
+    assert guards(examine(folder))["run_record"] == "warn"
+    shared = HandWritten()
+    for at in (10, 20):
+        shared.launch(1, at)
+    shared.kernel(1, "k", 30, 5)
+    guard = next(each for each in examined(shared, tmp_path).guards if each.name == "launches_without_kernel")
+    assert (guard.status, "1 share the correlation id of another" in guard.message) == ("fail", True)
+    early = simulated([[Plan("forward", 2, 0.0, 9.0)]])
+    early.events[1]["ts"] -= 9.0
+    assert examined(early, tmp_path).completeness.kernels_before_launch == 1
+    assert guards(examined(early, tmp_path))["kernels_before_launch"] == "fail"
+
+
+# shares
+
+
+def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included(tmp_path: Path) -> None:
+    trace = HandWritten()
+    trace.step(0, 0, 1_000)
+    trace.phase("backward", 100, 100)
+    launched(trace, 110, "ampere_sgemm_128x64_tn", 120, 10)
+    launched(trace, 300, "ncclDevKernel_AllReduce", 310, 20)
+    trace.kernel(99, "ampere_sgemm_128x64_tn", 400, 30)
+    found = examined(trace, tmp_path)
+    assert found.step.kernel_s == pytest.approx(60e-6)
+    assert found.step.kinds_s == {"gemm": pytest.approx(40e-6), "comm": pytest.approx(20e-6)}
+    assert found.matmul_fractions == {"backward": pytest.approx(1.0), "step": pytest.approx(4 / 6)}
+    assert found.step.top_other is not None
+    assert found.step.top_other.share_fraction == pytest.approx(2 / 6)
+
+
+def test_inside_attention_are_four_parts_with_both_ratios() -> None:
+    found = examine(TRACES / "small_fp32_inference")
+    assert found.matmul_fractions.keys() == {"inference", "step"}
+    (times,) = found.attention
+    assert times.phase == "forward"
+    assert times.parts_s == {part: found.phases[0].parts_s[part] for part in ("scores", "mask", "softmax", "values")}
+    # Scores and values are bmm kernels, and a copy of the values.
+    assert times.matmul_s < times.parts_s["scores"] + times.parts_s["values"]
+    assert times.time_ratio == pytest.approx(times.parts_s["softmax"] / times.matmul_s)
+    assert times.flop_ratio == pytest.approx(5 / (4 * 64))
+    assert examine(TRACES / "small_bf16_compiled").attention == []
+
+
+def test_a_softmax_that_is_partly_fused_with_others_has_no_ratio() -> None:
+    parts = (("gemm", "scores"), ("softmax", "softmax"), ("gemm", "values"))
+    work = [Work("forward", kind, kind, part, 5, 1) for kind, part in parts]
+    assert [times.phase for times in attention_times(work, 1, Model())] == ["forward"]
+    assert attention_times([*work, Work("forward", "k", "gemm", "values+output", 5, 1)], 1, Model()) == []
+    assert flop_ratio("forward", Model()) is None
+    assert flop_ratio("backward", Model(d_model=1280, num_heads=20)) == pytest.approx(4 / (8 * 64))

@@ -1,0 +1,227 @@
+"""What the clocks mean: verdicts, their agreement with the lag's, and advice that is true for the case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_clocks import Plan, launched, simulated
+from trace_events import HandWritten
+
+from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.verdicts import PhaseVerdict
+
+MANY_SLOW, MANY_FAST = Plan("forward", 40, 36.0, 10.0), Plan("forward", 40, 0.0, 100.0)
+FUSED = (
+    "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>"
+)
+ADAM, NORMS = "void adam<float>(float*)", "void at::native::multi_tensor_apply_kernel<LpNormFunctor>"
+SGEMM, SOFTMAX = "ampere_sgemm_128x64_tn", "void softmax_warp_forward<float>(float*)"
+
+
+def run_folder(path: Path, trace: HandWritten, **facts: Any) -> Path:
+    """A result with a trace, steps 5 and 6, and the facts given."""
+    profile = {"first_step": 5, "steps": 2}
+    run = {"schema_version": 1, "outcome": "ok", "mode": "train_step", "profile": profile, **facts}
+    (path / "run.json").write_text(json.dumps(run))
+    spans = [{"step": 5, "forward_s": 9.0}, {"step": 6, "forward_s": 1.5e-3, "forward_host_s": 1.6e-3}]
+    (path / "steps.jsonl").write_text("".join(json.dumps(each) + "\n" for each in spans))
+    trace.write(path / "trace.json").rename(path / "trace.json.gz")
+    return path
+
+
+def verdict_of(found: Findings, phase: str = "forward") -> PhaseVerdict:
+    return next(each for each in found.verdicts if each.phase == phase)
+
+
+def twice(*plans: Plan, kernels: tuple[str, ...] = ("k",)) -> HandWritten:
+    """Two steps of plans, whose kernels have these names in turn."""
+    trace = simulated([plans, plans])
+    for index, event in enumerate(event for event in trace.events if event["cat"] == "kernel"):
+        event["name"] = kernels[index % len(kernels)]
+    for event in [event for event in trace.events if event["cat"] == "cuda_runtime" and kernels == (SOFTMAX,)]:
+        trace.op("aten::_softmax", event["ts"], event["dur"])
+    return trace
+
+
+def update(phase: str, launches: int, kernel_us: float, kernel: str) -> HandWritten:
+    return twice(Plan("forward", 5, 0.0, 900.0), Plan(phase, launches, 0.0, kernel_us), kernels=(kernel,))
+
+
+def one_graph() -> HandWritten:
+    trace = twice(MANY_SLOW)
+    [event for event in trace.events if "Launch" in event["name"]][-1]["name"] = "cudaGraphLaunch"
+    return trace
+
+
+def late_first() -> HandWritten:
+    """The optimizer's host does something else for half of its time before it launches."""
+    trace = HandWritten()
+    for step in range(2):
+        at = step * 3000.0
+        trace.step(step, at, 3000)
+        trace.phase("forward", at, 1000)
+        trace.phase("optimizer", at + 1000, 2000)
+        launched(trace, at + 10, "adam", at + 20, 970)
+        launched(trace, at + 1500, "adam", at + 1510, 1400)
+    return trace
+
+
+def stopping(period_us: float = 160.0, thread: int | None = None) -> HandWritten:
+    """20 kernels of 50 us that the host waits for one by one, and work of its own behind each."""
+    trace = HandWritten()
+    for number in range(1, 21):
+        at = period_us * number
+        launched(trace, at, SGEMM, at + 10, 50)
+        trace.add("cuda_runtime", "cudaStreamSynchronize", at + 5, 57, correlation=1000 + number)
+        trace.events[-1]["tid"] = thread or trace.events[-1]["tid"]
+    return trace
+
+
+def waited_copies() -> HandWritten:
+    trace = HandWritten()
+    for number in range(1, 21):
+        trace.launch(number, 150.0 * number, 62, name="cudaMemcpyAsync")
+        trace.kernel(number, "Memcpy DtoH (Device -> Pageable)", 150.0 * number + 10, 50)
+    return trace
+
+
+def paused(launch_us: float) -> HandWritten:
+    """Forty short kernels, one gap of 463 ms, and forty again; the launch behind the gap comes then."""
+    trace = HandWritten()
+    trace.phase("forward", 0, max(launch_us, 600.0) + 200)
+    for number in range(80):
+        late = 463_000.0 if number >= 40 else 0.0
+        trace.launch(number, 0.1 * number + (launch_us if number >= 40 else 0.0), 0.05)
+        trace.kernel(number, SGEMM, 10 + 11.0 * number + late, 10)
+    return trace
+
+
+def gapped() -> HandWritten:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    for number in range(100):
+        trace.launch(number, 0.5 * number, 0.4)
+        trace.kernel(number, "k", 10 + number * 19.0, 10.0)
+    return trace
+
+
+def communicating(beside_us: float) -> HandWritten:
+    trace = HandWritten()
+    trace.phase("forward", 0, 100)
+    trace.launch(1, 0)
+    trace.kernel(1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 1000, stream=9)
+    trace.launch(2, 5)
+    trace.kernel(2, "elementwise_kernel", 1011 - (950 if beside_us else 0), max(beside_us, 30.0))
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "phase", "verdict", "words", "not_words"),
+    [
+        (twice(MANY_SLOW), "forward", "host-bound", "40 launches of", ""),
+        (twice(MANY_FAST), "forward", "queued", "", "launches of"),
+        (one_graph(), "forward", "host-bound", "graphs for more of it (1 of the calls launch one)", ""),
+        # The update.
+        (update("optimizer", 400, 3.0, ADAM), "optimizer", "queued", "a fused optimizer is one kernel", ""),
+        (update("optimizer", 400, 3.0, FUSED), "optimizer", "queued", "larger batch", "fused optimizer"),
+        (update("optimizer", 5, 900.0, ADAM), "optimizer", "queued", "reads and writes each byte once", ""),
+        (update("optimizer", 5, 900.0, FUSED), "optimizer", "queued", "each byte is moved once already", ""),
+        (update("clip", 5, 900.0, NORMS), "clip", "queued", "every gradient is read for the norm", ""),
+        (late_first(), "optimizer", "host-bound", "before the first kernel", "launches of"),
+        # What bounds long kernels.
+        (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100 % are kernels of unknown kind", "memory"),
+        (twice(MANY_FAST, kernels=(SGEMM, "unheard_of", "unheard_of")), "forward", "queued", "", "bound by memory"),
+        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "efficiency, which the trace does not tell", ""),
+        (twice(MANY_FAST, kernels=(SOFTMAX,)), "forward", "queued", "a fused attention", "fused already"),
+        (twice(MANY_FAST, kernels=("void vectorized_elementwise_kernel<4>(int)",)), "forward", "queued",
+         "compile (torch.compile)", "fused attention"),
+        (twice(MANY_FAST, kernels=("triton_poi_fused_silu_1",)), "forward", "queued", "fused already", "torch.compile"),
+        (twice(MANY_FAST, kernels=("void vectorized_gather_kernel<16, long>(char*)",)), "forward", "queued",
+         "moves data (index 100 %)", "torch.compile"),
+        # Stops of the host.
+        (stopping(), "outside", "host-bound", "20 times the host stops until the device is done (1.13 ms in all)", ""),
+        (stopping(300.0), "outside", "host-bound", "20 times the host stops", ""),
+        (stopping(900.0), "outside", "host-bound", "does something else there than launching", "launches of"),
+        (stopping(thread=777), "outside", "host-bound", "launches of", "stops"),
+        (waited_copies(), "outside", "host-bound", "times the host stops", ""),
+        # Pauses, gaps, communication.
+        (paused(0.0), "forward", "stalled", "pause, the longest of 463.0 ms", "short kernels"),
+        (paused(463_000.0), "forward", "host-bound", "pause", "launches of"),
+        (gapped(), "forward", "stalled", "short kernels with gaps between them", ""),
+        (communicating(0.0), "forward", "queued", "1.00 of them beside nothing", "larger batch"),
+        (communicating(900.0), "forward", "queued", "", "communication"),
+    ],
+)  # fmt: skip
+def test_the_advice_is_true_for_the_case(
+    tmp_path: Path, trace: HandWritten, phase: str, verdict: str, words: str, not_words: str
+) -> None:
+    judged = verdict_of(examine(trace.write(tmp_path / "t.json")), phase)
+    assert judged.verdict == verdict
+    assert words in judged.advice
+    assert not not_words or not_words not in judged.advice
+    assert f"{100 * judged.clock.host_wait_s / judged.clock.window_s:.1f} %" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("plan", "facts", "words", "not_words"),
+    [
+        (MANY_SLOW, {}, "--trainer.compile", "reduce-overhead"),
+        (MANY_SLOW, {"compile": {"is_enabled": True, "mode": "default"}}, "reduce-overhead", "--trainer.compile"),
+        (MANY_SLOW, {"compile": {"is_enabled": True, "mode": "reduce-overhead"}}, "larger batch", "reduce-overhead"),
+        (MANY_FAST, {"precision": "32-true", "matmul_precision": "highest"}, "bf16-mixed or TF32", "ceiling"),
+        (MANY_FAST, {"precision": "32-true", "matmul_precision": "high"}, "lmbench ceiling", "TF32"),
+    ],
+)
+def test_advice_asks_for_nothing_that_the_run_does_already(
+    tmp_path: Path, plan: Plan, facts: dict[str, Any], words: str, not_words: str
+) -> None:
+    advice = verdict_of(examine(run_folder(tmp_path, twice(plan, kernels=(SGEMM,)), **facts))).advice
+    assert words in advice
+    assert not_words not in advice
+
+
+@pytest.mark.parametrize(
+    ("trace", "lag", "least_s", "words"),
+    [
+        (lambda: twice(MANY_SLOW), "host-bound", 1e-5, "agree"),
+        (lambda: twice(MANY_FAST), "queued", 2e-2, "agree"),
+        (lambda: twice(MANY_SLOW), "queued", 5e-3, "the profiler slows the host"),
+        (lambda: twice(MANY_FAST), "host-bound", 1e-5, "the host catches up within it"),
+        (lambda: twice(MANY_FAST), "mixed", 2e-4, "the host catches up within it"),
+        (lambda: twice(MANY_SLOW), "mixed", 2e-4, "the profiler slows the host"),
+        (lambda: paused(0.0), "queued", 5e-3, "agree: it is not the host"),
+    ],
+)
+def test_both_verdicts_agree_or_the_difference_is_explained(
+    tmp_path: Path, trace: Callable[[], HandWritten], lag: str, least_s: float, words: str
+) -> None:
+    probe = {"verdicts": {"forward": {"verdict": lag, "min_lag_s": least_s}}}
+    judged = verdict_of(examine(run_folder(tmp_path, trace(), probe=probe)))
+    assert words in judged.agreement
+    assert judged.lag_verdict == lag
+    # Advice is for the run as it is without the profiler.
+    is_slowed = judged.verdict == "host-bound" and lag == "queued"
+    assert ("without the profiler it is queued" in judged.advice) == is_slowed
+
+
+def test_spans_are_those_of_the_steps_that_the_clocks_are_over(tmp_path: Path) -> None:
+    judged = verdict_of(examine(run_folder(tmp_path, twice(MANY_SLOW))))
+    assert (judged.device_span_s, judged.host_span_s) == (pytest.approx(1.5e-3), pytest.approx(1.6e-3))
+
+
+def test_what_stops_of_the_host_can_have_cost_is_not_in_the_cost_of_launches(tmp_path: Path) -> None:
+    def stops(trace: HandWritten) -> tuple[float, float, float, float]:
+        (judged,) = examine(trace.write(tmp_path / "t.json")).verdicts
+        clock = judged.clock
+        return clock.stops, clock.stopped_s, clock.stop_wait_s, clock.host_s_per_launch or 0.0
+
+    per_launch_s = (19 * 160 + 50) * 1e-6 / 20 - 57e-6
+    assert stops(stopping()) == pytest.approx((20, 20 * 57e-6, 19 * 57e-6, per_launch_s), rel=0.05)
+    # A stop is not blamed for more than it took, nor one on a thread that launches nothing.
+    assert stops(stopping(300.0))[2] == pytest.approx(19 * 57e-6, rel=0.05)
+    assert stops(stopping(thread=777))[:3] == (0, 0, 0)
+    assert stops(waited_copies())[0] == pytest.approx(20, abs=1)
