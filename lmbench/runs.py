@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmbench.errors import UsageError
 from lmbench.records import load as _load
 from lmbench.records.codec import as_dict
 from lmbench.records.schema import recorded
@@ -77,15 +76,9 @@ def notes(run: _load.Run) -> list[Line]:
 
 def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> pandas.DataFrame:
     """Runs as a `pandas.DataFrame`, with a row for each run, or each step; columns are a record's fields by their
-    dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI units. Lists are left out.
+    dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI units. Lists are left out."""
+    import pandas as pd
 
-    Raises:
-        UsageError: pandas is not installed.
-    """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise UsageError("to_frame needs pandas, which is not installed: pip install pandas") from error
     found = [runs] if isinstance(runs, _load.Run) else list(runs)
     if steps:
         return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in found for step in run.steps])

@@ -103,9 +103,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COMMANDS: dict[str, list[str]] = {
     "show": ["show", "{}/a", "{}/b"],
-    "report": ["report", "{}/a", "{}/b"],
+    "report": ["report", "{}/a", "{}/b", "--format", "markdown"],
     "report csv": ["report", "{}/a", "{}/b", "--format", "csv"],
-    "report html": ["report", "{}/a", "{}/b", "--html", "{}/page.html"],
+    "report html": ["report", "{}/a", "{}/b", "--output", "{}/page.html"],
     "report baseline": ["report", "{}/a", "--baseline", f"precision={PLANTED}"],
     "compare": ["compare", "{}/a", "{}/b"],
     "compare json": ["compare", "{}/a", "{}/b", "--json"],

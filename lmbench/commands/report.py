@@ -1,87 +1,37 @@
-"""`lmbench report RESULTS...`: results as tables to paste, as CSV, or as one page with charts."""
+"""`lmbench report RESULTS...`: results as tables and charts, by the view of their study."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from lmbench.commands.parser import CommandParser, command
-from lmbench.errors import ExitCode, UsageError, tell
-
-if TYPE_CHECKING:
-    from lmbench.report.feature import Catalogue
-
-DESCRIPTION = """\
-Shows results as tables: Markdown on standard output, CSV, or one HTML page that
-needs no network. RESULTS are folders of runs or of sweeps. A sweep is shown by its
-study's view, other runs with a row for whatever differs."""
+from lmbench.report.answer import Answer
 
 
-@command
-def run(args: list[str]) -> int:
-    """Print or write the report; returns the exit code."""
-    _report(_parser().parse_args(args[1:]))
-    return ExitCode.OK
+def report(*results: str, view: str | None = None, baseline: str | None = None, reference: bool = False) -> Answer:
+    """Shows results as tables, and with `--output page.html` as one page with charts that needs no network.
+
+    A sweep is shown by its study's view, other runs with a row for whatever differs. CSV has a row for each cell.
+
+    Args:
+        results: folders of runs or of sweeps, or folders of them
+        view: show all results by the view of this study, or of this YAML file
+        baseline: FACT=VALUE,... that speed-ups refer to, such as precision=32-true,matmul=highest
+        reference: add published figures of the same size, mode, context and precision, but for implausible ones
+    """
+    from lmbench.report.results import Options, report_on
+
+    return report_on(results, make_catalogue(), Options(view, baseline, reference))
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser("report", DESCRIPTION)
-    parser.add_argument("results", nargs="+", metavar="RESULTS", help="a run's folder, a sweep's, or a folder of them")
-    parser.add_argument(
-        "--format", choices=("markdown", "csv"), help="what is printed (markdown, unless on a terminal)"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page to FILE")
-    parser.add_argument(
-        "--view", metavar="NAME", help="show all results by the view of this study, or of this YAML file"
-    )
-    parser.add_argument(
-        "--baseline", metavar="FACT=VALUE,...", help="what speed-ups refer to: precision=32-true,matmul=highest"
-    )
-    parser.add_argument(
-        "--reference", action="store_true",
-        help="add published figures of the same size, mode, context and precision, but for implausible ones",
-    )  # fmt: skip
-    return parser
+def make_catalogue() -> Any:
+    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature.
 
-
-def make_catalogue() -> Catalogue:
-    """What views may name: the report's own columns and charts, and those of every feature."""
+    Its type is not named here, since the parser of this command would import it for `-h`, and pandas with it.
+    """
     from lmbench.attention.in_report import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.in_report import MEMORY
-    from lmbench.report.feature import Catalogue
+    from lmbench.report.catalogue import Catalogue
 
     return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY])
-
-
-def _report(options: argparse.Namespace) -> None:
-    # Help does not wait for these.
-    from lmbench.report.gather import gather
-    from lmbench.report.sections import Options, build_report
-
-    target: Path | None = options.html
-    if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
-        raise UsageError(f"--html {str(target)!r} cannot be written; name a file in a folder that exists")
-    wanted = Options(options.view, options.baseline, options.reference)
-    report = build_report(gather(options.results), make_catalogue(), wanted)
-    if target is not None:
-        from lmbench.report.page import write_page
-
-        write_page(report, target)
-        tell(f"report written to {target}")
-    if options.format == "csv":
-        from lmbench.report.delimited import to_csv
-
-        sys.stdout.write(to_csv(report))
-    elif options.format is None and target is None and sys.stdout is not None and sys.stdout.isatty():
-        from lmbench.report.on_screen import print_report
-        from lmbench.report.screen import make_console
-
-        print_report(report, make_console())
-    elif options.format == "markdown" or target is None:
-        from lmbench.report.markdown import to_markdown
-
-        sys.stdout.write(to_markdown(report))

@@ -202,14 +202,13 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
     # Here, since statistics and tables take their time to import, and help and dry runs need none.
     from lmbench.commands.parser import run_typed
     from lmbench.commands.upload import upload
-    from lmbench.report.delimited import to_csv
-    from lmbench.report.gather import gather
-    from lmbench.report.sections import build_report
+    from lmbench.report.render import render
+    from lmbench.report.results import report_on
 
     words = [str(folder.path), *upload_options(filings)]
     later = shlex.join(["lmbench", "upload", *words])
     try:
-        folder.write_cells(to_csv(build_report(gather([folder.path]), make_catalogue())))
+        folder.write_cells(render(report_on([folder.path], make_catalogue()), "csv"))
         mode = write_new(find_runs([folder.runs]), progress.noted)
     except (WandbProblem, OSError) as problem:
         progress.said(f"W&B did not get all of this sweep: {problem}; later: {later}")

@@ -29,35 +29,149 @@ depends on the recipe.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from lmbench.convergence.curve import Curve, curve_of
-from lmbench.records.statistics import sample_std
-from lmbench.report.cells import Cell
-from lmbench.report.gather import Sample
+import numpy as np
+import pandas as pd
 
-#: Seeds of the baseline below which their spread is not known well enough to judge by.
-MIN_SEEDS = 3
-#: Steps below which a tail says nothing.
-MIN_STEPS = 20
+from lmbench.files import Unreadable
+from lmbench.records.load import Run, read_steps
+from lmbench.records.store import STEPS_FILE
+
+#: Steps of a run that are looked at; a file of them is a tenth of a gigabyte.
+MAX_STEPS = 100_000
+#: A figure beyond this has run away as much as an infinite one, and sums of it stay finite.
+_MOST = 1e100
+#: Shares of the steps: the tail, over which losses and norms are averaged; the steps up to each step that its smoothed
+#: loss is the mean of; and where in its run the baseline has the loss that others are to reach.
+TAIL_FRACTION, SMOOTHED_FRACTION, TARGET_FRACTION = 0.25, 0.1, 0.75
+#: Seeds of the baseline below which their spread is not known well enough, and steps below which a tail says nothing.
+MIN_SEEDS, MIN_STEPS = 3, 20
 CONFIDENCE = 0.95
-_MOST_DIGITS = 6
 
-#: A seed of weights and one of data, with the data's kind.
-Seeds = tuple[Any, ...]
+#: Of each seed of weights and data, the curve of its run.
+Curves = Mapping[Any, "Curve"]
+
+
+def share(count: int, fraction: float) -> int:
+    """So many of the steps, one at least."""
+    return max(1, round(count * fraction))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Loss and gradient norm by step, from the first of the warm-up on; nan where a step has none.
+
+    `skipped` says of each step whether the scaler skipped its update. All three are arrays of one length.
+    """
+
+    losses: np.ndarray[Any, Any]
+    norms: np.ndarray[Any, Any]
+    skipped: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    def first(self, count: int) -> Curve:
+        """Its first steps."""
+        return Curve(self.losses[:count], self.norms[:count], self.skipped[:count])
+
+    @property
+    def broke_at(self) -> int | None:
+        """The first step whose loss is not finite though the scaler did not skip it; None where none is so."""
+        broken = np.flatnonzero(~np.isfinite(self.losses) & ~self.skipped)
+        return int(broken[0]) if len(broken) else None
+
+    @property
+    def tail_loss(self) -> float:
+        """Mean loss of the tail's updates; nan if one of its losses is, or nothing was updated."""
+        losses = self.losses[self._tail()]
+        return float(losses.mean()) if len(losses) else math.nan
+
+    @property
+    def tail_log_norm(self) -> float | None:
+        """Mean logarithm of the gradient norm of the tail's updates; None without norms, minus infinite where there was
+        no gradient."""
+        norms = self.norms[self._tail()]
+        with np.errstate(divide="ignore"):
+            logs = np.log(norms[~np.isnan(norms)])
+        return float(logs.mean()) if len(logs) else None
+
+    def _tail(self) -> np.ndarray[Any, Any]:
+        is_late = np.arange(len(self)) >= len(self) - share(len(self), TAIL_FRACTION)
+        return np.flatnonzero(is_late & ~self.skipped)
+
+    def smoothed(self, width: int) -> np.ndarray[Any, Any]:
+        """The mean of each loss and those before it, `width` in all, without skipped steps; nan before there are as
+        many, and where one of them is not finite."""
+        is_bad = ~np.isfinite(self.losses) & ~self.skipped
+        kept = pd.Series(np.where(is_bad | self.skipped, np.nan, self.losses)).rolling(width, min_periods=1).mean()
+        return np.asarray(kept.where(pd.Series(is_bad, dtype=float).rolling(width).sum() == 0))
+
+
+def curve_of(run: Run) -> Curve | None:
+    """A run's curve, read from its folder; None where it has no step with a loss."""
+    path = run.path / STEPS_FILE
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    curve = _read(path, state.st_mtime_ns, state.st_size)
+    return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
+
+
+@lru_cache(maxsize=512)
+def _read(path: Path, _changed_ns: int, _size_bytes: int) -> Curve:
+    rows: list[tuple[float, float, bool]] = []
+    try:
+        for _, step in islice(read_steps(path), MAX_STEPS):
+            if step is None:
+                break
+            rows.append((_figure(step.loss), _figure(step.gradient_norm), bool(step.is_skipped)))
+    except Unreadable:
+        # The steps before the tear are whole.
+        pass
+    losses, norms, skipped = zip(*rows, strict=True) if rows else ((), (), ())
+    return Curve(np.array(losses, dtype=float), np.array(norms, dtype=float), np.array(skipped, dtype=bool))
+
+
+def _figure(value: float | None) -> float:
+    if value is None:
+        return math.nan
+    return value if abs(value) <= _MOST else math.inf if value > 0 else -math.inf
+
+
+def steps_to_loss(curve: Curve, baseline: Curve) -> float:
+    """Steps until a curve's smoothed loss crosses the target; infinite if it never does, or there is none.
+
+    The target is the baseline's smoothed loss after three quarters of its steps. Both are smoothed alike, so that they
+    are late alike; between two steps the crossing lies on a straight line.
+    """
+    width = share(len(baseline), SMOOTHED_FRACTION)
+    target = baseline.smoothed(width)[share(len(baseline), TARGET_FRACTION) - 1]
+    values = curve.smoothed(width)
+    below = np.flatnonzero(values <= target)
+    if not len(below):
+        return math.inf
+    place = int(below[0])
+    before = values[place - 1] if place else math.nan
+    return place + 1 - float((target - values[place]) / (before - values[place]) if before > target else 0.0)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a row's figure lies from the baseline's of the same seed.
+    """How far a row's figure lies from the baseline's of the same seed: a loss in nat, or the logarithm of a norm.
 
     `apart` is how far the lowest and the highest of the baseline's seeds lie from each other, `limit` how far two runs
     may; both None if nobody knows.
     """
 
+    name: str
     value: float
     apart: float | None
     limit: float | None
@@ -72,159 +186,125 @@ class Difference:
         """Within the limit, but further than any two of the seeds."""
         return self.apart is not None and not self.is_beyond and abs(self.value) > self.apart
 
+    @property
+    def why(self) -> str:
+        """The figure beside its limit."""
+        if not math.isfinite(self.value):
+            return {
+                "loss": "none of the last steps was an update",
+                "gradient norm": "the gradient norm is not finite" if self.value > 0 else "there is no gradient",
+            }[self.name]
+        texts = [self._text(value or 0.0) for value in (self.value, self.apart, self.limit)]
+        if self.name == "loss":
+            texts[0] = f"{self._text(abs(self.value))} nat {'above' if self.value > 0 else 'below'}"
+        apart = "" if self.is_beyond else f"seeds lie {texts[1]} apart, "
+        return f"{self.name} {texts[0]}, {apart}limit {texts[2]}"
+
+    def _text(self, value: float) -> str:
+        return f"{value:.3g}" if self.name == "loss" else f"x{ratio(value):.3g}"
+
+
+def ratio(logarithm: float) -> float:
+    """The number that the logarithm is of; the largest number there is for what is larger."""
+    return math.exp(min(logarithm, 709.0))
+
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is to be said of a row: its loss in nat and its gradient norm (as a logarithm) against the baseline's.
+    """What is to be said of a row, by its loss and its gradient norm against the baseline's.
 
     `seeds` are those of the baseline. `broke_at` is the first step with a loss that is not finite. `reason` says why
     nothing can be said.
     """
 
-    loss: Difference | None = None
-    norm: Difference | None = None
+    differences: tuple[Difference, ...] = ()
     seeds: int = 0
     broke_at: int | None = None
     reason: str = ""
 
     @property
+    def _far(self) -> list[Difference]:
+        """What lies beyond its limit, else further off than the seeds."""
+        beyond = [each for each in self.differences if each.is_beyond]
+        return beyond or [each for each in self.differences if each.is_outside]
+
+    @property
     def follows(self) -> bool | None:
         """Whether it trains like the baseline; None where that cannot be told."""
-        if self.broke_at is not None or any(found.is_beyond for _, found in self._known()):
+        if self.broke_at is not None or any(each.is_beyond for each in self.differences):
             return False
-        is_open = any(found.is_outside for _, found in self._known())
-        return None if self.reason or is_open or not self._known() else True
+        return None if self.reason or self._far or not self.differences else True
 
     @property
     def words(self) -> str:
         """The same in few words: `yes`, `NO: loss`, `undecided: gradient norm`."""
         if self.broke_at is not None:
             return f"NO: not finite from step {self.broke_at}"
+        names = ", ".join(each.name for each in self._far)
         if self.follows is False:
-            return f"NO: {', '.join(name for name, found in self._known() if found.is_beyond)}"
-        if self.reason:
-            return f"not judged: {self.reason}"
-        names = [name for name, found in self._known() if found.is_outside]
-        return f"undecided: {', '.join(names)}" if names else "yes"
+            return f"NO: {names}"
+        return f"not judged: {self.reason}" if self.reason else f"undecided: {names}" if names else "yes"
 
     @property
     def why(self) -> str:
         """With figures: what lies beyond its limit, or further off than the seeds; empty where nothing does."""
         if self.broke_at is not None:
             return f"the loss is not finite from step {self.broke_at} on"
-        told = {"loss": _loss_words, "gradient norm": _norm_words}
-        far = [(name, found) for name, found in self._known() if found.is_beyond]
-        far = far or [(name, found) for name, found in self._known() if found.is_outside]
-        return "; ".join(told[name](found) for name, found in far) or self.reason
-
-    def _known(self) -> list[tuple[str, Difference]]:
-        both = (("loss", self.loss), ("gradient norm", self.norm))
-        return [(name, found) for name, found in both if found is not None]
+        return "; ".join(each.why for each in self._far) or self.reason
 
 
-def _loss_words(found: Difference) -> str:
-    if not math.isfinite(found.value):
-        return "none of the last steps was an update"
-    where = "above" if found.value > 0 else "below"
-    off, limit = abs(found.value), found.limit or 0.0
-    # As many digits as tell it from its limit.
-    digits = next((n for n in range(2, _MOST_DIGITS) if f"{off:.{n}g}" != f"{limit:.{n}g}"), _MOST_DIGITS)
-    return f"loss {off:.{digits}g} nat {where}, {_bounds(found, lambda value: f'{value:.{digits}g}')}"
-
-
-def _norm_words(found: Difference) -> str:
-    if not math.isfinite(found.value):
-        return "the gradient norm is not finite" if found.value > 0 else "there is no gradient"
-    return f"gradient norm {_times(found.value)}, {_bounds(found, _times)}"
-
-
-def _bounds(found: Difference, text: Callable[[float], str]) -> str:
-    limit = f"limit {text(found.limit or 0.0)}"
-    return limit if found.is_beyond else f"seeds lie {text(found.apart or 0.0)} apart, {limit}"
-
-
-def _times(logarithm: float) -> str:
-    return f"x{ratio(logarithm):.3g}"
-
-
-def ratio(logarithm: float) -> float:
-    """What the logarithm is of; the largest number there is for what is larger."""
-    return math.exp(min(logarithm, 709.0))
-
-
-def pairs_of(cell: Cell, baseline: Cell) -> list[tuple[Curve, Curve]]:
-    """Curves of runs with those of the baseline that began alike, one of each seed, cut to their common steps."""
-    own, other = by_seed(cell.ok), by_seed(baseline.ok)
-    found = [(curve, other[seeds]) for seeds, curve in own.items() if seeds in other]
-    return [(mine.first(len(theirs)), theirs.first(len(mine))) for mine, theirs in found]
-
-
-def by_seed(samples: Sequence[Sample]) -> dict[Seeds, Curve]:
-    """The curve of the first run of each seed."""
-    found: dict[Seeds, Curve] = {}
-    for sample in samples:
-        seeds = (*sample.seeds, sample.record.data.source)
-        if sample.seeds[0] is not None and seeds not in found and (curve := curve_of(sample)) is not None:
-            found[seeds] = curve
-    return found
-
-
-def judge(cell: Cell, baseline: Cell | None) -> Judgement | None:
-    """Whether a cell follows its baseline; None of a cell that has no loss to tell it by, and of the baseline."""
-    if baseline is None or baseline is cell or not any(True for s in cell.ok if curve_of(s) is not None):
-        return None
-    return judged(by_seed(cell.ok), by_seed(baseline.ok))
-
-
-def judged(own: Mapping[Seeds, Curve], baseline: Mapping[Seeds, Curve]) -> Judgement:
-    """The judgement on runs, one of each seed, against those of the baseline."""
-    broken = [place for curve in own.values() if (place := curve.broke_at) is not None]
+def judge(curves: Curves, baseline: Curves) -> Judgement:
+    """The judgement on the runs of a row, one of each seed, against those of the baseline."""
+    seeds = len(baseline)
+    broken = [place for curve in curves.values() if (place := curve.broke_at) is not None]
     if broken:
-        return Judgement(broke_at=min(broken), seeds=len(baseline))
-    if not baseline:
-        return Judgement(reason="the baseline has no run that ended well")
-    shared = [seeds for seeds in own if seeds in baseline]
+        return Judgement(broke_at=min(broken), seeds=seeds)
+    shared = [seed for seed in curves if seed in baseline]
     if not shared:
-        return Judgement(seeds=len(baseline), reason="no run of the baseline has its seed and data")
-    steps = min(len(curve) for curve in (*baseline.values(), *(own[seeds] for seeds in shared)))
+        runs = "no run of the baseline has its seed and data" if baseline else "the baseline has no run that ended well"
+        return Judgement(seeds=seeds, reason=runs)
+    steps = min(len(curve) for curve in (*baseline.values(), *(curves[seed] for seed in shared)))
     if steps < MIN_STEPS:
-        return Judgement(seeds=len(baseline), reason=f"{steps} steps, of which {MIN_STEPS} are needed")
-    mine = {seeds: own[seeds].first(steps) for seeds in shared}
-    theirs = {seeds: curve.first(steps) for seeds, curve in baseline.items()}
-    losses = {seeds: curve.tail_loss for seeds, curve in theirs.items()}
-    norms = {seeds: norm for seeds, curve in theirs.items() if (norm := curve.tail_log_norm) is not None}
-    own_norms = {seeds: norm for seeds, curve in mine.items() if (norm := curve.tail_log_norm) is not None}
-    reason = ""
-    if not all(map(math.isfinite, losses.values())):
+        return Judgement(seeds=seeds, reason=f"{steps} steps, of which {MIN_STEPS} are needed")
+    table = pd.DataFrame(
+        {
+            "loss": {seed: curve.first(steps).tail_loss for seed, curve in baseline.items()},
+            "gradient norm": {seed: curve.first(steps).tail_log_norm for seed, curve in baseline.items()},
+        }, dtype=float,
+    )  # fmt: skip
+    losses, reason = table["loss"], ""
+    if not np.isfinite(losses).all():
         reason = "the baseline's own loss is not finite"
-    elif len(losses) < MIN_SEEDS:
-        reason = f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread"
-    elif len(set(losses.values())) == 1:
+    elif seeds < MIN_SEEDS:
+        reason = f"the baseline has {seeds} of the {MIN_SEEDS} seeds that tell its spread"
+    elif losses.nunique() == 1:
         reason = "the baseline's seeds make no difference"
-    return Judgement(
-        loss=_difference({seeds: curve.tail_loss for seeds, curve in mine.items()}, losses),
-        norm=_difference(own_norms, norms),
-        seeds=len(baseline),
-        reason=reason,
+    cut = {seed: curves[seed].first(steps) for seed in shared}
+    own_norms = {seed: curve.tail_log_norm for seed, curve in cut.items()}
+    found = (
+        _difference("loss", {seed: curve.tail_loss for seed, curve in cut.items()}, dict(losses)),
+        _difference("gradient norm", own_norms, dict(table["gradient norm"])),
     )
+    return Judgement(tuple(each for each in found if each is not None), seeds, reason=reason)
 
 
-def _difference(own: Mapping[Seeds, float], baseline: Mapping[Seeds, float]) -> Difference | None:
+def _difference(name: str, own: Mapping[Any, float | None], baseline: Mapping[Any, float]) -> Difference | None:
     """The mean difference over the seeds in common, and its limit by the spread between all of the baseline's."""
-    differences = [value - baseline[seeds] for seeds, value in own.items() if seeds in baseline]
+    known = {seed: value for seed, value in baseline.items() if name == "loss" or not math.isnan(value)}
+    differences = [value - known[seed] for seed, value in own.items() if value is not None and seed in known]
     if not differences:
         return None
-    values, pairs = list(baseline.values()), len(differences)
-    limit = limit_of(values, pairs)
-    apart = None if limit is None else (max(values) - min(values)) / math.sqrt(pairs)
-    return Difference(statistics.fmean(differences), apart, limit)
+    values = np.array(list(known.values()))
+    limit = limit_of(values, len(differences))
+    apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(differences))
+    return Difference(name, math.fsum(differences) / len(differences), apart, limit)
 
 
-def limit_of(values: Sequence[float], pairs: int) -> float | None:
+def limit_of(values: np.ndarray[Any, Any], pairs: int) -> float | None:
     """How far the mean of so many differences may be from none, by a figure of each of the baseline's seeds."""
-    if len(values) < MIN_SEEDS or len(set(values)) == 1 or not all(map(math.isfinite, values)):
+    if len(values) < MIN_SEEDS or len(set(values)) == 1 or not np.isfinite(values).all():
         return None
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    spread = sample_std(values, statistics.fmean(values)) or 0.0
-    return float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2)) * spread * math.sqrt(2 / pairs)
+    quantile = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2))
+    return quantile * float(values.std(ddof=1)) * math.sqrt(2 / pairs)

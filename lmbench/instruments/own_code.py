@@ -15,7 +15,7 @@ from types import TracebackType
 #: Packages whose frames say nothing of the user's code. Another one, even an installed one, was brought by the user.
 _LIBRARIES = (
     "torch", "lightning", "lightning_utilities", "lightning_fabric", "pytorch_lightning", "torchmetrics", "triton",
-    "jsonargparse", "numpy", "scipy", "msgspec", "rich", "yaml", "wandb", "tokenizers", "jinja2", "matplotlib",
+    "jsonargparse", "numpy", "scipy", "msgspec", "rich", "yaml", "wandb", "tokenizers", "jinja2", "pandas",
     "pynvml", "fsspec", "tqdm", "typeshed_client", "docstring_parser", "sympy",
 )  # fmt: skip
 _OWN = ("lmbench", "lmbench.callbacks", "lmbench.configs")

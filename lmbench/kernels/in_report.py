@@ -1,329 +1,235 @@
-"""What kernels add to a report: columns of profiled runs, charts of kernel time, notes, and timelines on its page."""
+"""What kernels add to a report: columns of profiled runs, charts of kernel time, and notes."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import PARTS
-from lmbench.records.instruments import AttentionTimes, KernelSummary, PhaseKernels, TopOperator
+from lmbench.records.instruments import PhaseKernels
+from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
-from lmbench.report.cells import Cell, Pairing
-from lmbench.report.charts import MAX_BARS, Chart, ChartKind, ColumnOf, Point, Series, rows_of
-from lmbench.report.columns import Column, Measure, Number, Reader, numbers, over_runs
-from lmbench.report.feature import Feature, PagePart
+from lmbench.report.answer import Cell, Chart
+from lmbench.report.catalogue import Feature
+from lmbench.report.charts import MAX_BARS, ChartKind, ColumnOf, Series, rows_of, stacked_chart
+from lmbench.report.columns import Column, per_cell
+from lmbench.report.console import shortened
+from lmbench.report.frame import Expression, Frame
 from lmbench.report.palette import FUSED, MUTED, part_colour
 from lmbench.report.palette import KINDS as KIND_COLOURS
-from lmbench.report.text import KERNEL_WIDTH, shortened
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import ChartSpec
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
 #: The parts of attention written out, in their order.
-_INSIDE: Mapping[str, Callable[[AttentionTimes], float | None]] = {
-    "scores": lambda times: times.scores_s,
-    "mask": lambda times: times.mask_s,
-    "softmax": lambda times: times.softmax_s,
-    "values": lambda times: times.values_s,
-}
+_INSIDE = ("scores", "mask", "softmax", "values")
+#: Operators that are named of each phase, and the width of a kernel's name among other words.
+_NAMED, _NAME_WIDTH = 3, 40
+#: More series than this nobody tells apart; all others are the rest.
+_SHOWN, REST = 7, "rest"
+_ORDER: Mapping[str, Sequence[str]] = {"parts": (*PARTS, FUSED), "kinds": KINDS, "attention": _INSIDE}
 
 # columns
 
-#: Operators that are named of each phase.
-_NAMED = 3
+
+def _profiled(name: str, title: str, field: Expression, unit: Unit = PERCENT, modes: Sequence[str] = ()) -> Column:
+    return Column(name, title, field, unit, modes=modes, is_profiled=True)
 
 
-def of_kernels(read: Callable[[KernelSummary], float | None]) -> Number:
-    """A number of a run's kernels."""
-    return lambda run: None if run.kernels is None else read(run.kernels)
+def _first(name: str, title: str, read: Callable[[Run], Cell | None]) -> Column:
+    """A column of words about a share, of the cell's first run that has it."""
+    return Column(name, title, per_cell(read), Unit("", 100.0, units.percent_number), None, is_profiled=True)
 
 
-def of_phase(span: Span, read: Callable[[PhaseKernels], float | None]) -> Number:
-    """A number of the kernels of a phase, or of the step."""
-
-    def of_run(run: RunRecord) -> float | None:
-        found = None if run.kernels is None else run.kernels.phases.get(span)
-        return None if found is None else read(found)
-
-    return of_run
-
-
-def of_attention(span: Span, read: Callable[[AttentionTimes], float | None]) -> Number:
-    """A number of attention written out, of forward or backward."""
-
-    def of_run(run: RunRecord) -> float | None:
-        found = None if run.kernels is None else run.kernels.attention.get(span)
-        return None if found is None else read(found)
-
-    return of_run
+def _times(run: RunRecord, kind: str, span: Span) -> dict[str, float]:
+    """Kernel time of a phase by kind, by part or inside attention, in s per step; what is fused is `several`."""
+    kernels = run.kernels
+    if kernels is None:
+        return {}
+    if kind == "attention":
+        attention = kernels.attention.get(span)
+        inside = {name: getattr(attention, f"{name}_s", None) for name in _INSIDE}
+        return {name: seconds for name, seconds in inside.items() if seconds is not None}
+    phase, times = kernels.phases.get(span), dict[str, float]()
+    for field, seconds in getattr(phase, kind, {}).items():
+        name = FUSED if "+" in field else field.removesuffix("_s")
+        times[name] = times.get(name, 0.0) + seconds
+    return times
 
 
-def times_by(cell: Cell, span: Span, axis: str) -> dict[str, float]:
-    """Kernel time by kind or part of a phase, per step and averaged over runs, in s; what is fused is `several`."""
-    sums: dict[str, list[float]] = {}
-    for sample in cell.ok:
-        found = None if sample.record.kernels is None else sample.record.kernels.phases.get(span)
-        if found is None:
-            continue
-        own: dict[str, float] = {}
-        for field, seconds in (found.kinds if axis == "kind" else found.parts).items():
-            name = field.removesuffix("_s")
-            key = FUSED if "+" in name else name
-            own[key] = own.get(key, 0.0) + seconds
-        for name, seconds in own.items():
-            sums.setdefault(name, []).append(seconds)
-    runs = len(numbers(cell, of_phase(span, lambda phase: phase.kernel_s)))
-    return {name: math.fsum(values) / runs for name, values in sums.items()} if runs else {}
+def _share(kind: str, span: Span, name: str) -> Expression:
+    def of(run: RunRecord) -> float | None:
+        times = _times(run, kind, span)
+        return times[name] / total if name in times and (total := math.fsum(times.values())) else None
+
+    return of
 
 
-def no_kernels(cell: Cell) -> list[str]:
-    """Why runs of a cell have no kernels to show, each reason once."""
-    profiled = [sample.record.kernels for sample in cell.ok if sample.record.is_profiled]
-    return list(dict.fromkeys(found.reason for found in profiled if found is not None and found.reason))
+def _share_of_window(read: Callable[[PhaseKernels], float | None]) -> Expression:
+    """Share of the step's time on the device, slowed by the profiler."""
+
+    def of(run: RunRecord) -> float | None:
+        phases = [] if run.kernels is None else [phase for span, phase in run.kernels.phases.items() if span != "step"]
+        window_s = math.fsum(phase.window_s or 0.0 for phase in phases)
+        return math.fsum(read(phase) or 0.0 for phase in phases) / window_s if window_s else None
+
+    return of
 
 
-def _kernel_count(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """Kernels per step; 0 of a run that has none, and no operators either."""
-    found = over_runs(of_phase("step", lambda step: step.kernel_count))(cell, None)
-    return Measure(0.0) if found is None and no_kernels(cell) and not _operators(cell) else found
+def _idle_s(phase: PhaseKernels) -> float | None:
+    return None if phase.busy_s is None or phase.window_s is None else phase.window_s - phase.busy_s
 
 
-def _operators(cell: Cell) -> list[TopOperator]:
-    """The operators of the cell's first run that has any instead of kernels."""
-    known = (sample.record.kernels.operators for sample in cell.ok if sample.record.kernels is not None)
-    return next(filter(None, known), [])
+def _kernel_count(run: Run) -> Cell | None:
+    """Kernels per step; `none` of a run that has no kernels, and no operators either."""
+    kernels = run.record.kernels
+    step = None if kernels is None else kernels.phases.step
+    if step is not None and step.kernel_count is not None:
+        return Cell(step.kernel_count)
+    return Cell(0, text="none") if kernels is not None and kernels.reason and not kernels.operators else None
 
 
-def _top_operators(span: Span) -> Column:
-    """A phase's longest operators on the host, of runs without kernels; the number is the first one's share."""
-
-    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        rows = [row for row in _operators(cell) if row.phase == span][:_NAMED]
-        told = ", ".join(f"{shortened(row.name, KERNEL_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
-        return Measure(rows[0].share_fraction, name=told) if rows else None
-
-    plain = Unit("", 100.0, units.percent_number)
-    return _profiled(f"{span}_top_operator_fraction", span, read, plain, text=lambda measure: measure.name)
+def _top_other(run: Run) -> Cell | None:
+    """The longest kernel of the step that is no matrix product."""
+    step = None if run.record.kernels is None else run.record.kernels.phases.step
+    top = None if step is None else step.top_other
+    if top is None:
+        return None
+    return Cell(top.share_fraction, text=f"{shortened(top.name, _NAME_WIDTH)} {units.percent(top.share_fraction)}")
 
 
-def _matmul(span: Span, is_shown: Callable[[str], bool] = lambda mode: True) -> Reader:
-    """Share of matrix products in a phase, of cells of these modes."""
-    read = over_runs(of_phase(span, lambda phase: phase.matmul_fraction))
-    return lambda cell, _: read(cell, None) if is_shown(str(cell.facts.get("mode"))) else None
+def _top_operators(span: Span) -> Callable[[Run], Cell | None]:
+    """A phase's longest operators on the host, of a run without kernels; the number is the first one's share."""
+
+    def of(run: Run) -> Cell | None:
+        operators = [] if run.record.kernels is None else run.record.kernels.operators
+        rows = [row for row in operators if row.phase == span][:_NAMED]
+        text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
+        return Cell(rows[0].share_fraction, text=text) if rows else None
+
+    return of
 
 
-def _share(span: Span, axis: str, name: str) -> Reader:
-    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        times = times_by(cell, span, axis)
-        total = math.fsum(times.values())
-        return Measure(times[name] / total) if total and name in times else None
-
-    return read
-
-
-def _top_other(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """The longest kernel of the step that is no matrix product, of the first run that has one."""
-    for sample in cell.ok:
-        step = None if sample.record.kernels is None else sample.record.kernels.phases.step
-        if step is not None and step.top_other is not None:
-            return Measure(step.top_other.share_fraction, name=shortened(step.top_other.name, KERNEL_WIDTH))
-    return None
-
-
-def _host_wait(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """Share of the step's time on the device in which it waits for the host, slowed by the profiler."""
-    return _share_of_window(cell, lambda phase: phase.host_wait_s)
-
-
-def _idle(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """Share of the step's time on the device in which nothing runs, slowed by the profiler."""
-    return _share_of_window(
-        cell, lambda phase: None if phase.busy_s is None or phase.window_s is None else phase.window_s - phase.busy_s
-    )
-
-
-def _share_of_window(cell: Cell, read: Callable[[PhaseKernels], float | None]) -> Measure | None:
-    shares = []
-    for sample in cell.ok:
-        found = [] if sample.record.kernels is None else list(sample.record.kernels.phases.items())
-        phases = [phase for span, phase in found if span != "step"]
-        windows = math.fsum(phase.window_s for phase in phases if phase.window_s is not None)
-        if windows:
-            shares.append(math.fsum(time for phase in phases if (time := read(phase)) is not None) / windows)
-    return Measure(statistics.fmean(shares)) if shares else None
-
-
-def _profiled(
-    name: str, title: str, read: Reader, unit: Unit = PERCENT, text: Callable[[Measure], str] | None = None
-) -> Column:
-    return Column(name, title, read, unit, text, is_profiled=True)
-
-
-def _kernel_time(span: Span) -> Reader:
-    return over_runs(of_phase(span, lambda phase: phase.kernel_s))
-
-
-def _ratio(decimals: int) -> Unit:
-    return Unit("", 1.0, lambda value: f"{value:.{decimals}f}")
-
-
-def _beside(span: Span) -> Column:
+def _busy(span: Span) -> Callable[[Frame], Mapping[int, Cell]]:
     """How long the device was busy with a phase, from profiled runs beside a cell's timing runs: about what its span
     would be if the device never waited."""
 
-    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        found = [sample.record.kernels for sample in (*cell.samples, *cell.passes) if sample.outcome == "ok"]
-        phases = [kernels.phases.get(span) for kernels in found if kernels is not None]
-        times = [phase.busy_s or phase.kernel_s for phase in phases if phase is not None]
-        known = [time for time in times if time]
-        return Measure(statistics.fmean(known)) if known else None
+    def of(frame: Frame) -> dict[int, Cell]:
+        cells = {}
+        for cell in frame.facts.index:
+            found = [run.record.kernels for run in frame.runs_of(cell, "ok", None)]
+            phases = [phase for kernels in found if kernels and (phase := kernels.phases.get(span))]
+            times = [seconds for phase in phases if (seconds := phase.busy_s or phase.kernel_s)]
+            if times:
+                cells[cell] = Cell(statistics.fmean(times))
+        return cells
 
-    return Column(f"{span}_busy_s", f"{span}, device busy", read, MS)
-
-
-_GENERAL: tuple[Column, ...] = (
-    _profiled(
-        "kernel_count", "kernels", _kernel_count, COUNT,
-        text=lambda measure: units.whole(measure.value) if measure.value else "none",
-    ),
-    _profiled("kernel_s", "kernel time", _kernel_time("step"), MS),
-    _profiled(
-        "inference_matmul_fraction", "matmul, inference", _matmul("forward", lambda mode: mode == "inference")
-    ),
-    _profiled("forward_matmul_fraction", "matmul, forward", _matmul("forward", lambda mode: mode != "inference")),
-    _profiled("backward_matmul_fraction", "matmul, backward", _matmul("backward")),
-    _profiled("step_matmul_fraction", "matmul, step", _matmul("step", lambda mode: mode == "train_step")),
-    _profiled(
-        "top_other_fraction", "top kernel but matmul", _top_other, Unit("", 100.0, units.percent_number),
-        text=lambda measure: f"{measure.name} {units.percent(measure.value)}",
-    ),
-    _profiled("trace_host_wait_fraction", "waits for host", _host_wait),
-    _profiled("trace_idle_fraction", "device idle", _idle),
-    _profiled(
-        "unclassified_part_fraction", "no part", over_runs(of_kernels(lambda found: found.unclassified_part_fraction))
-    ),
-    *(_profiled(f"{span}_kernel_s", span, _kernel_time(span), MS) for span in ("forward", "backward", "optimizer")),
-    *(_top_operators(span) for span in ("forward", "backward", "optimizer")),
-)  # fmt: skip
-
-_SHARES: tuple[Column, ...] = tuple(
-    _profiled(f"{span}_{name}_{axis}_fraction", "several, fused" if name == FUSED else name, _share(span, axis, name))
-    for span in SHARED_SPANS
-    for axis, names in (("kind", KINDS), ("part", (*PARTS, FUSED)))
-    for name in names
-)
+    return of
 
 
-def _attention_columns(span: Span) -> list[Column]:
-    parts = {**_INSIDE, "matmul": lambda times: times.matmul_s}
-    times = [
-        _profiled(f"{span}_{part}_s", part, over_runs(of_attention(span, read)), MS) for part, read in parts.items()
-    ]
+def _columns(span: Span) -> list[Column]:
+    """Columns of a phase: its kernels, and what is inside attention written out."""
+    attention = f"kernels.attention.{span}"
+    ratio = f"{span}_softmax_matmul_"
     return [
-        *times,
+        Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None),
+        *(_profiled(f"{span}_{name}_s", name, f"{attention}.{name}_s", MS) for name in (*_INSIDE, "matmul")),
         _profiled(
-            f"{span}_softmax_matmul_time_ratio", "softmax / matmul, time",
-            over_runs(of_attention(span, lambda times: times.softmax_matmul_time_ratio)), _ratio(2),
+            f"{ratio}time_ratio", "softmax / matmul, time", f"{attention}.softmax_matmul_time_ratio",
+            Unit("", 1.0, "{:.2f}".format),
         ),
         _profiled(
-            f"{span}_softmax_matmul_flop_ratio", "softmax / matmul, FLOPs",
-            over_runs(of_attention(span, lambda times: times.softmax_matmul_flop_ratio)), _ratio(4),
+            f"{ratio}flop_ratio", "softmax / matmul, FLOPs", f"{attention}.softmax_matmul_flop_ratio",
+            Unit("", 1.0, "{:.4f}".format),
         ),
     ]  # fmt: skip
 
 
+_TITLES = {FUSED: "several, fused"}
+_TRAINING = ("forward", "forward_backward", "train_step")
+COLUMNS: tuple[Column, ...] = (
+    Column("kernel_count", "kernels", per_cell(_kernel_count), COUNT, None, is_profiled=True),
+    _profiled("kernel_s", "kernel time", "kernels.phases.step.kernel_s", MS),
+    *(
+        _profiled(name, title, f"kernels.phases.{span}.matmul_fraction", modes=modes)
+        for name, title, span, modes in (
+            ("inference_matmul_fraction", "matmul, inference", "forward", ("inference",)),
+            ("forward_matmul_fraction", "matmul, forward", "forward", _TRAINING),
+            ("backward_matmul_fraction", "matmul, backward", "backward", ()),
+            ("step_matmul_fraction", "matmul, step", "step", ("train_step",)),
+        )
+    ),
+    _first("top_other_fraction", "top kernel but matmul", _top_other),
+    _profiled("trace_host_wait_fraction", "waits for host", _share_of_window(lambda phase: phase.host_wait_s)),
+    _profiled("trace_idle_fraction", "device idle", _share_of_window(_idle_s)),
+    _profiled("unclassified_part_fraction", "no part", "kernels.unclassified_part_fraction"),
+    *(_profiled(f"{s}_kernel_s", s, f"kernels.phases.{s}.kernel_s", MS) for s in ("forward", "backward", "optimizer")),
+    *(_first(f"{s}_top_operator_fraction", s, _top_operators(s)) for s in ("forward", "backward", "optimizer")),
+    *(
+        _profiled(f"{span}_{name}_{kind}_fraction", _TITLES.get(name, name), _share(f"{kind}s", span, name))
+        for span in SHARED_SPANS
+        for kind, names in (("kind", KINDS), ("part", (*PARTS, FUSED)))
+        for name in names
+    ),
+    *_columns("forward"),
+    *_columns("backward"),
+)  # fmt: skip
+
+
+def no_kernels(frame: Frame, cell: int) -> list[str]:
+    """Why runs of a cell have no kernels to show, each reason once."""
+    kernels = (run.record.kernels for run in frame.runs_of(cell, "ok") if run.record.is_profiled)
+    return list(dict.fromkeys(found.reason for found in kernels if found is not None and found.reason))
+
+
 # charts
 
-_ORDER: Mapping[str, Sequence[str]] = {"parts": (*PARTS, FUSED), "kinds": KINDS, "attention": tuple(_INSIDE)}
-_PLACE = {name: place for place, name in enumerate((*PARTS, FUSED, *KINDS))}
-#: More series than this nobody tells apart; all others are the rest.
-_SHOWN = 7
-REST = "rest"
 
-
-def _chart(spec: ChartSpec, cells: Sequence[Cell], _pairing: Pairing, _column_of: ColumnOf) -> Chart | None:
+def _chart(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """Kernel time of a phase by part, by kind, or inside attention: a lying bar for each cell that has this phase."""
     kind, span = spec.kind, next(span for span in SHARED_SPANS if span == spec.y)
-    rows = [(label, cell) for label, cell in rows_of(cells) if cell.ok]
-    known = [(label, cell, times) for label, cell in rows if (times := _times(kind, span, cell))]
+    rows = [(label, frame.runs_of(cell, "ok")[0].record) for label, cell in rows_of(frame) if cell in frame.ok_cells]
+    known = [(label, run, times) for label, run in rows if (times := _times(run, kind, span))]
     if len(rows) > MAX_BARS or not known:
         return None
     # The same names in the charts of all phases: what is longest in the step, in the model's order.
-    names = _longest(kind, [_times(kind, "step", cell) or times for _, cell, times in known])
-    totals = [sum(times.values()) for _, _, times in known]
-    places = [f"{row[0]}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms" for row, total in zip(known, totals, strict=True)]
-    series = []
-    for name in [*names, REST]:
-        points = []
-        for (label, _, times), total, place in zip(known, totals, places, strict=True):
-            seconds = sum(_others(times, names).values()) if name == REST else times.get(name, 0.0)
+    longest = dict[str, float]()
+    for _, run, times in known:
+        whole = _times(run, kind, "step") or times
+        for name, seconds in whole.items():
+            longest[name] = max(longest.get(name, 0.0), seconds / (math.fsum(whole.values()) or 1.0))
+    names = sorted(longest, key=lambda name: (-longest[name], name))[:_SHOWN]
+    series = [Series(n, [], MUTED if n == REST else _colour(kind, n)) for n in _ORDER[kind] if n in names]
+    series.append(Series(REST, [], MUTED))
+    for label, _, times in known:
+        total = math.fsum(times.values())
+        shown = {name: times.get(name, 0.0) for name in names}
+        for each in series:
+            seconds = shown.get(each.label, total - math.fsum(shown.values()))
             share = 100 * seconds / total if total else 0.0
-            points.append(Point(place, share, tip=f"{label}: {name} {units.milliseconds(seconds)} ms, {share:.1f} %"))
-        if any(point.y for point in points):
-            series.append(Series(name, points, _colour(kind, name)))
-    caption = f"Share of the kernel time of {_whole(kind, span)}, with that time per step."
-    if series and series[-1].label == REST:
-        others = {name for _, _, times in known for name in _others(times, names)}
-        caption += f" Rest: {', '.join(sorted(others, key=lambda name: _PLACE.get(name, 99)))}."
-    return Chart("phases", "", "share (%)", series, caption=caption, categories=places)
+            tip = f"{label}: {each.label} {units.milliseconds(seconds)} ms, {share:.1f} %"
+            each.points.append({"x": f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms", "y": share, "tip": tip})
+    others = [name for name in _ORDER[kind] if name not in names and any(name in times for _, _, times in known)]
+    inside = "scores, mask, softmax and values in " if kind == "attention" else ""
+    caption = f"Share of the kernel time of {inside}{'the step' if span == 'step' else span}, with that time per step."
+    caption += f" Rest: {', '.join(others)}." if others else ""
+    return Chart("", stacked_chart(series if others else series[:-1], "share (%)"), caption)
 
 
 def _colour(kind: str, name: str) -> int:
     return KIND_COLOURS.get(name, MUTED) if kind == "kinds" else part_colour(name)
 
 
-def _whole(kind: str, span: Span) -> str:
-    whole = "the step" if span == "step" else span
-    return f"scores, mask, softmax and values in {whole}" if kind == "attention" else whole
-
-
-def _times(kind: str, span: Span, cell: Cell) -> Mapping[str, float]:
-    if kind != "attention":
-        return times_by(cell, span, kind.removesuffix("s"))
-    found = {part: numbers(cell, of_attention(span, read)) for part, read in _INSIDE.items()}
-    return {part: statistics.fmean(values) for part, values in found.items() if values}
-
-
-def _longest(kind: str, times: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names with the largest share of any cell, in their usual order."""
-    shares: dict[str, float] = {}
-    for own in times:
-        total = sum(own.values())
-        for name, seconds in own.items():
-            shares[name] = max(shares.get(name, 0.0), seconds / total if total else 0.0)
-    longest = sorted(shares, key=lambda name: (-shares[name], name))[:_SHOWN]
-    return [name for name in _ORDER[kind] if name in longest]
-
-
-def _others(times: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
-    return {name: seconds for name, seconds in times.items() if name not in names}
-
-
-def _timelines() -> PagePart:
-    # Reading a timeline takes numpy, which tables do without.
-    from lmbench.kernels.step_picture import Timelines
-
-    return Timelines()
-
-
 KERNELS = Feature(
-    columns=(
-        _beside("forward"),
-        _beside("backward"),
-        *_GENERAL,
-        *_SHARES,
-        *_attention_columns("forward"),
-        *_attention_columns("backward"),
-    ),
+    columns=COLUMNS,
     chart_kinds={
         kind: ChartKind(_chart, has_rows=True, spans=spans)
         for kind, spans in {"parts": SHARED_SPANS, "kinds": SHARED_SPANS, "attention": ("forward", "backward")}.items()
     },
     row_notes=no_kernels,
-    page_part=_timelines,
 )

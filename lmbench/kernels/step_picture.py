@@ -4,24 +4,18 @@ none; as many as a page can carry."""
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from typing import Any
 
-from lmbench.kernels.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
-from lmbench.report.cells import Cell, differing, told
+from lmbench.kernels.step_timeline import StepTimeline
 from lmbench.report.palette import FUSED, MUTED, part_colour
 from lmbench.report.palette import KINDS as KIND_COLOURS
 from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.text import shown
 
-#: Of a whole page.
-MAX_TIMELINES = 8
-MAX_BYTES = 3_000_000
 #: More kernels than this are joined with their neighbours: a page stays under a few MB.
 MAX_KERNELS = 6000
 #: Pieces of a row in the static picture: narrower ones are joined.
@@ -29,7 +23,7 @@ _STATIC_PIECES = 400
 #: The data counts time in tenths of a microsecond.
 _NS = 100
 #: Kernels of one part are one bar if no more than this lies between them: what lay in the queue follows within 1 to
-#: 2 us (see lmbench.kernels.clocks); a longer gap is an idle device, and drawn as one.
+#: 2 us (see lmbench.kernels.trace.clocks); a longer gap is an idle device, and drawn as one.
 _QUEUED_GAP = 50
 
 ROWS = ("host: phases", "host: launches", "device: phases", "device: parts of the model", "device: kernels by kind")
@@ -57,70 +51,6 @@ class StepPicture:
     svg: str
     note: str
     legends: list[tuple[str, list[tuple[str, str]]]]
-
-
-class Timelines:
-    """The page's part: a timeline for each cell with a profiled run that has one, until the page is full."""
-
-    def __init__(self) -> None:
-        self.script = self.style = ""
-        self._count = self._bytes = 0
-
-    def markup(self, cells: Sequence[Cell]) -> str:
-        """The timelines of a section, and what is said below them of others; empty without any."""
-        from jinja2 import Environment, StrictUndefined
-
-        pictures: list[StepPicture] = []
-        unreadable: list[str] = []
-        left_out = 0
-        names = differing(cells)
-        for cell in cells:
-            runs = [sample for sample in (*cell.samples, *cell.passes) if sample.is_profiled and sample.outcome == "ok"]
-            if not runs or not os.path.lexists(runs[0].path / TIMELINE_FILE):
-                continue
-            try:
-                picture = self._picture(told(cell, names) or cell.name, read_timeline(runs[0].path))
-            except ValueError as error:
-                # Torn by a kill, or somebody changed the file by hand.
-                unreadable.append(f"{runs[0].run_id} ({error})")
-                continue
-            if picture is None:
-                left_out += 1
-            else:
-                pictures.append(picture)
-        notes = [f"{_more(left_out)} left out: the page would become too large."] if left_out else []
-        if unreadable:
-            notes.append(f"{_more(len(unreadable))} not shown, as the file cannot be used: {', '.join(unreadable)}.")
-        if not pictures and not notes:
-            return ""
-        if pictures:
-            # The script does nothing but draw what the page holds already.
-            self.script, self.style = _packaged("timeline.js"), _packaged("timeline.css")
-        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-        return environment.from_string(_packaged("timeline.html")).render(steps=pictures, notes=notes)
-
-    def _picture(self, title: str, timeline: StepTimeline | None) -> StepPicture | None:
-        """The picture, None where the page has no room for it. Raises ValueError for what is no timeline."""
-        if timeline is None:
-            raise ValueError(f"{TIMELINE_FILE} is damaged")
-        if self._count >= MAX_TIMELINES:
-            timeline_data(timeline)
-            return None
-        picture = step_picture(title, timeline)
-        size = len(picture.data) + len(picture.svg)
-        if self._bytes + size > MAX_BYTES:
-            return None
-        self._count += 1
-        self._bytes += size
-        return picture
-
-
-def _packaged(name: str) -> str:
-    return (files("lmbench.kernels") / name).read_text(encoding="utf-8")
-
-
-def _more(number: int) -> str:
-    return "1 more timeline is" if number == 1 else f"{number} more timelines are"
 
 
 def step_picture(title: str, timeline: StepTimeline) -> StepPicture:

@@ -1,78 +1,57 @@
-"""What a recorded history adds to a report: columns of what the peak is made of, and timelines on its page."""
+"""What a recorded history adds to a report: columns of the parts of the peak, of the prediction, and timelines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
-from lmbench.records.instruments import MemoryHistoryRecord, MemoryPrediction
-from lmbench.report.cells import Cell
-from lmbench.report.columns import Column, Measure, Reader
-from lmbench.report.feature import Feature, PagePart
-from lmbench.report.units import GIB, PERCENT
+from lmbench.records.instruments import MemoryHistoryRecord
+from lmbench.records.load import Run
+from lmbench.records.schema import value_at
+from lmbench.report.catalogue import Feature
+from lmbench.report.columns import Column, per_cell
+from lmbench.report.frame import Frame
+from lmbench.report.units import GIB, PERCENT, Unit
 
 
-def _of_history(read: Callable[[MemoryHistoryRecord], float | None]) -> Reader:
-    """A number of a cell's first run that has a history; it is a run of its own beside those that are timed."""
-
-    def of_cell(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        for sample in (*cell.samples, *cell.passes):
-            history = sample.record.memory_history
-            if sample.outcome == "ok" and history is not None and (value := read(history)) is not None:
-                return Measure(value)
-        return None
-
-    return of_cell
-
-
-def _of_prediction(read: Callable[[MemoryPrediction], float | None]) -> Reader:
-    """A number of what was predicted of a cell's runs, which have all one configuration."""
-
-    def of_cell(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        for sample in cell.samples:
-            prediction = sample.record.memory_prediction
-            if prediction is not None and (value := read(prediction)) is not None:
-                return Measure(value)
-        return None
-
-    return of_cell
-
-
-def _by_category(name: str) -> Reader:
-    return _of_history(lambda history: history.categories.get(f"{name}_bytes"))
-
-
-def _fragmentation(history: MemoryHistoryRecord) -> float | None:
-    if not history.peak_reserved_bytes or history.peak_allocated_bytes is None:
+def _fragmentation(run: Run) -> float | None:
+    """Share of the reserved memory that nothing was in at the peak."""
+    history = run.record.memory_history
+    if history is None or not history.peak_reserved_bytes or history.peak_allocated_bytes is None:
         return None
     return 1 - history.peak_allocated_bytes / history.peak_reserved_bytes
 
 
-def _no_history(cell: Cell) -> list[str]:
+def _of_history(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
+    """A number of a cell's first run with a history, which is a run of its own beside those that are timed."""
+    read = per_cell(lambda run: value_at(run.record, f"memory_history.{field}"), is_shown=None)
+    return Column(name, title, read, unit, None)
+
+
+def _of_prediction(name: str, title: str, field: str, unit: Unit) -> Column:
+    """A number of the prediction for a cell's runs, which have all one configuration."""
+    return Column(
+        name, title, per_cell(lambda run: value_at(run.record, f"memory_prediction.{field}"), outcome=None), unit, None
+    )
+
+
+def _no_history(frame: Frame, cell: int) -> list[str]:
     """Why runs of a cell have no history to show, or a cut one, each reason once."""
-    found = [sample.record.memory_history for sample in (*cell.samples, *cell.passes)]
-    known = [history for history in found if history is not None]
-    reasons = [f"no history: {history.reason}" for history in known if history.reason]
-    cut = ["the history is not complete"] if any(history.is_complete is False for history in known) else []
+    histories: list[MemoryHistoryRecord] = [
+        run.record.memory_history for run in frame.runs_of(cell, is_shown=None) if run.record.memory_history is not None
+    ]
+    reasons = [f"no history: {history.reason}" for history in histories if history.reason]
+    cut = ["the history is not complete"] * any(history.is_complete is False for history in histories)
     return list(dict.fromkeys([*reasons, *cut]))
-
-
-def _timelines() -> PagePart:
-    from lmbench.memory.timeline_picture import MemoryTimelines
-
-    return MemoryTimelines()
 
 
 MEMORY = Feature(
     columns=(
-        Column("predicted_peak_bytes", "predicted", _of_prediction(lambda found: found.peak_allocated_bytes), GIB),
-        Column("prediction_error_fraction", "error", _of_prediction(lambda found: found.error_fraction), PERCENT),
-        Column("history_peak_bytes", "history's peak", _of_history(lambda found: found.peak_allocated_bytes), GIB),
-        *(Column(f"peak_{name}_bytes", CATEGORY_LABELS[name], _by_category(name), GIB) for name in CATEGORIES),
-        Column("peak_unknown_fraction", "unknown", _of_history(lambda found: found.unknown_fraction), PERCENT),
-        Column("peak_fragmented_fraction", "reserved in vain", _of_history(_fragmentation), PERCENT),
-        Column("saved_for_backward_bytes", "saved for backward", _of_history(lambda found: found.saved_bytes), GIB),
+        _of_prediction("predicted_peak_bytes", "predicted", "peak_allocated_bytes", GIB),
+        _of_prediction("prediction_error_fraction", "error", "error_fraction", PERCENT),
+        _of_history("history_peak_bytes", "history's peak", "peak_allocated_bytes"),
+        *(_of_history(f"peak_{n}_bytes", CATEGORY_LABELS[n], f"categories.{n}_bytes") for n in CATEGORIES),
+        _of_history("peak_unknown_fraction", "unknown", "unknown_fraction", PERCENT),
+        Column("peak_fragmented_fraction", "reserved in vain", per_cell(_fragmentation, is_shown=None), PERCENT, None),
+        _of_history("saved_for_backward_bytes", "saved for backward", "saved_bytes"),
     ),
     row_notes=_no_history,
-    page_part=_timelines,
 )

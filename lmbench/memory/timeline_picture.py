@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-from lmbench.memory.timeline import TIMELINE_FILE, MemoryTimeline, read_timeline
-from lmbench.report.cells import Cell, differing, told
+from lmbench.memory.timeline import MemoryTimeline
 from lmbench.report.page import palette, whole_page
 from lmbench.report.palette import CATEGORIES as CATEGORY_COLOURS
 from lmbench.report.palette import MUTED
@@ -18,9 +17,6 @@ from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.report.units import gib
 from lmbench.text import shown
 
-#: Of a whole page.
-MAX_TIMELINES = 8
-MAX_BYTES = 3_000_000
 BAND_TOP, BAND_HEIGHT, AREA_TOP, AREA_HEIGHT, AXIS_HEIGHT = 4, 20, 30, 280, 22
 HEIGHT = AREA_TOP + AREA_HEIGHT + AXIS_HEIGHT
 #: A band of less of the width has its name in it on wide screens only.
@@ -40,45 +36,6 @@ class MemoryPicture:
     legends: list[tuple[str, list[tuple[str, str]]]]
     note: str
     warning: str
-
-
-class MemoryTimelines:
-    """The page's part: a timeline for each cell with a recorded history, until the page is full."""
-
-    def __init__(self) -> None:
-        self.script = self.style = ""
-        self._count = self._bytes = 0
-
-    def markup(self, cells: Sequence[Cell]) -> str:
-        """The timelines of a section, and what is said below them of others; empty without any."""
-        pictures: list[MemoryPicture] = []
-        unreadable: list[str] = []
-        left_out = 0
-        names = differing(cells)
-        for cell in cells:
-            runs = [sample for sample in (*cell.samples, *cell.passes) if sample.record.memory_history is not None]
-            run = next((run for run in runs if (run.path / TIMELINE_FILE).is_file()), None)
-            if run is None:
-                continue
-            try:
-                picture = memory_picture(told(cell, names) or cell.name, read_timeline(run.path))
-            except ValueError as error:
-                # Torn by a kill, or somebody changed the file by hand.
-                unreadable.append(f"{run.run_id} ({error})")
-                continue
-            size = len(picture.data) + len(picture.svg)
-            if self._count >= MAX_TIMELINES or self._bytes + size > MAX_BYTES:
-                left_out += 1
-                continue
-            self._count += 1
-            self._bytes += size
-            pictures.append(picture)
-        notes = [f"{left_out} more left out: the page would become too large."] if left_out else []
-        if unreadable:
-            notes.append(f"not shown, as the file cannot be used: {', '.join(unreadable)}.")
-        if pictures:
-            self.script, self.style = _packaged("timeline.js"), _packaged("timeline.css")
-        return _section(pictures, notes) if pictures or notes else ""
 
 
 def own_page(picture: MemoryPicture, answer: str, tables: str) -> str:

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from typing import Any
+
+import pandas as pd
 
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable
 from lmbench.precision import find_precision
-from lmbench.records.measured import PhaseSummary
+from lmbench.records.load import Run, read_steps
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.statistics import ratio_of, sample_std
+from lmbench.records.schema import fields, value_at
+from lmbench.records.statistics import ratio_of
+from lmbench.records.step import StepRecord
+from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
-from lmbench.report import units
-from lmbench.report.cells import Cell, Pairing
-from lmbench.report.gather import Sample
+from lmbench.report import answer, units
+from lmbench.report.answer import Cell
+from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import COUNT, GIB, MS, PERCENT, SECONDS, TIMES, Unit
 
-#: Stands in a heading for the baseline's name.
+#: Stands in a title for the baseline's name.
 BASELINE = "{baseline}"
 #: Facts that change how much one step does.
 _STEP_SIZE = ("batch", "context", "micro_batches")
@@ -33,24 +40,9 @@ _STEP_SIZE = ("batch", "context", "micro_batches")
 _COMPILING_STEPS = 5
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A cell's value in SI units with its standard deviation: between processes, or within the only one.
-
-    `low` and `high` are the ends of a 95 % interval, where there is one. `name` is what the value is of, where that is
-    another thing in each cell, such as the longest kernel.
-    """
-
-    value: float
-    std: float | None = None
-    low: float | None = None
-    high: float | None = None
-    name: str = ""
-
-
-Number = Callable[[RunRecord], float | None]
-#: Reads a cell, given its baseline (None where there is none).
-Reader = Callable[[Cell, Cell | None], Measure | None]
+def harmonic(rates: pd.Series) -> float:
+    """Average rates harmonically, so that they agree with the mean step time."""
+    return statistics.harmonic_mean([float(rate) for rate in rates])
 
 
 @dataclass(frozen=True)
@@ -58,327 +50,300 @@ class Column:
     """One column.
 
     `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
-    With `has_spread` a standard deviation stands beside the value. `of_run` is the number of one process whose mean is
-    the value, where charts show its interval. `is_profiled` says that only profiled runs have it, `is_planned` that it
-    is known of a cell of which no run ended well. With `after`, the name of a numeric fact, what it is read against is
-    no baseline but the cell with the next smaller value of that. An `in_words` column shows the name of its measure,
-    whose value is 0 where that is bad. One that `reads_steps` is looked at only where a view names it.
+    `expression` is a number of a run, which `over` combines over the ok runs of a cell; or, where `over` is None, a
+    function of the frame that gives a cell of an answer for each cell.
+
+    Args:
+        within: the field that is the spread of a lone process, empty where it has none; None where no standard
+            deviation stands beside the value.
+        modes: the modes that have this number, all where empty.
+        is_profiled: whether only profiled runs have it.
+        is_planned: whether it is known of a cell of which no run ended well.
+        in_words: whether words stand for the number, which is 0 where they say something bad.
+        reads_steps: whether it reads steps.jsonl, and is worked out only where a view names it.
     """
 
     name: str
     title: str
-    read: Reader
+    expression: Any
     unit: Unit
-    text: Callable[[Measure], str] | None = None
-    has_spread: bool = False
-    of_run: Number | None = None
+    over: Any = "mean"
+    within: str | None = None
+    modes: Sequence[str] = ()
     is_profiled: bool = False
     is_planned: bool = False
-    after: str = ""
     in_words: bool = False
     reads_steps: bool = False
 
-    def of(self, cell: Cell, pairing: Pairing) -> Measure | None:
-        """The cell's value; None of one that did not end well, but for what is known without it."""
-        if not cell.ok and not self.is_planned:
-            return None
-        return self.read(cell, pairing.before(cell, self.after) if self.after else pairing.of(cell))
-
     @property
-    def heading(self) -> str:
-        return f"{self.title} ({self.unit.word})" if self.unit.word else self.title
+    def is_of_one_process(self) -> bool:
+        """Whether the value is a mean of numbers of processes, so that it has an interval between them."""
+        return self.over in ("mean", harmonic)
 
     @property
     def is_relative(self) -> bool:
         return BASELINE in self.title
 
-    def show(self, measure: Measure) -> str:
-        """The value in the heading's unit."""
-        if self.in_words:
-            return measure.name
-        if self.text is not None:
-            return self.text(measure)
-        return units.mean_and_std(measure.value, measure.std) if self.has_spread else self.unit.text(measure.value)
+    def numbers(self, frame: Frame) -> pd.Series:
+        """A number of each ok run that has it, by its cell."""
+        numbers = frame.numbers(self.expression)
+        if not self.modes:
+            return numbers
+        return numbers[[frame.known[cell].get("mode") in self.modes for cell in numbers.index]]
+
+    def of(self, frame: Frame) -> dict[int, Cell]:
+        """The cells that have a value, with it; of one that did not end well only what is known without that."""
+        if self.over is None:
+            cells = dict(self.expression(frame))
+        else:
+            numbers = self.numbers(frame)
+            by_cell = numbers.groupby(level=0)
+            table = pd.DataFrame({"value": by_cell.agg(self.over) if len(numbers) else numbers, "std": float("nan")})
+            if self.within is not None:
+                table["std"] = by_cell.std()
+            if self.within:
+                lone = frame.numbers(self.within).groupby(level=0).first()
+                table["std"] = table["std"].where(by_cell.size() > 1, lone)
+            table = table.astype(object).where(table.notna(), None)
+            cells = {cell: Cell(value, std) for cell, value, std in table.itertuples()}
+        return {cell: found for cell, found in cells.items() if self.is_planned or cell in frame.ok_cells}
+
+    def heading(self, frame: Frame) -> answer.Column:
+        """The column as a table has it."""
+        title = self.title.replace(BASELINE, frame.base_name)
+        return answer.Column(title, units.WORDS if self.in_words else self.unit, self.name)
+
+    def text(self, cell: Cell) -> str:
+        """A value in the heading's unit."""
+        return answer.text_of(cell, self.unit)
 
 
-def numbers(cell: Cell, of_run: Number) -> list[float]:
-    """A number of each ok run that has it."""
-    return [value for sample in cell.ok if (value := of_run(sample.record)) is not None]
+def per_cell(
+    read: Callable[[Run], Any], *, is_shown: bool | None = True, outcome: str | None = "ok"
+) -> Callable[[Frame], Mapping[int, Cell]]:
+    """For each cell what its first run tells that tells anything: a number, or a cell of an answer."""
+
+    def of(frame: Frame) -> dict[int, Cell]:
+        cells = {}
+        for cell in frame.facts.index:
+            told = map(read, frame.runs_of(cell, outcome, is_shown))
+            value = next((each for each in told if each is not None), None)
+            if value is not None:
+                cells[cell] = value if isinstance(value, Cell) else Cell(value)
+        return cells
+
+    return of
 
 
-def over_runs(of_run: Number, combine: Callable[[Iterable[float]], float] = statistics.fmean) -> Reader:
-    """One number a run, combined over runs; the spread is the standard deviation between runs."""
-
-    def read(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-        values = numbers(cell, of_run)
-        return Measure(combine(values), sample_std(values, statistics.fmean(values))) if values else None
-
-    return read
-
-
-def _rate(of_run: Number) -> Reader:
-    """Over runs as the row's mean step has it: the mean of rates would be that of another step."""
-    return over_runs(of_run, statistics.harmonic_mean)
-
-
-# what was measured
-
-
-def mean_of(span: Span) -> Number:
-    """A run's mean time of a phase, or of the step."""
-
-    def of_run(run: RunRecord) -> float | None:
-        summary = run.phases.get(span)
-        return None if summary is None else summary.mean_s
-
-    return of_run
-
-
-def phase_time(cell: Cell, span: Span = "step", modes: Sequence[str] | None = None) -> Measure | None:
-    """Mean time of a phase: over the means of all processes, or within the only one; only where the mode has it."""
-    if modes is not None and cell.facts.get("mode") not in modes:
-        return None
-    means = numbers(cell, mean_of(span))
-    if not means:
-        return None
-    if len(means) > 1:
-        return Measure(statistics.fmean(means), sample_std(means, statistics.fmean(means)))
-    summaries = [found for sample in cell.ok if (found := sample.record.phases.get(span)) is not None]
-    return Measure(means[0], next((found.std_s for found in summaries if found.std_s is not None), None))
-
-
-def _phase(span: Span, modes: Sequence[str] | None = None) -> Column:
-    def of_run(run: RunRecord) -> float | None:
-        mode = "inference" if run.command == "validate" else run.mode
-        return mean_of(span)(run) if modes is None or mode in modes else None
-
-    return Column(f"{span}_s", span, lambda cell, _: phase_time(cell, span, modes), MS, has_spread=True, of_run=of_run)
-
-
-def _both_passes(run: RunRecord) -> float | None:
-    """Forward and backward together, of a mode that has both."""
-    forward, backward = mean_of("forward")(run), mean_of("backward")(run)
-    return None if forward is None or backward is None or run.mode not in BACKWARD_MODES else forward + backward
-
-
-def _waits_by_lag(span: Span) -> Reader:
-    """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
-
-    def read(cell: Cell, _baseline: Cell | None) -> Measure | None:
-        verdicts = [sample.record.probe.verdicts for sample in cell.ok]
-        found = [own for each in verdicts if each is not None and (own := each.get(span)) is not None]
-        words = {own.verdict for own in found if own.verdict is not None}
-        lags = [own.min_lag_s for own in found if own.min_lag_s is not None]
-        if not words:
-            return None
-        return Measure(statistics.fmean(lags or [math.nan]), name=words.pop() if len(words) == 1 else "mixed")
-
-    return read
+def _phase(span: Span, modes: Sequence[str] = ()) -> Column:
+    return Column(f"{span}_s", span, f"phases.{span}.mean_s", MS, within=f"phases.{span}.std_s", modes=modes)
 
 
 def _waits(span: Span) -> Column:
-    unit = Unit("", 1e3, units.milliseconds)
-    return Column(f"{span}_lag_s", f"{span} is", _waits_by_lag(span), unit, text=lambda measure: measure.name)
+    """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
+
+    def of(frame: Frame) -> dict[int, Cell]:
+        cells = {}
+        for cell in frame.ok_cells:
+            found = [run.record.probe.verdicts for run in frame.runs_of(cell, "ok")]
+            verdicts = [verdict for each in found if each is not None and (verdict := each.get(span)) is not None]
+            words = {each.verdict for each in verdicts if each.verdict is not None}
+            lags = [each.min_lag_s for each in verdicts if each.min_lag_s is not None]
+            if words:
+                text = words.pop() if len(words) == 1 else "mixed"
+                cells[cell] = Cell(statistics.fmean(lags) if lags else None, text=text)
+        return cells
+
+    return Column(f"{span}_lag_s", f"{span} is", of, Unit("", 1e3, units.milliseconds), None)
 
 
-def _host_peak(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    """Resident memory of the process, where there is no device memory."""
-    on_device = [sample for sample in cell.ok if sample.record.device_type != "cpu"]
-    return None if on_device else over_runs(lambda run: run.memory.host_peak_rss_bytes, max)(cell, None)
+def _skipped(run: RunRecord) -> float | None:
+    precision = find_precision(str(run.precision))
+    return run.window.skipped_count if precision is not None and precision.has_scaler else None
 
 
-def host_bound(cell: Cell, _baseline: Cell | None = None) -> Measure | None:
-    """Share of the step in phases in which the device waited for the host, by the lag probes; mean over runs."""
-    return over_runs(host_bound_fraction)(cell, None)
+def _first_step(cache_kind: str) -> Expression:
+    """First step of the runs that compiled into an empty cache (`private`), or with what an earlier run left."""
+    return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-def _skipped(cell: Cell, _baseline: Cell | None) -> Measure | None:
-    precision = find_precision(str(cell.facts.get("precision")))
-    if precision is None or not precision.has_scaler:
-        return None
-    return over_runs(lambda run: run.window.skipped_count, math.fsum)(cell, None)
-
-
-def _first_step(cache_kind: str) -> Reader:
-    """First step of the runs that compiled into an empty cache (`private`), or found what an earlier one left."""
-    return over_runs(lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None)
-
-
-def _of_step(
-    read: Callable[[PhaseSummary], float | None], combine: Callable[[Iterable[float]], float] = statistics.fmean
-) -> Reader:
-    """A statistic of the step, over runs."""
-    return over_runs(lambda run: None if run.phases.step is None else read(run.phases.step), combine)
-
+STEP = _phase("step")
+#: Share of the step in phases in which the device waited for the host, by the lag probes.
+HOST_BOUND = Column("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT)
 
 MEASURED: tuple[Column, ...] = (
-    Column("step_s", "step", lambda cell, _: phase_time(cell), MS, has_spread=True, of_run=mean_of("step")),
+    STEP,
     _phase("data"),
     _phase("transfer"),
     _phase("forward"),
     _phase("backward", BACKWARD_MODES),
     Column(
-        "forward_backward_s", "forward + backward", over_runs(_both_passes), MS, has_spread=True, of_run=_both_passes
+        "forward_backward_s", "forward + backward", "phases.forward.mean_s + phases.backward.mean_s", MS,
+        within="", modes=BACKWARD_MODES,
     ),
     _phase("clip", ("train_step",)),
     _phase("optimizer", ("train_step",)),
     _phase("zero_grad", BACKWARD_MODES),
     _phase("other"),
-    Column("step_median_s", "median", _of_step(lambda step: step.median_s), MS),
-    Column("step_min_s", "min", _of_step(lambda step: step.min_s, min), MS),
-    Column("step_max_s", "max", _of_step(lambda step: step.max_s, max), MS),
-    Column("step_cv_fraction", "CV within a run", _of_step(lambda step: step.cv_fraction), PERCENT),
-    Column(
-        "tokens_per_s", "tokens/s", _rate(lambda run: run.throughput.tokens_per_s), COUNT,
-        of_run=lambda run: run.throughput.tokens_per_s,
-    ),
-    Column(
-        "mfu_fraction", "MFU", _rate(lambda run: run.throughput.mfu_fraction), PERCENT,
-        of_run=lambda run: run.throughput.mfu_fraction,
-    ),
-    Column(
-        "hfu_fraction", "HFU", _rate(lambda run: run.throughput.hfu_fraction), PERCENT,
-        of_run=lambda run: run.throughput.hfu_fraction,
-    ),
-    Column("host_bound_fraction", "host-bound", host_bound, PERCENT),
+    Column("step_median_s", "median", "phases.step.median_s", MS),
+    Column("step_min_s", "min", "phases.step.min_s", MS, "min"),
+    Column("step_max_s", "max", "phases.step.max_s", MS, "max"),
+    Column("step_cv_fraction", "CV within a run", "phases.step.cv_fraction", PERCENT),
+    Column("tokens_per_s", "tokens/s", "throughput.tokens_per_s", COUNT, harmonic),
+    Column("mfu_fraction", "MFU", "throughput.mfu_fraction", PERCENT, harmonic),
+    Column("hfu_fraction", "HFU", "throughput.hfu_fraction", PERCENT, harmonic),
+    HOST_BOUND,
     _waits("forward"),
     _waits("backward"),
-    Column("peak_bytes", "peak memory", over_runs(lambda run: run.memory.run_peak_allocated_bytes, max), GIB),
-    Column("host_peak_bytes", "peak host memory", _host_peak, GIB),
+    Column("peak_bytes", "peak memory", "memory.run_peak_allocated_bytes", GIB, "max"),
     Column(
-        "joules_per_token", "mJ/token", over_runs(lambda run: run.throughput.joules_per_token),
-        Unit("", 1e3, lambda value: f"{value * 1e3:.3g}"),
+        "host_peak_bytes", "peak host memory",
+        lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
     ),
-    Column("first_loss", "first loss", over_runs(lambda run: run.loss.first), Unit("nat", 1.0, "{:.4f}".format)),
-    Column("skipped_count", "skipped steps", _skipped, COUNT),
+    Column(
+        "joules_per_token", "mJ/token", "throughput.joules_per_token", Unit("", 1e3, lambda value: f"{value * 1e3:.3g}")
+    ),
+    Column("first_loss", "first loss", "loss.first", Unit("nat", 1.0, "{:.4f}".format)),
+    Column("skipped_count", "skipped steps", _skipped, COUNT, "sum"),
     Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
     Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
-    Column("graph_count", "graphs", over_runs(lambda run: run.compile.graph_count, max), COUNT),
-    Column("graph_break_count", "graph breaks", over_runs(lambda run: run.compile.graph_break_count, max), COUNT),
+    Column("graph_count", "graphs", "compile.graph_count", COUNT, "max"),
+    Column("graph_break_count", "graph breaks", "compile.graph_break_count", COUNT, "max"),
 )  # fmt: skip
 
 
 # against the baseline
 
 
-def _speedup(cell: Cell, baseline: Cell | None) -> Measure | None:
-    """How many times faster, with its interval between processes: by step time, or by tokens/s where the steps are
-    not of one size."""
-    if baseline is not None and any(cell.facts.get(name) != baseline.facts.get(name) for name in _STEP_SIZE):
-        return _ratio(baseline, cell, lambda run: run.throughput.tokens_per_s)
-    return _ratio(cell, baseline, mean_of("step"))
+def _of_pairs(read: Callable[[Frame, int, int], Cell | float | None]) -> Callable[[Frame], Mapping[int, Cell]]:
+    """What is read of each cell beside its baseline."""
+
+    def of(frame: Frame) -> dict[int, Cell]:
+        pairs = ((cell, read(frame, cell, base)) for cell, base in frame.base.items() if cell in frame.known)
+        return {cell: x if isinstance(x, Cell) else Cell(x) for cell, x in pairs if x is not None}
+
+    return of
 
 
-def _slowdown(cell: Cell, baseline: Cell | None) -> Measure | None:
-    return None if baseline is None else _ratio(baseline, cell, mean_of("step"))
-
-
-def _ratio(below: Cell, above: Cell | None, of_run: Number) -> Measure | None:
-    """`above` over `below`: the ratio of the means that a table shows, with the interval of design section 8."""
-    values = numbers(below, of_run)
-    others = numbers(above, of_run) if above else []
-    if not values or not others or min(*values, *others) <= 0:
+def ratio(below: Sequence[float], above: Sequence[float]) -> Cell | None:
+    """The ratio of two means of processes with its 95 % interval, by Welch's t on logarithms."""
+    if not len(below) or not len(above) or min(*below, *above) <= 0:
         return None
-    found = ratio_of(values, others)
-    return Measure(statistics.fmean(others) / statistics.fmean(values), low=found.low, high=found.high)
+    interval = ratio_of(below, above)
+    return Cell(statistics.fmean(above) / statistics.fmean(below), low=interval.low, high=interval.high)
 
 
-def _predicted_peak(run: RunRecord) -> float | None:
-    return run.memory_prediction.peak_allocated_bytes if run.memory_prediction is not None else None
+def values_of(numbers: pd.Series, cell: int) -> list[float]:
+    return list(numbers[[cell]]) if cell in numbers.index else []
 
 
-def _memory_saved(cell: Cell, baseline: Cell | None) -> Measure | None:
+def _ratio(frame: Frame, below: int, above: int, expression: str) -> Cell | None:
+    numbers = frame.numbers(expression)
+    return ratio(values_of(numbers, below), values_of(numbers, above))
+
+
+def _speedup(frame: Frame, cell: int, base: int) -> Cell | None:
+    """How many times faster: by step time, or by tokens/s where the steps are not of one size."""
+    if any(frame.known[cell].get(name) != frame.known[base].get(name) for name in _STEP_SIZE):
+        return _ratio(frame, base, cell, "throughput.tokens_per_s")
+    return _ratio(frame, cell, base, "phases.step.mean_s")
+
+
+def _slowdown(frame: Frame, cell: int, base: int) -> Cell | None:
+    return _ratio(frame, base, cell, "phases.step.mean_s")
+
+
+def _memory_saved(frame: Frame, cell: int, base: int) -> float | None:
     """By the device's peaks; of runs on a CPU by those predicted for a device, else by resident memory."""
-    peaks: tuple[Number, ...] = (
-        lambda run: run.memory.run_peak_allocated_bytes,
-        _predicted_peak,
-        lambda run: run.memory.host_peak_rss_bytes,
+    peaks = (
+        "memory.run_peak_allocated_bytes",
+        "memory_prediction.peak_allocated_bytes",
+        "memory.host_peak_rss_bytes",
     )
     for peak in peaks:
-        values = numbers(cell, peak)
-        others = numbers(baseline, peak) if baseline else []
+        numbers = frame.numbers(peak)
+        values, others = values_of(numbers, cell), values_of(numbers, base)
         if values and others and max(others) > 0:
-            return Measure(1 - max(values) / max(others))
+            return 1 - max(values) / max(others)
     return None
 
 
-def _loss_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
-    """Loss of step 0, where weights and data are the same, minus the baseline's."""
-    return _difference(_same_seed(cell, baseline), lambda run: run.loss.first)
+def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, int], float | None]:
+    """A number minus the baseline's, of two runs whose weights and data began alike."""
+
+    def of(frame: Frame, cell: int, base: int) -> float | None:
+        own, other = frame.by_seed(cell), frame.by_seed(base)
+        pair = next(((run, other[seed]) for seed, run in own.items() if seed in other), None)
+        values = [value_at(run.record, field) for run in pair or ()]
+        if not values or None in values or not math.isfinite(values[0] - values[1]):
+            return None
+        difference = values[0] - values[1]
+        return (difference / values[1] if values[1] else None) if is_relative else difference
+
+    return of
 
 
-def _gradient_norm_difference(cell: Cell, baseline: Cell | None) -> Measure | None:
-    """Relative difference of the gradient norm at the last warm-up step, which is the same one in both."""
-    pair = _same_seed(cell, baseline)
-    found, norm = _difference(pair, _gradient_norm), pair and _gradient_norm(pair[1].record)
-    return Measure(found.value / norm) if found and norm else None
-
-
-def _gradient_norm(run: RunRecord) -> float | None:
-    return run.warmup.gradient_norm
-
-
-def _difference(pair: tuple[Sample, Sample] | None, of_run: Number) -> Measure | None:
-    own, base = (None, None) if pair is None else (of_run(pair[0].record), of_run(pair[1].record))
-    return None if own is None or base is None or not math.isfinite(own - base) else Measure(own - base)
-
-
-def _same_seed(cell: Cell, baseline: Cell | None) -> tuple[Sample, Sample] | None:
-    """The first run of each whose weights and data began alike."""
-    for sample in cell.ok:
-        own = (*sample.seeds, sample.record.data.source)
-        for other in baseline.ok if baseline else ():
-            if own == (*other.seeds, other.record.data.source) and None not in own:
-                return sample, other
-    return None
-
-
-def _pays_after(cell: Cell, baseline: Cell | None) -> Measure | None:
+def _pays_after(frame: Frame, cell: int, base: int) -> Cell | None:
     """After how many steps compiling into an empty cache has paid; infinite where it never does.
 
     A run's time after n steps is its excess at the beginning plus n times its steady step; the two lines meet at the
     difference of the excesses divided by that of the steps.
     """
-    if baseline is None or not cell.ok or not cell.ok[0].record.compile.is_enabled:
+    own = frame.runs_of(cell, "ok")
+    if not own or not own[0].record.compile.is_enabled:
         return None
-    cold = [sample for sample in cell.ok if sample.record.compile.cache != "shared"]
-    own, base = phase_time(cell), phase_time(baseline)
-    excess, usual = _mean_excess(cold), _mean_excess(baseline.ok)
-    if own is None or base is None or excess is None or usual is None:
+    cold = _mean_excess_s(run for run in own if run.record.compile.cache != "shared")
+    usual = _mean_excess_s(frame.runs_of(base, "ok"))
+    means = [values_of(frame.numbers("phases.step.mean_s"), each) for each in (cell, base)]
+    if cold is None or usual is None or not all(means):
         return None
-    gain_s = base.value - own.value
-    return Measure(math.inf if gain_s <= 0 else math.ceil(max(0.0, excess - usual) / gain_s))
+    gain_s = statistics.fmean(means[1]) - statistics.fmean(means[0])
+    if gain_s <= 0:
+        return Cell(math.inf, text="never")
+    steps = math.ceil(max(0.0, cold - usual) / gain_s)
+    return Cell(steps, text=f"{steps:,} steps")
 
 
-def _mean_excess(samples: Sequence[Sample]) -> float | None:
-    found = [excess for sample in samples if (excess := _excess_s(sample)) is not None]
-    return statistics.fmean(found) if found else None
+def _mean_excess_s(runs: Iterable[Run]) -> float | None:
+    """How much longer than steady ones the first steps of runs took in all."""
+    excesses = []
+    for run in runs:
+        step, count = run.record.phases.step, max(run.record.window.warmup_steps or 0, _COMPILING_STEPS)
+        times = [record.step_s for record in first_steps(run, count) if record.step_s is not None]
+        if step is not None and step.median_s is not None and times:
+            excesses.append(math.fsum(times) - len(times) * step.median_s)
+    return statistics.fmean(excesses) if excesses else None
 
 
-def _excess_s(sample: Sample) -> float | None:
-    """What the steps before the steady state took beyond it."""
-    step = sample.record.phases.step
-    count = max(sample.record.window.warmup_steps or 0, _COMPILING_STEPS)
-    steps = [record.step_s for record in sample.first_steps(count) if record.step_s is not None]
-    if step is None or step.median_s is None or not steps:
-        return None
-    return math.fsum(steps) - len(steps) * step.median_s
+def first_steps(run: Run, count: int) -> list[StepRecord]:
+    """A run's first step records, warm-up included; of a torn or missing file those before the tear."""
+    records: list[StepRecord] = []
+    with suppress(Unreadable):
+        for _, step in islice(read_steps(run.path / STEPS_FILE), count):
+            if step is None:
+                break
+            records.append(step)
+    return records
 
 
-def _steps_text(measure: Measure) -> str:
-    return "never" if math.isinf(measure.value) else f"{measure.value:,.0f} steps"
+_SIGNED_PERCENT = Unit("%", 100.0, lambda value: units.signed(value * 100))
 
-
-RELATIVE: tuple[Column, ...] = (
-    Column("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
-    Column("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
-    Column("memory_saved_fraction", f"memory saved vs {BASELINE}", _memory_saved, PERCENT),
-    Column("first_loss_difference", f"first loss - {BASELINE}", _loss_difference, Unit("nat", 1.0, units.signed)),
-    Column(
-        "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}", _gradient_norm_difference,
-        Unit("%", 100.0, lambda value: units.signed(value * 100)),
-    ),
-    Column("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT, _steps_text),
+RELATIVE: tuple[Column, ...] = tuple(
+    Column(name, title, _of_pairs(read), unit, None)
+    for name, title, read, unit in (
+        ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
+        ("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
+        ("memory_saved_fraction", f"memory saved vs {BASELINE}", _memory_saved, PERCENT),
+        (
+            "first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"),
+            Unit("nat", 1.0, units.signed),
+        ),
+        (
+            "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
+            _difference("warmup.gradient_norm", is_relative=True), _SIGNED_PERCENT,
+        ),
+        ("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT),
+    )
 )  # fmt: skip
 
 
@@ -399,22 +364,9 @@ def schema_column(name: str) -> Column | None:
         return None
     if not found.about.is_number:
         raise UsageError(f"column {name!r} is {'a ' * (found.unit != 'text')}{found.unit}; a column shows a number")
-    unit = units.unit_of(found.unit)
     last = name.rpartition(".")[2]
-    combine: Callable[[Iterable[float]], float] = statistics.fmean
-    if last.startswith("max_") or "peak" in name:
-        combine = max
-    elif last.startswith("min_"):
-        combine = min
-    of_run: Number = lambda run: value_at(run, name)  # noqa: E731
-    return Column(
-        name, _title(found), over_runs(of_run, combine), unit,
-        of_run=of_run if combine is statistics.fmean else None,
-    )  # fmt: skip
-
-
-def _title(found: SchemaField) -> str:
-    """The field's title, after the phase or the end of the window that it is of where the title does not say it."""
+    over = "max" if last.startswith("max_") or "peak" in name else "min" if last.startswith("min_") else "mean"
+    # The phase or the end of the window that it is of, where the title does not say it.
     parts = zip_longest(found.name.split("."), found.pattern.split("."))
-    whose = [name for name, pattern in parts if pattern != name and name not in found.title.split()]
-    return " ".join([*whose, found.title])
+    whose = [part for part, pattern in parts if pattern != part and part and part not in found.title.split()]
+    return Column(name, " ".join([*whose, found.title]), name, units.unit_of(found.unit), over)

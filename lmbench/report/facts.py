@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from lmbench.masking import masked
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
 from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import leaves
+from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES
 from lmbench.sizes import SIZES
 from lmbench.text import shown
@@ -22,11 +24,6 @@ Value = str | int | float | None
 
 EAGER = "eager"
 CAUSAL = "causal"
-
-
-def mask_label(is_causal: Any) -> str | None:
-    """`causal`, or `none` where every position sees every other one; None where nobody knows."""
-    return None if is_causal is None else CAUSAL if is_causal else "none"
 
 
 def compile_label(options: Any) -> str:
@@ -63,15 +60,15 @@ class Fact:
     """One fact.
 
     `name` is what `--baseline` and CSV call it, `heading` what a table does; `caption` is how it is told in a
-    caption, where all rows share it. `read` takes a run's record. `settings` are the dotted options that set it, read
-    from the plan where the run died before it could tell, and `label` is how their value is told. `order` lists known
-    values in the order of a table.
+    caption, where all rows share it. `read` is a field of a run's record by its dotted name, or a function of the
+    record. `settings` are the dotted options that set it, read from the plan where the run died before it could tell,
+    and `label` is how a value of either is told. `order` lists known values in the order of a table.
     """
 
     name: str
     heading: str
     caption: str
-    read: Callable[[RunRecord], Any]
+    read: str | Callable[[RunRecord], Any]
     settings: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     label: Callable[[Any], str | None] | None = None
@@ -80,15 +77,17 @@ class Fact:
     #: Follows from other facts (16-mixed takes another variant of the optimizer): a baseline need not share it.
     is_consequence: bool = False
 
-    def planned(self, plan: Planned) -> Any:
-        """What it was to be."""
-        if self.name == "size":
+    def of(self, run: RunRecord, plan: Planned) -> Value:
+        """What the run was, or what it was to be."""
+        value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
+        if value is None and self.name == "size":
             return _planned_size(plan)
-        value = next((value for option in self.settings if (value := plan.get(option)) is not None), None)
-        return value if value is None else self.told(value)
+        if value is None:
+            value = next((value for option in self.settings if (value := plan.get(option)) is not None), None)
+        return None if value is None else self.labelled(value)
 
-    def told(self, value: Any) -> Value:
-        """The value of an option as this fact has it: `highest` is `highest (fp32)`."""
+    def labelled(self, value: Any) -> Value:
+        """A recorded value or that of an option as this fact has it: `highest` is `highest (fp32)`."""
         return plain(self.label(value) if self.label is not None else value)
 
 
@@ -112,12 +111,14 @@ def _planned_size(plan: Planned) -> str | None:
     return str(size) if size else None
 
 
-def _compiled(run: RunRecord) -> str | None:
-    found = run.compile
-    if not found.is_enabled:
-        return None if found.is_enabled is None else EAGER
-    asked = {"regional": found.regional, "fullgraph": found.fullgraph, "dynamic": found.dynamic}
-    return compile_label({"mode": found.mode, **asked})
+def mode_of(run: RunRecord) -> str | None:
+    """The mode of a run; `lmbench validate` is inference."""
+    return "inference" if run.command == "validate" else run.mode
+
+
+def _compiled(run: RunRecord) -> Any:
+    compiled = run.compile
+    return msgspec.structs.asdict(compiled) if compiled.is_enabled else compiled.is_enabled
 
 
 def _commit(run: RunRecord) -> str | None:
@@ -127,56 +128,44 @@ def _commit(run: RunRecord) -> str | None:
 
 FACTS: tuple[Fact, ...] = (
     Fact("size", "size", "size {}", _size, ("model.size",), tuple(SIZES)),
+    Fact("mode", "mode", "mode {}", mode_of, ("measure.mode", "mode"), MODES),
+    Fact("batch", "batch", "batch {}", "data.batch_size", ("data.batch_size",)),
+    Fact("context", "context", "context {}", "data.context_length", ("data.context_length",)),
+    Fact("precision", "precision", "{}", "precision", ("trainer.precision",), tuple(PRECISIONS)),
     Fact(
-        "mode", "mode", "mode {}", lambda run: "inference" if run.command == "validate" else run.mode,
-        ("measure.mode", "mode"), MODES,
-    ),
-    Fact("batch", "batch", "batch {}", lambda run: run.data.batch_size, ("data.batch_size",)),
-    Fact("context", "context", "context {}", lambda run: run.data.context_length, ("data.context_length",)),
-    Fact("precision", "precision", "{}", lambda run: run.precision, ("trainer.precision",), tuple(PRECISIONS)),
-    Fact(
-        "matmul", "float32 matmul", "float32 matmul {}",
-        lambda run: matmul_label(run.matmul_precision),
-        ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), lambda value: str(matmul_label(str(value))),
+        "matmul", "float32 matmul", "float32 matmul {}", "matmul_precision", ("measure.matmul_precision",),
+        (FP32_MATMUL, TF32_MATMUL), matmul_label,
     ),
     Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
-    Fact("attention", "attention", "attention {}", lambda run: run.model.attention, ("model.attention",), ("naive",)),
-    Fact(
-        "head_dim", "head_dim", "head_dim {}", lambda run: run.model.head_dim,
-        ("model.head_dim", "model.init_args.head_dim"),
-    ),
+    Fact("attention", "attention", "attention {}", "model.attention", ("model.attention",), ("naive",)),
+    Fact("head_dim", "head_dim", "head_dim {}", "model.head_dim", ("model.head_dim", "model.init_args.head_dim")),
     Fact(
         "heads", "heads", "heads {}", lambda run: run.model.num_heads if run.model.head_dim else None,
         ("model.heads", "model.init_args.heads"),
     ),
     Fact(
-        "causal", "mask", "mask {}", lambda run: mask_label(run.model.is_causal),
-        ("model.causal", "model.init_args.causal"), (CAUSAL, "none"), mask_label,
+        "causal", "mask", "mask {}", "model.is_causal", ("model.causal", "model.init_args.causal"), (CAUSAL, "none"),
+        lambda is_causal: CAUSAL if is_causal else "none",
     ),
-    Fact("checkpoint", "checkpoint", "checkpoint {}", lambda run: run.model.checkpoint, ("model.checkpoint",)),
-    Fact("optimizer", "optimizer", "{}", lambda run: run.model.optimizer, is_consequence=True),
+    Fact("checkpoint", "checkpoint", "checkpoint {}", "model.checkpoint", ("model.checkpoint",)),
+    Fact("optimizer", "optimizer", "{}", "model.optimizer", is_consequence=True),
     Fact(
         "micro_batches", "micro-batches", "{} micro-batches", lambda run: run.window.micro_batches or None,
         ("trainer.accumulate_grad_batches",),
     ),
-    Fact("warmup", "warm-up", "warm-up {}", lambda run: run.window.warmup_steps, ("measure.warmup_steps",)),
-    Fact("zero_grad", "zero_grad", "zero_grad {}", lambda run: run.zero_grad, ("measure.zero_grad",)),
-    Fact("ranks", "ranks", "{} ranks", lambda run: run.world_size),
-    Fact(
-        "environment", "environment", "environment {}", lambda run: run.sweep and run.sweep.environment,
-        ("environment",),
-    ),
-    Fact(
-        "torch", "torch", "torch {}", lambda run: run.environment and run.environment.versions.torch,
-        is_environment=True,
-    ),
+    Fact("warmup", "warm-up", "warm-up {}", "window.warmup_steps", ("measure.warmup_steps",)),
+    Fact("zero_grad", "zero_grad", "zero_grad {}", "zero_grad", ("measure.zero_grad",)),
+    Fact("ranks", "ranks", "{} ranks", "world_size"),
+    Fact("environment", "environment", "environment {}", "sweep.environment", ("environment",)),
+    Fact("torch", "torch", "torch {}", "environment.versions.torch", is_environment=True),
     Fact("commit", "commit", "commit {}", _commit, is_environment=True),
-    Fact(
-        "host", "host", "host {}", lambda run: run.environment and run.environment.host.hostname, is_environment=True
-    ),
+    Fact("host", "host", "host {}", "environment.host.hostname", is_environment=True),
 )  # fmt: skip
 
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
+
+#: The fact that each option sets.
+_SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) for option in fact.settings}
 
 #: Axes that say how a cell is looked at, not what it is: the passes of one cell are joined.
 PASS_AXES = ("pass", *(option for look in PASSES for option in look.options))
@@ -203,40 +192,29 @@ _NO_FACTS = (
 
 def read_facts(run: RunRecord, plan: Planned) -> dict[str, Value]:
     """Every fact of FACTS that the record or its plan tells."""
-    found: dict[str, Value] = {}
-    for fact in FACTS:
-        value = fact.read(run)
-        value = fact.planned(plan) if value is None else value
-        if value is not None:
-            found[fact.name] = plain(value)
-    return found
+    facts = {fact.name: fact.of(run, plan) for fact in FACTS}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def fact_of(option: str) -> str:
     """The fact that an option sets: itself where no fact of FACTS stands for it."""
-    return next((fact.name for fact in FACTS for known in fact.settings if option == known), option)
+    return _SETTINGS.get(option, option)
 
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACTS stands for, by their own names."""
-    return {shown(name): plain(value) for name, value in axes.items() if not _is_known(name) and name not in _NO_ROWS}
+    return {shown(name): plain(value) for name, value in axes.items() if not _is_one_of(name, (*_SETTINGS, *_NO_ROWS))}
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    return {
-        shown(path): plain(masked(value, path))
-        for path, value in leaves(config)
-        if not _is_known(path) and not _is_ignored(path)
-    }
+    known = (*_SETTINGS, *_NO_FACTS)
+    return {shown(path): plain(masked(value, path)) for path, value in leaves(config) if not _is_one_of(path, known)}
 
 
-def _is_known(option: str) -> bool:
-    return any(option == known or option.startswith(f"{known}.") for fact in FACTS for known in fact.settings)
-
-
-def _is_ignored(option: str) -> bool:
-    return any(option == name or option.startswith(f"{name}.") for name in _NO_FACTS)
+def _is_one_of(option: str, options: Iterable[str]) -> bool:
+    """Whether the option, or one that it is a part of, is among these."""
+    return any(option == known or option.startswith(f"{known}.") for known in options)
 
 
 def plain(value: Any) -> Value:

@@ -5,35 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from lmbench.report.sections import Report, Section
 from lmbench.report.table import BLANK, Part, Table
 from lmbench.text import one_line
 
 _ENTITY = re.compile(r"&(?=#?\w+;)")
-
-
-def to_markdown(report: Report) -> str:
-    """The whole report; ends in a line feed. The same results give the same text."""
-    parts = [_section(section) for section in report.sections]
-    if report.unread:
-        parts.append("\n".join(["### Not read", "", *(f"- {escaped(line)}" for line in report.unread)]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _section(section: Section) -> str:
-    lines = [f"## {escaped(section.title)}", ""]
-    if section.view.question:
-        lines += [escaped(section.view.question), ""]
-    for index, text in enumerate(section.answers):
-        lines += [escaped(text) if index else f"**{escaped(text)}**", ""]
-    lines += [f"- {escaped(line)}" for line in (section.tally, *section.environment)]
-    for table in section.tables:
-        lines += ["", *table_lines(table)]
-    if section.failures:
-        lines += ["", "**Not ok**", "", *(f"- {escaped(failure.text)}" for failure in section.failures)]
-    if section.notes:
-        lines += ["", "**Notes**", "", *(f"- {escaped(note)}" for note in section.notes)]
-    return "\n".join(lines)
 
 
 def parts_to_markdown(parts: Iterable[Part]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -76,6 +76,11 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
     facts: Annotated[dict[str, Value], Meta(min_length=1)]
     name: str = ""
 
+    @classmethod
+    def of(cls, facts: dict[str, Value], name: str = "") -> Baseline:
+        """The baseline with these facts, called by them where it has no name."""
+        return cls(facts, name or ", ".join(captioned(fact, value) for fact, value in facts.items()))
+
     def is_met_by(self, facts: Mapping[str, Value]) -> bool:
         return all(facts.get(name) == value for name, value in self.facts.items())
 
@@ -94,6 +99,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
+_Spec = TypeVar("_Spec", TableSpec, ChartSpec, AnswerSpec)
 _FIELDS = {field for kind in (View, TableSpec, ChartSpec, AnswerSpec, Baseline) for field in kind.__struct_fields__}
 
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
@@ -142,24 +148,22 @@ def read_view(given: Any, axes: Iterable[str] = ()) -> View:
             raise UsageError(f"view: table {table.title!r} has {len(table.columns)} columns; with `{key}` it takes one")
         if table.across is not None and table.among:
             raise UsageError(f"view: table {table.title!r} has `across` and `among`; leave one of them out")
+    for answer in view.answers:
+        needed = {"best": "x", "along": "x", "fastest": "among"}.get(answer.kind)
+        if needed is not None and not getattr(answer, needed):
+            raise UsageError(f"view: an answer of kind {answer.kind!r} has no {needed!r}; give it")
+    baseline = view.baseline
+    if baseline is not None:
+        # `matmul: highest` is `highest (fp32)`.
+        facts = {_fact(name, known): value for name, value in baseline.facts.items()}
+        labelled = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in facts.items()}
+        baseline = Baseline.of(labelled, baseline.name)
     return replace(
         view,
-        tables=tuple(
-            replace(
-                table,
-                rows=_facts(table.rows, known),
-                across=table.across and _fact(table.across, known),
-                among=_facts(table.among, known),
-            )
-            for table in view.tables
-        ),
-        answers=tuple(
-            replace(each, x=each.x and _fact(each.x, known), among=_facts(each.among, known)) for each in view.answers
-        ),
-        charts=tuple(
-            replace(chart, x=_fact(chart.x, known), series=_facts(chart.series, known)) for chart in view.charts
-        ),
-        baseline=view.baseline and _told(view.baseline, known),
+        tables=tuple(_with_facts(table, known) for table in view.tables),
+        answers=tuple(_with_facts(answer, known) for answer in view.answers),
+        charts=tuple(_with_facts(chart, known) for chart in view.charts),
+        baseline=baseline,
     )
 
 
@@ -209,8 +213,15 @@ def _in_words(complaint: str) -> str:
     return f"{where or 'it'}: {text[:1].lower()}{text[1:]}"
 
 
-def _facts(names: Iterable[str], axes: set[str]) -> tuple[str, ...]:
-    return tuple(_fact(name, axes) for name in names)
+def _with_facts(spec: _Spec, axes: set[str]) -> _Spec:
+    """A part of a view whose facts have their own names: an option stands for the fact that it sets."""
+    names = {key: getattr(spec, key, None) for key in ("rows", "across", "among", "x", "series")}
+    facts = {
+        key: _fact(value, axes) if isinstance(value, str) else tuple(_fact(name, axes) for name in value)
+        for key, value in names.items()
+        if value
+    }
+    return replace(spec, **facts)
 
 
 def _fact(name: str, axes: set[str]) -> str:
@@ -222,12 +233,3 @@ def _fact(name: str, axes: set[str]) -> str:
             f"dotted name{suggest(name, (*FACT, *axes))}"
         )
     return name
-
-
-def _told(baseline: Baseline, axes: set[str]) -> Baseline:
-    """The baseline with the values that facts have: `matmul: highest` is `highest (fp32)`."""
-    facts: dict[str, Value] = {}
-    for given, value in baseline.facts.items():
-        name = _fact(given, axes)
-        facts[name] = FACT[name].told(value) if name in FACT else plain(value)
-    return Baseline(facts, baseline.name or ", ".join(captioned(name, value) for name, value in facts.items()))

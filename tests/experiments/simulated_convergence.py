@@ -14,20 +14,19 @@ from itertools import islice
 
 import numpy as np
 
-from lmbench.convergence.curve import Curve
-from lmbench.convergence.judgement import judged
+from lmbench.convergence.judgement import Curve, judge
 
 STEPS = 40
 
 
 def run_with(loss, log_norm):
     """A run whose tail has this mean loss and this mean logarithm of the gradient norm."""
-    return Curve((loss,) * STEPS, (math.exp(log_norm),) * STEPS, frozenset())
+    return Curve(np.full(STEPS, loss), np.full(STEPS, math.exp(log_norm)), np.zeros(STEPS, dtype=bool))
 
 
 def verdict(own, baseline):
     """`yes`, `NO` or `undecided` of rows by seed, each a pair of loss and logarithm of the norm."""
-    found = judged({s: run_with(*r) for s, r in own.items()}, {s: run_with(*r) for s, r in baseline.items()})
+    found = judge({s: run_with(*r) for s, r in own.items()}, {s: run_with(*r) for s, r in baseline.items()})
     return found.words.partition(":")[0]
 
 
@@ -78,7 +77,7 @@ def trainings(count, steps=300, learning_rate=1e-3):
             losses.append(loss.item())
             optimizer.step()
             optimizer.zero_grad()
-        curve = Curve(tuple(losses), tuple(norms), frozenset())
+        curve = Curve(np.array(losses), np.array(norms), np.zeros(len(losses), dtype=bool))
         return curve.tail_loss, curve.tail_log_norm
 
     kinds = ("fp32", "last bit", "bf16-mixed", "bf16-true")

@@ -91,19 +91,12 @@ def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):
 
 
 def test_runs_become_a_frame_of_runs_or_of_steps(kept):
-    pytest.importorskip("pandas")
     run, results = kept
     frame = lmbench.to_frame(lmbench.load(results))
     assert frame.loc[0, "phases.step.mean_s"] == run.record.phases.step.mean_s
     assert frame.loc[0, "run_id"] == run.run_id
     steps = lmbench.to_frame(run, steps=True)
     assert list(steps["step_s"]) == [step.step_s for step in run.steps]
-
-
-def test_without_pandas_a_line_says_so(kept, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(lmbench.UsageError, match="to_frame needs pandas, which is not installed"):
-        lmbench.to_frame(kept[0])
 
 
 def test_importing_and_loading_bring_no_torch():

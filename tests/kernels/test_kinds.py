@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-from importlib.resources import files
 
 import pytest
-from paths import TRACES
+from paths import DATA, TRACES
 
 from lmbench.kernels.kinds import KINDS, kind_of, short_name
 
-# As package data: what is tested may be installed elsewhere.
-REFERENCE = files("lmbench.reference") / "kernels.csv"
+REFERENCE = DATA / "published_kernels.csv"
 
 
 def names() -> list[dict[str, str]]:

@@ -6,13 +6,11 @@ import copy
 import json
 import re
 from html import unescape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from browser import look, needs_browser, operate
 from paths import RUNS
 from planted_memory import MIB, Allocator, notes_of, planted_run, write
 
@@ -43,13 +41,6 @@ def remembered(folder: Path, max_entries: int | None = None) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: Any) -> Path:
     return remembered(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture(scope="module")
-def page(run: Path) -> Path:
-    target = run.parent / "page.html"
-    assert main(["report", str(run), "--html", str(target)]) == 0
-    return target
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -99,15 +90,6 @@ def test_the_file_comes_back_and_a_damaged_one_is_refused(run: Path, tmp_path: P
         read_timeline(tmp_path)
 
 
-def test_the_report_shows_it_and_asks_for_nothing(page: Path) -> None:
-    text = page.read_text()
-    assert data_of(text)["labels"][0] == "parameters"
-    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
-    assert "://" not in without_names
-    inline, _ = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    assert inline == (files("lmbench.memory") / "timeline.js").read_text()
-
-
 def test_names_from_a_hostile_file_are_text(tmp_path: Path) -> None:
     memory = Allocator()
     memory.mark("<script>alert(1)</script>", "START")
@@ -142,57 +124,3 @@ def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path: Path
         expected = dict(zip(full.categories, full.sizes_bytes, strict=True))
         for name in ("parameters", "optimizer_state", "gradients"):
             assert sizes[name][column] == expected[name][entry], (name, column)
-
-
-def test_damaged_timelines_are_said_on_the_page(tmp_path: Path) -> None:
-    run = remembered(tmp_path / "run")
-    (run / TIMELINE_FILE).write_bytes(b"torn")
-    target = tmp_path / "page.html"
-    assert main(["report", str(run), "--html", str(target)]) == 0
-    assert "cannot be used" in target.read_text()
-
-
-@needs_browser
-def test_a_phase_too_narrow_for_its_name_is_named_below(page: Path) -> None:
-    legends = operate(page, 390, """
-        return [...page.querySelectorAll(".memory-legend")].map(legend => legend.textContent.split(/\\s+/));
-    """)  # fmt: skip
-    assert legends[0][0] == "phases"
-    assert {"forward", "backward", "optimizer", "zero_grad"} <= set(legends[0])
-    assert {"held", "parameters", "gradients"} <= set(legends[1])
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser_it_fits(page: Path, width: int) -> None:
-    seen = look(page, width)
-    assert seen["requests"] == []
-    assert seen["scroll_width"] <= seen["client_width"] <= width
-    assert seen["smallest_text_px"] >= 8.5
-
-
-@needs_browser
-def test_a_block_that_is_pointed_at_says_what_it_is(page: Path) -> None:
-    """At the peak, in the middle of the optimizer state's second block, and above everything."""
-    data = data_of(page.read_text())
-    sums = [sum(sizes) for sizes in zip(*data["sizes"], strict=True)]
-    column = sums.index(max(sums))
-    first, *told = operate(
-        page, 1280,
-        f"""
-        const svg = page.querySelector("svg.memory-picture"), info = page.querySelector(".memory-info");
-        const place = svg.getBoundingClientRect(), at = [info.textContent];
-        for (const bytes of [{40 + 60} * {MIB}, {data["most"]} * 0.999]) {{
-          const y = place.top + {data["top"]} + (1 - bytes / {data["most"]}) * {data["height"]};
-          const x = place.left + place.width * ({column} + .5) / {len(sums)};
-          svg.dispatchEvent(new view.PointerEvent("pointerdown", {{clientX: x, clientY: y, bubbles: true}}));
-          at.push([info.textContent, !!page.querySelector(".chosen").getAttribute("d")]);
-        }}
-        return at;
-        """,
-    )  # fmt: skip
-    assert first.startswith("At the peak")
-    assert told[0][0].startswith("40.0 MiB: optimizer state, blocks.1.ffn")
-    assert told[0][1]
-    assert "backward: 0.25 GiB" in told[1][0]
-    assert not told[1][1]

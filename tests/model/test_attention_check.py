@@ -16,11 +16,10 @@ from lmbench.fit.run import run
 from lmbench.model import attention_check
 from lmbench.model.attention import NaiveCore, Size, attention_kind, causal_mask
 from lmbench.model.attention_check import TOLERANCES, Use, check_attention, formula
-from lmbench.records.load import load_run
+from lmbench.records.load import Run, load_run
 from lmbench.records.measured import RunError
 from lmbench.records.run import SCHEMA_VERSION, AttentionCheck, RunRecord
-from lmbench.report.cells import outcome_label
-from lmbench.report.gather import Sample
+from lmbench.report.frame import outcome_label
 
 CPU = torch.device("cpu")
 
@@ -411,5 +410,4 @@ def test_a_function_that_was_right_only_before_the_run_has_no_speed(
 def test_a_table_says_incorrect_instead_of_the_phase() -> None:
     error = RunError("UsageError", "incorrect: my_module:mine is off by 0.2 in the output at ...", "setup")
     record = RunRecord(SCHEMA_VERSION, "error", error=error)
-    sample = Sample(Path("run"), "error", record, {}, {}, (None, None), is_timing=True, is_profiled=False)
-    assert outcome_label(sample) == "error: incorrect"
+    assert outcome_label(Run(Path("run"), record, [], "error")) == "error: incorrect"

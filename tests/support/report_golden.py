@@ -236,7 +236,7 @@ def render(words: list[str], folder: Path) -> str:
     """Standard output of `lmbench report`, the folder's own path taken out."""
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream):
-        assert main(["report", *words]) == 0
+        assert main(["report", *words, "--format", "markdown"]) == 0
     return stream.getvalue().replace(str(folder.resolve()), "FOLDER").replace(str(folder), "FOLDER")
 
 

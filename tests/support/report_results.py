@@ -16,8 +16,11 @@ from typing import Any
 
 from paths import RUNS
 
+from lmbench.commands.report import make_catalogue
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.records.vocabulary import PHASES
+from lmbench.report.answer import Answer, Table
+from lmbench.report.results import Options, report_on
 from lmbench.sizes import SIZES, ModelShape
 
 BASE: dict[str, Any] = json.loads((RUNS / "h200_run.json").read_text())
@@ -224,3 +227,29 @@ def write_sweep(
     }  # fmt: skip
     (home / "sweep.json").write_text(json.dumps(sweep))
     return home
+
+
+def answer_of(*folders: Path, **options: Any) -> Answer:
+    """What `lmbench report` works out of results; options are those of `report.results.Options`."""
+    return report_on(folders, make_catalogue(), Options(**options))
+
+
+def rows_of(*folders: Path, **options: Any) -> list[dict[str, Any]]:
+    """A row for each cell, as CSV has them."""
+    data = answer_of(*folders, **options).data
+    assert data is not None
+    return data.records()
+
+
+def table_rows(table: Table) -> list[dict[str, str]]:
+    """The rows of a table by its columns' titles, as they are read; of two with one title the first."""
+    titles = [column.title for column in table.columns]
+    return [dict(reversed(list(zip(titles, row, strict=True)))) for row in table.texts()]
+
+
+def edit_runs(home: Path, edit: Edit) -> None:
+    """Change the record of every run of a sweep."""
+    for path in home.glob("runs/*/run.json"):
+        run = json.loads(path.read_text())
+        edit(run)
+        path.write_text(json.dumps(run))

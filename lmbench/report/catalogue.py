@@ -1,0 +1,110 @@
+"""What a view may name: columns and kinds of charts of the report itself, and what features (kernels, ...) add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msgspec.structs import replace
+
+from lmbench.errors import UsageError, suggest
+from lmbench.records.schema import fields
+from lmbench.report.answer import Chart
+from lmbench.report.charts import CHART_KINDS, ChartKind
+from lmbench.report.columns import MEASURED, RELATIVE, Column, schema_column
+from lmbench.report.frame import Frame
+from lmbench.report.view import View, read_view
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What one feature adds.
+
+    `row_notes` are said of a cell in a table that has one of the feature's columns; `headline` are sentences that
+    answer the question of a view with such a table, from the cells of one device. `charts` are pictures of runs, shown
+    on every page.
+    """
+
+    columns: tuple[Column, ...] = ()
+    chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
+    row_notes: Callable[[Frame, int], list[str]] | None = None
+    headline: Callable[[Frame], list[str]] | None = None
+    charts: Callable[[Frame], list[Chart]] | None = None
+
+
+class Catalogue:
+    """Columns and kinds of charts by name."""
+
+    def __init__(self, features: Iterable[Feature] = ()) -> None:
+        self.features = tuple(features)
+        columns = [*MEASURED, *RELATIVE, *(column for feature in self.features for column in feature.columns)]
+        self.columns: Mapping[str, Column] = {column.name: column for column in columns}
+        self.chart_kinds: dict[str, ChartKind] = dict(CHART_KINDS)
+        for feature in self.features:
+            self.chart_kinds.update(feature.chart_kinds)
+
+    def column(self, name: str) -> Column:
+        """The column of that name, or of the field of a run's record with that dotted name.
+
+        Raises:
+            UsageError: there is none, or the field is no number.
+        """
+        column = self.columns.get(name) or schema_column(name)
+        if column is None:
+            first = ", ".join(column.name for column in MEASURED[:3])
+            near = suggest(name, [*self.columns, *fields("run")])
+            raise UsageError(f"column {name!r} is unknown; give one of {first} ..., or a field{near}")
+        return column
+
+    def view(self, named: Any, axes: Iterable[str] = ()) -> View:
+        """A view (see read_view) with its patterns of columns written out.
+
+        Raises:
+            UsageError: it is none, or names a column or a kind of chart that does not exist.
+        """
+        view = read_view(named, axes)
+        try:
+            tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
+            answers = tuple(replace(answer, of=self._names(answer.of)) for answer in view.answers)
+            compared = [table.columns[0] for table in tables if table.among]
+            compared += [answer.y for answer in answers if answer.kind == "fastest"]
+            for name in compared:
+                if not self.column(name).is_of_one_process:
+                    raise UsageError(
+                        f"column {name!r} is no number of one process, which `among` compares; give another"
+                    )
+            for name in (name for answer in answers for name in (answer.y, *answer.also)):
+                self.column(name)
+            for chart in view.charts:
+                kind = self.chart_kinds.get(chart.kind)
+                if kind is None:
+                    known, near = ", ".join(self.chart_kinds), suggest(chart.kind, self.chart_kinds)
+                    raise UsageError(f"chart kind {chart.kind!r} is unknown; choose among {known}{near}")
+                if not kind.spans:
+                    self.column(chart.y)
+                elif chart.y not in kind.spans:
+                    spans = ", ".join(kind.spans)
+                    raise UsageError(f"y of a {chart.kind} chart is {chart.y!r}; choose among {spans}")
+        except UsageError as error:
+            raise UsageError(f"view{f' {view.name}' if view.name else ''}: {error}") from None
+        return replace(view, tables=tables, answers=answers)
+
+    def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for pattern in patterns:
+            if "*" not in pattern:
+                names.append(self.column(pattern).name)
+                continue
+            numbers = [each.name for each in fields("run").values() if "." in pattern and each.about.is_number]
+            matching = [name for name in [*self.columns, *numbers] if fnmatchcase(name, pattern)]
+            if not matching:
+                raise UsageError(f"no column is like {pattern!r}")
+            names += matching
+        return tuple(names)
+
+    def row_notes(self, frame: Frame, cell: int, columns: Sequence[Column]) -> list[str]:
+        """What features say of a row with these columns."""
+        features = (feature for feature in self.features if any(column in feature.columns for column in columns))
+        return [note for feature in features if feature.row_notes for note in feature.row_notes(frame, cell)]

@@ -1,0 +1,449 @@
+"""Runs as a long pandas frame: a row for each run, and a row for each cell with the facts that tell it from others.
+
+Whatever groups, pivots, or joins a baseline or a published figure works on this frame. It is pandas because facts mix
+words and numbers in one axis (`compile: [false, max-autotune]`), which pandas keeps as objects and polars refuses, and
+because `lmbench.to_frame` gives a user pandas. Measured in November 2026: `import pandas` takes 0.50 s and 84 MB of
+disk, `import polars` 0.30 s and 181 MB; a report of 15 cells takes 0.9 s either way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from msgspec import Struct
+
+from lmbench.errors import UsageError
+from lmbench.files import Unreadable, is_file, read_file
+from lmbench.precision import short_label
+from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.passes import TIMING, pass_of
+from lmbench.records.run import RunRecord, SweepPlace
+from lmbench.records.schema import value_at
+from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.vocabulary import INCORRECT
+from lmbench.report.facts import (
+    EAGER,
+    FACT,
+    HOW_LONG,
+    SEEDS,
+    Planned,
+    Value,
+    in_words,
+    is_consequence,
+    other_axes,
+    other_settings,
+    read_facts,
+    sort_key,
+)
+from lmbench.report.view import Baseline
+from lmbench.text import shown
+
+#: A number of a run: a field of its record by its dotted name, an arithmetic expression of fields, or a function.
+Expression = str | Callable[[RunRecord], float | None]
+
+#: Folder of one repeat of a cell: `<cell>-r<k>`.
+_REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")
+_FIELD = re.compile(r"[a-z_]\w*(?:\.\w+)+")
+#: Options of a shape that its label (layers x width) leaves out.
+_DIMENSIONS = ("model.d_ff", "model.num_heads", "model.vocab_size")
+#: Facts that name a cell where there is no table around it.
+_NAMING = ("size", "mode", "batch", "context", "precision", "matmul", "compile")
+_UNKNOWN_DEVICE = "device unknown"
+
+
+class _PlannedCell(Struct):
+    """A cell in sweep.json."""
+
+    id: str
+    axes: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+
+
+class _Sweep(Struct):
+    """What the report takes from sweep.json."""
+
+    name: str | None = None
+    view: Any = None
+    axes: dict[str, Any] | list[str] | None = None
+    cells: list[_PlannedCell] = []
+
+
+@dataclass
+class Group:
+    """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then).
+
+    `rows` are the runs, as `Frame.runs` has them. `trials` counts runs that only looked for the largest value that
+    fits; `searched` are the cells that such a search was for.
+    """
+
+    home: Path | None
+    sweep: _Sweep
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    trials: int = 0
+    searched: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return (self.sweep.name or self.home.name) if self.home else ""
+
+    @property
+    def missing_count(self) -> int:
+        """Cells of the sweep that have no run yet."""
+        return len({cell.id for cell in self.sweep.cells} - {row["place"] for row in self.rows} - self.searched)
+
+    def add(self, run: Run) -> None:
+        """Add a run. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
+        record, place = run.record, run.record.sweep or SweepPlace()
+        if place.searched_cell is not None:
+            self.searched.add(place.searched_cell)
+        if place.search == "trial":
+            self.trials += 1
+            return
+        match = _REPEAT.fullmatch(run.path.name) if self.home else None
+        planned = next((cell for cell in self.sweep.cells if match and cell.id == match["cell"]), _PlannedCell(""))
+        cell = place.cell or (match and match["cell"])
+        axes = (planned.axes or {}) if place.axes is None else place.axes
+        # A script of somebody's has no configuration; a module of another size is another one all the same.
+        size = record.model.parameter_count
+        config = record.config or ({"model.parameter_count": size} if size is not None else {})
+        plan = Planned(axes, planned.options or {}, config)
+        others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
+        seeds = [plan.get(seed) for seed in SEEDS]
+        row = {
+            "run": run,
+            "outcome": run.outcome,
+            "gpu": _device_of(record),
+            "place": cell if self.home else None,
+            "repeat": place.repeat if place.repeat is not None else int(match["repeat"]) if match else 0,
+            # In a sweep over seeds a row of a table is what a cell is but for its seed.
+            "row": json.dumps(others, sort_keys=True, default=str)
+            if others and any(seed in (self.sweep.axes or ()) for seed in SEEDS)
+            else cell,
+            "is_profiled": bool(plan.get("trainer.profiler")) if record.is_profiled is None else record.is_profiled,
+            "is_shown": pass_of(record, axes).name == TIMING,
+            "seed": None if None in seeds else (*seeds, record.data.source),
+            "facts": read_facts(record, plan) | (other_axes(axes) if self.home else other_settings(config)),
+        }
+        # Large, and told by the facts: thousands of runs are to fit into memory.
+        record.config = record.argv = None
+        self.rows.append(row)
+
+
+def read_groups(paths: Iterable[str | Path]) -> tuple[list[Group], list[str]]:
+    """Read every run at or below the paths, without its steps, and a line for each that cannot be shown.
+
+    A run that is damaged is kept as such; one of another schema version becomes a line.
+
+    Raises:
+        UsageError: a path that does not exist or holds no result, or nothing that this lmbench can read.
+    """
+    groups: dict[Path | None, Group] = {}
+    unread: list[str] = []
+    for folder in find_runs(Path(path).parent if Path(path).name == SWEEP_FILE else path for path in paths):
+        above = folder.parent.parent
+        home = above if folder.parent.name == RUNS_FOLDER and is_file(above / SWEEP_FILE) else None
+        try:
+            run = load_run(folder, with_steps=False)
+        except UsageError as error:
+            unread.append(str(error))
+            continue
+        if home not in groups:
+            groups[home] = Group(home, _read_sweep(home))
+        groups[home].add(run)
+    if not groups:
+        raise UsageError(unread[0])
+    return sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread
+
+
+def _read_sweep(home: Path | None) -> _Sweep:
+    """What its sweep.json says; nothing where that is damaged."""
+    try:
+        return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else _Sweep()
+    except (Unreadable, DamagedRecord):
+        return _Sweep()
+
+
+def _device_of(record: RunRecord) -> str | None:
+    """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
+    environment = record.environment
+    if environment is None or not (environment.gpu.name or record.device_type == "cpu"):
+        return None
+    model = environment.host.cpu_model
+    return shown(environment.gpu.name or (f"CPU ({re.sub(' +', ' ', model)})" if model else "CPU"))
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The runs of a group and the cells that they make.
+
+    `runs` has a row for each run: `run`, `outcome`, `cell` (the index of its row in `facts`), `seed`, `is_profiled`,
+    and `is_shown`, which is false for another pass of the cell, whose times are not the step's own. `facts` has a row
+    for each cell: its device as `gpu`, and its facts, None where one is unknown. `baseline` is what cells are compared
+    with, `base` the cell of it for each cell that has one.
+    """
+
+    runs: pd.DataFrame
+    facts: pd.DataFrame
+    baseline: Baseline | None = None
+    base: Mapping[int, int] = field(default_factory=dict)
+    _values: dict[Expression, pd.Series] = field(default_factory=dict)
+
+    # runs
+
+    @property
+    def base_name(self) -> str:
+        return self.baseline.name if self.baseline else ""
+
+    @cached_property
+    def ok(self) -> pd.DataFrame:
+        """The shown runs that ended well: all that statistics rest on."""
+        return self.runs[self.runs.is_shown & (self.runs.outcome == "ok")]
+
+    @cached_property
+    def ok_cells(self) -> frozenset[int]:
+        return frozenset(self.ok.cell)
+
+    @cached_property
+    def _by_cell(self) -> dict[int, list[Any]]:
+        rows: dict[int, list[Any]] = {}
+        for row in self.runs.itertuples(index=False):
+            rows.setdefault(row.cell, []).append(row)
+        return rows
+
+    def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[Run]:
+        """The cell's runs of that outcome, of any where it is None; with `is_shown` None its other passes too."""
+        rows = (row for row in self._by_cell[cell] if is_shown is None or row.is_shown == is_shown)
+        return [row.run for row in rows if outcome is None or row.outcome == outcome]
+
+    def by_seed(self, cell: int) -> dict[Any, Run]:
+        """The cell's first ok run of each seed of weights and data."""
+        rows = [row for row in self._by_cell[cell] if row.is_shown and row.outcome == "ok" and row.seed is not None]
+        return {row.seed: row.run for row in reversed(rows)}
+
+    def label(self, cell: int) -> str:
+        """How the cell ended: `ok` if a run did, else how the first one ended, as a table shows it."""
+        return "ok" if cell in self.ok_cells else next(map(outcome_label, self.runs_of(cell)), "ok")
+
+    def values(self, expression: Expression) -> pd.Series:
+        """A number of each ok run, by the run's row; nan where it has none."""
+        if expression not in self._values:
+            records = self.ok.run.map(lambda run: run.record)
+            if isinstance(expression, str):
+                names = list(dict.fromkeys(_FIELD.findall(expression)))
+                fields = {f"v{place}": _numeric(records, name) for place, name in enumerate(names)}
+                formula = _FIELD.sub(lambda match: f"v{names.index(match[0])}", expression)
+                self._values[expression] = pd.eval(formula, local_dict=fields) if len(names) > 1 else fields["v0"]
+            else:
+                self._values[expression] = _numeric(records, expression)
+        return self._values[expression]
+
+    def numbers(self, expression: Expression) -> pd.Series:
+        """A number of each ok run that has it, by its cell."""
+        return self.values(expression).set_axis(self.ok.cell).dropna()
+
+    # cells
+
+    @cached_property
+    def known(self) -> dict[int, dict[str, Value]]:
+        """The facts that are known of each cell."""
+        rows = self.facts.drop(columns="gpu").to_dict("index")
+        return {cell: {name: value for name, value in row.items() if not pd.isna(value)} for cell, row in rows.items()}
+
+    def select(self, cells: Iterable[int]) -> Frame:
+        """Some of the cells, in that order."""
+        cells = list(cells)
+        return replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _values={})
+
+    def by(self, names: Sequence[str]) -> Iterator[Frame]:
+        """The cells that share these facts, in order."""
+        key: Callable[[int], Any] = lambda cell: [self.known[cell].get(name) for name in names]  # noqa: E731
+        for _, cells in groupby(self.ordered(names), key=key):
+            yield self.select(cells)
+
+    def by_device(self) -> list[Frame]:
+        return [self.select(part.index) for _, part in self.facts.groupby("gpu")]
+
+    def shows(self, is_profiled: bool) -> Frame:
+        """With `is_profiled`, the profiled runs instead of those that are timed."""
+        return replace(self, runs=self.runs.assign(is_shown=self.runs.is_profiled), _values={}) if is_profiled else self
+
+    def timed(self) -> Frame:
+        """The cells that have a run which is shown."""
+        return self.select(cell for cell in self.facts.index if self.runs_of(cell))
+
+    def ordered(self, names: Sequence[str]) -> list[int]:
+        """The cells sorted by these facts, the first one first."""
+        known = self.known
+        return sorted(known, key=lambda cell: [sort_key(name, known[cell].get(name)) for name in names])
+
+    def varying(self) -> list[str]:
+        """Facts that differ between cells, in the order of FACTS, then by name; the unknown differs from nothing."""
+        counts = self.facts.drop(columns="gpu").nunique()
+        sizes = self.facts.get("size")
+        told = [name for name in _DIMENSIONS if name in counts and sizes is not None]
+        told = [name for name in told if len(set(zip(sizes, self.facts[name], strict=True))) == sizes.nunique(False)]
+        return [*filter(lambda name: counts[name] > 1 and name not in told, self._names(counts.index))]
+
+    def differing(self) -> list[str]:
+        """Facts that differ between cells and do not follow from others: what labels say."""
+        return [name for name in self.varying() if not is_consequence(name)]
+
+    @staticmethod
+    def _names(names: Iterable[str]) -> list[str]:
+        order = {name: place for place, name in enumerate(FACT)}
+        return sorted(names, key=lambda name: (order.get(name, len(order)), name))
+
+    def partly_known(self) -> list[str]:
+        """Facts that some cells have, and others not although a run of theirs lived to tell (no attention)."""
+        facts = self.facts.drop(columns="gpu")
+        lived = self.runs.cell[self.runs.outcome == "ok"].unique()
+        return self._names(facts.columns[facts.notna().any() & facts.loc[facts.index.isin(lived)].isna().any()])
+
+    def shared(self) -> dict[str, Value]:
+        """Facts that all cells share; cells that died too early to tell share what the others do."""
+        names = self.facts.columns[self.facts.nunique() == 1].difference(["gpu", *self.partly_known()])
+        return {name: self.facts[name].dropna().iloc[0] for name in self._names(names)}
+
+    def told(self, cell: int, names: Sequence[str]) -> str:
+        """These facts of the cell, as far as they are known, in a line."""
+        known = self.known[cell]
+        return ", ".join(in_words(name, known[name]) for name in names if name in known)
+
+    def name(self, cell: int) -> str:
+        """The cell in words, by what people choose first."""
+        return self.told(cell, _NAMING)
+
+    def in_short(self, cell: int, names: Sequence[str]) -> str:
+        """Facts as people say them in a word: `TF32` for a pair of precisions, `naive compiled`."""
+        known, parts = self.known[cell], list[str]()
+        for name in names:
+            value = known.get(name)
+            if value is None or (name == "matmul" and "precision" in names):
+                continue
+            if name == "precision":
+                parts.append(short_label(str(value), str(known.get("matmul"))))
+            elif name == "compile" and parts:
+                parts[-1] += {EAGER: "", "default": " compiled"}.get(str(value), f" compiled {value}")
+            else:
+                parts.append(in_words(name, value))
+        return ", ".join(filter(None, parts))
+
+    def against(self, baseline: Baseline | None) -> Frame:
+        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline.
+
+        A run that died early cannot tell everything: where no cell has the same facts, what is unknown agrees.
+        """
+        if baseline is None:
+            return self
+        candidates = [cell for cell, known in self.known.items() if baseline.is_met_by(known)]
+        exact = {self._pair_key(cell, self.known[cell]): cell for cell in reversed(candidates)}
+        base = {}
+        for cell, known in self.known.items():
+            wanted = {**known, **baseline.facts}
+            fitting = (other for other in candidates if self._agree(cell, wanted, other))
+            found = exact.get(self._pair_key(cell, wanted))
+            found = next(fitting, None) if found is None else found
+            if found is not None:
+                base[cell] = found
+        return replace(self, baseline=baseline, base=base)
+
+    def _pair_key(self, cell: int, facts: Mapping[str, Value]) -> tuple[object, ...]:
+        pairs = sorted((name, str(value)) for name, value in facts.items() if not is_consequence(name))
+        return (self.facts.at[cell, "gpu"], *pairs)
+
+    def _agree(self, cell: int, wanted: Mapping[str, Value], other: int) -> bool:
+        known = self.known[other]
+        names = [name for name in wanted.keys() & known.keys() if not is_consequence(name)]
+        same_device = self.facts.at[cell, "gpu"] == self.facts.at[other, "gpu"]
+        return same_device and all(wanted[name] == known[name] for name in names)
+
+
+def make_frame(group: Group) -> Frame:
+    """The group's runs and cells. Profiled runs and those of other passes join the cell that they belong to."""
+    rows = sorted(group.rows, key=lambda row: (row["repeat"], row["run"].run_id, str(row["run"].path)))
+    runs = pd.DataFrame(rows)
+    # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
+    of_cell = runs.groupby("place").gpu.transform(_only) if group.home else runs.gpu
+    runs["gpu"] = runs.gpu.fillna(of_cell).fillna(_only(runs.gpu)).fillna(_UNKNOWN_DEVICE)
+    names = runs.row if group.home else runs.facts.map(lambda facts: json.dumps(facts, sort_keys=True))
+    runs["cell"] = pd.factorize(runs.gpu + "\0" + names.fillna(""))[0]
+    facts = pd.DataFrame(runs.facts.tolist(), dtype=object).groupby(runs.cell).first()
+    facts = facts.where(facts.notna(), None).assign(gpu=runs.groupby("cell").gpu.first())
+    if group.home:
+        facts = _settled(facts, set(runs.cell[runs.outcome == "ok"]))
+    # Passes that are no timing runs belong to the cell with the same facts, where there is one.
+    identity = facts.apply(lambda row: json.dumps(row.to_dict(), sort_keys=True), axis=1)
+    timed = set(runs.cell[runs.is_shown])
+    home = {identity[cell]: cell for cell in sorted(timed, reverse=True)}
+    runs["cell"] = [cell if cell in timed else home.get(identity[cell], cell) for cell in runs.cell]
+    cells = sorted(set(runs.cell), key=lambda cell: (cell not in timed, cell))
+    return Frame(runs.drop(columns="facts"), facts.loc[cells])
+
+
+def _numeric(records: pd.Series, expression: Expression) -> pd.Series:
+    """A number of each record, nan where it has none."""
+    read = (lambda record: value_at(record, expression)) if isinstance(expression, str) else expression
+    return pd.Series([read(record) for record in records], records.index, dtype=float)
+
+
+def _only(values: pd.Series) -> Any:
+    """The only value that there is, else nan."""
+    known = values.dropna().unique()
+    return known[0] if len(known) == 1 else float("nan")
+
+
+def _settled(facts: pd.DataFrame, ended_well: set[int]) -> pd.DataFrame:
+    """Within a sweep another host or commit makes no other row: the axes do. What all cells share that can tell, those
+    that died too early to tell it share too; one that lived and has no attention has none."""
+    facts = facts.drop(columns=[name for name, fact in FACT.items() if fact.is_environment], errors="ignore")
+    how_long = facts.columns.intersection(HOW_LONG)
+    if not facts.astype(str).drop_duplicates().drop(columns=how_long).duplicated().any():
+        facts = facts.drop(columns=how_long)
+    died = ~facts.index.isin(ended_well)
+    for name in facts.columns[facts.nunique() == 1].difference(["gpu"]):
+        facts.loc[died, name] = facts[name].dropna().iloc[0]
+    return facts
+
+
+def outcome_label(run: Run) -> str:
+    """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` of
+    attention that was found wrong."""
+    word, error = outcome_word(run.outcome), run.record.error
+    if error is not None and error.is_incorrect:
+        return f"{word}: {INCORRECT}"
+    return f"{word} ({shown(error.phase)})" if error is not None and error.phase else word
+
+
+def outcome_word(outcome: str) -> str:
+    return "OOM" if outcome == "oom" else outcome
+
+
+def parse_baseline(text: str, frame: Frame) -> Baseline:
+    """A baseline from `precision=32-true,matmul=highest`; a value may be the beginning of the one meant.
+
+    Raises:
+        UsageError: no `fact=value`, a fact that no cell has, or a value that none of them has.
+    """
+    facts: dict[str, Value] = {}
+    known = sorted(frame.facts.columns.drop("gpu"), key=lambda name: (name not in FACT, name))
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise UsageError(f"baseline {part.strip()!r}; give fact=value, such as precision=32-true,matmul=highest")
+        if name not in known:
+            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(known)}")
+        values = {str(each): each for each in frame.facts[name].dropna()}
+        begun = [each for label, each in values.items() if label.startswith(value)]
+        if value not in values and len(begun) != 1:
+            raise UsageError(f"baseline {name}={value}: no run has it; choose among {', '.join(sorted(values))}")
+        facts[name] = values.get(value, begun[0])
+    return Baseline.of(facts)
