@@ -6,57 +6,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypeAlias, get_type_hints
 
-from msgspec import Struct, defstruct, field
+from msgspec import Struct, defstruct
 
-from lmbench.records.field import About, Scalar
+from lmbench.records.field import Count, Flag, Scalar, Seconds
 from lmbench.records.vocabulary import Border, Span, Stage
 
-_HOST = "Wall time the host needed to issue <phase>."
-_LAG = "How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU."
+HostSeconds: TypeAlias = Annotated[Seconds, "<phase> (host)", "Wall time the host needed to issue <phase>.", "down", "<phase>_host_s"]
+LagSeconds: TypeAlias = Annotated[Seconds, "lag at <border>'s end", "How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU.", None, "lag_<border>_s"]
 
 
 class StepRecord(Struct):
     """Step records: one optimizer step, all its micro-batches included."""
 
-    step: Annotated[int | None, About("index", "step", "Index of the optimizer step, from 0, warm-up included.")] = None
-    stage: Annotated[Stage | None, About("text", "stage", "`warmup` or `window`.")] = None
-    is_warmup: Annotated[bool | None, About("flag", "warm-up", "The step came before the window and is in no statistic.")] = None
-    micro_batches: Annotated[int | None, About("count", "micro-batches", "Micro-batches of this step; the last group of an epoch can be short.")] = None
-    tokens: Annotated[int | None, About("count", "tokens", "Tokens of all micro-batches of this rank.")] = None
-    loss: Annotated[float | None, About("nat", "loss", "Mean loss over the micro-batches, as `training_step` returned it.", "down")] = None
+    step: Annotated[int | None, "index", "step", "Index of the optimizer step, from 0, warm-up included."] = None
+    stage: Annotated[Stage | None, "text", "stage", "`warmup` or `window`."] = None
+    is_warmup: Annotated[Flag, "warm-up", "The step came before the window and is in no statistic."] = None
+    micro_batches: Annotated[Count, "micro-batches", "Micro-batches of this step; the last group of an epoch can be short."] = None
+    tokens: Annotated[Count, "tokens", "Tokens of all micro-batches of this rank."] = None
+    loss: Annotated[float | None, "nat", "loss", "Mean loss over the micro-batches, as `training_step` returned it.", "down"] = None
     gradient_norm: Annotated[float | None, Scalar("1", "gradient norm", "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.", fold="norm")] = None
-    is_skipped: Annotated[bool | None, About("flag", "skipped", "The fp16 scaler skipped the update; the step is in no statistic.")] = None
-    excluded_s: Annotated[float | None, About("s", "excluded", "Validation, checkpoints and record writing between this step and the one before; already subtracted.")] = None
-    rank: Annotated[int | None, About("index", "rank", "Rank of the process that measured.")] = None
-    nonfinite: Annotated[dict[str, str], About("tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason.")] = field(default_factory=dict)
-    step_s: Annotated[float | None, About("s", "step", "From the end of the last step's last batch to the end of this one's, exclusions subtracted.", "down")] = None
-    data_s: Annotated[float | None, About("s", "data", "Waiting for the loader.", "down")] = None
-    transfer_s: Annotated[float | None, About("s", "transfer", "Copying the batch from host to device.", "down")] = None
-    forward_s: Annotated[float | None, About("s", "forward", "`training_step`, the loss included.", "down")] = None
-    backward_s: Annotated[float | None, About("s", "backward", "The backward pass.", "down")] = None
-    clip_s: Annotated[float | None, About("s", "clip", "Gradient clipping, and the gradient norm where it is recorded.", "down")] = None
-    optimizer_s: Annotated[float | None, About("s", "optimizer", "The parameter update.", "down")] = None
-    zero_grad_s: Annotated[float | None, About("s", "zero_grad", "Zeroing the gradients.", "down")] = None
-    other_s: Annotated[float | None, About("s", "other", "The remainder of `step_s`: the framework between the phases.", "down")] = None
-    step_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    data_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    transfer_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    forward_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    backward_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    clip_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    optimizer_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    zero_grad_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    other_host_s: Annotated[float | None, About("s", "<phase> (host)", _HOST, "down", "<phase>_host_s")] = None
-    lag_data_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_transfer_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_forward_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_backward_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_clip_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_optimizer_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_zero_grad_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
-    lag_step_s: Annotated[float | None, About("s", "lag at <border>'s end", _LAG, pattern="lag_<border>_s")] = None
+    is_skipped: Annotated[Flag, "skipped", "The fp16 scaler skipped the update; the step is in no statistic."] = None
+    excluded_s: Annotated[Seconds, "excluded", "Validation, checkpoints and record writing between this step and the one before; already subtracted."] = None
+    rank: Annotated[int | None, "index", "rank", "Rank of the process that measured."] = None
+    nonfinite: Annotated[dict[str, str], "tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."] = {}
+    step_s: Annotated[Seconds, "step", "From the end of the last step's last batch to the end of this one's, exclusions subtracted.", "down"] = None
+    data_s: Annotated[Seconds, "data", "Waiting for the loader.", "down"] = None
+    transfer_s: Annotated[Seconds, "transfer", "Copying the batch from host to device.", "down"] = None
+    forward_s: Annotated[Seconds, "forward", "`training_step`, the loss included.", "down"] = None
+    backward_s: Annotated[Seconds, "backward", "The backward pass.", "down"] = None
+    clip_s: Annotated[Seconds, "clip", "Gradient clipping, and the gradient norm where it is recorded.", "down"] = None
+    optimizer_s: Annotated[Seconds, "optimizer", "The parameter update.", "down"] = None
+    zero_grad_s: Annotated[Seconds, "zero_grad", "Zeroing the gradients.", "down"] = None
+    other_s: Annotated[Seconds, "other", "The remainder of `step_s`: the framework between the phases.", "down"] = None
+    step_host_s: HostSeconds = None
+    data_host_s: HostSeconds = None
+    transfer_host_s: HostSeconds = None
+    forward_host_s: HostSeconds = None
+    backward_host_s: HostSeconds = None
+    clip_host_s: HostSeconds = None
+    optimizer_host_s: HostSeconds = None
+    zero_grad_host_s: HostSeconds = None
+    other_host_s: HostSeconds = None
+    lag_data_s: LagSeconds = None
+    lag_transfer_s: LagSeconds = None
+    lag_forward_s: LagSeconds = None
+    lag_backward_s: LagSeconds = None
+    lag_clip_s: LagSeconds = None
+    lag_optimizer_s: LagSeconds = None
+    lag_zero_grad_s: LagSeconds = None
+    lag_step_s: LagSeconds = None
 
     def span_s(self, span: Span) -> float | None:
         """Device span of a phase or of the whole step."""
