@@ -29,15 +29,8 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 LAYER = ["--model", "lmbench.AttentionLayer"]
 SHORT = [
-    "--measure.min_window_s",
-    "0",
-    "--measure.steps",
-    "10",
-    "--measure.probe_steps",
-    "3",
-    "--wandb.mode",
-    "disabled",
-]
+    "--measure.min_window_s=0", "--measure.steps=10", "--measure.probe_steps=3", "--wandb.mode=disabled",
+]  # fmt: skip
 #: In PyTorch 2.11 for Hopper; where a back end learns more, this is to be looked at again.
 NO_FLOAT32 = ("sdpa_flash", "sdpa_cudnn")
 
@@ -78,7 +71,7 @@ def as_function(kind: AttentionKind) -> AttentionKind:
     """A back end as if it were a user's own, so that it is held against the formula."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        mask = kind.make_mask(q.shape[-2]) if kind.make_mask is not None and is_causal else None
+        mask = kind.mask(q.shape[-2], is_causal)
         with kind.chosen():
             output: Tensor = kind.core(q.shape[-1], is_causal)(q, k, v, mask)
         return output
@@ -92,18 +85,15 @@ def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: tor
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
         with pytest.raises(
-            UsageError, match=f"'{name}' has no kernel for float32.*; sdpa_efficient, .*naive can do it: "
-        ) as caught:
+            UsageError, match=f"'{name}' has no kernel for float32.*; choose sdpa_efficient or .*naive: "
+        ):
             check_attention(attention_kind(name), use)
-        print(caught.value)
         return
     check_attention(attention_kind(name), use)
     with CUDA:
         found = check_attention(as_function(ATTENTION[name]), use)
     assert found is not None
-    print(name, dtype, found)
-    assert found.cases is not None
-    assert found.cases > 6
+    assert (found.cases or 0) > 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -115,7 +105,6 @@ def test_flex_agrees_with_the_formula(dtype: torch.dtype, monkeypatch: pytest.Mo
         with CUDA:
             found = check_attention(as_function(ATTENTION["flex"]), Use(sizes[0], is_causal, dtype, CUDA))
         assert found is not None
-        print(dtype, is_causal, found)
         assert (found.cases, found.refused) == (2, [])
 
 
@@ -124,7 +113,6 @@ def test_the_triton_kernel_is_right_at_every_shape(dtype: torch.dtype) -> None:
     use = Use(Size(2, 3, 1000, 64), True, dtype, CUDA, is_strided=True)
     found = check_attention(attention_kind("triton_attention:attention"), use)
     assert found is not None
-    print(dtype, found)
     assert (found.cases, found.refused) == (13, [])
 
 
@@ -166,7 +154,6 @@ def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_pat
     assert found.kernels is not None
     assert found.kernels.phases.step is not None
     total = found.kernels.kernel_s or 0.0
-    print(found.kernels.phases.step.kinds, found.kernels.phases.step.parts)
     assert found.kernels.phases.step.kinds["attention_s"] > 0.8 * total
     assert found.kernels.phases.step.parts["attention_s"] > 0.95 * total
     assert (found.kernels.unclassified_kind_fraction or 0.0) < 0.01
@@ -194,7 +181,6 @@ def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(
     words = ["--model.attention", name, "--model.causal", causal, "--trainer.precision", precision]
     shape = ["--data.batch_size", str(batch), "--data.context_length", str(seq), "--model.head_dim", str(width)]
     memory = measured(tmp_path, *LAYER, *words, *shape).memory
-    print(name, precision, causal, memory.saved_bytes, memory.expected_saved_bytes)
     assert memory.saved_bytes is not None
     assert memory.expected_saved_bytes is not None
     # Generator states of fused kernels.
@@ -206,7 +192,6 @@ def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(
     output = batch * seq * width * (4 if precision == "32-true" else 2)
     kept = begins.backward - begins.forward
     # A fused kernel saves its output, which is there all the same; of a large block up to 1 MiB is not given back.
-    print("kept", kept, memory.saved_bytes, output)
     slack = 2 * 2**20 if name == "naive" else 64 * 1024
     assert kept == pytest.approx(memory.saved_bytes + (output if name == "naive" else 0), abs=slack)
 
@@ -228,16 +213,13 @@ def test_one_line_says_what_a_back_end_cannot_do_and_what_can(tmp_path: Path, ca
     words = [*LAYER, "--model.attention", "sdpa_flash", *SHORT, "--measure.results_dir", str(tmp_path)]
     assert run(["fit", *words]) == 2
     told = capsys.readouterr().err
-    print(told)
     assert (
         "'sdpa_flash' has no kernel for float32, batch 4, heads 1, seq 512, head_dim 64, not causal on cuda; " in told
     )
-    assert "naive can do it: " in told
+    assert " or naive: " in told
     assert told.count("\n") == 1
     assert run(["fit", *words, "--trainer.precision", "bf16-true", "--model.head_dim", "300"]) == 2
-    told = capsys.readouterr().err
-    print(told)
-    assert "head_dim" in told
+    assert "head_dim" in capsys.readouterr().err
 
 
 def test_naive_at_131072_is_out_of_memory_and_its_bytes_are_explained(tmp_path: Path) -> None:
