@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -26,13 +27,7 @@ MOST_REPEATS = 1000
 CONFIG = "config"
 
 _SIDE = re.compile(r"[A-Za-z0-9]{1,40}")
-# What the sweep itself sets, and what to write instead.
-_OWN = {
-    "measure.mode": "list modes under `modes`",
-    "measure.results_dir": "give --results_dir to the command",
-    "measure.run_id": "the sweep names its runs itself",
-}
-_COMMAND_LINE = "the command line"
+_SET_BY_SWEEP = ("measure.mode", "measure.results_dir", "measure.run_id")
 #: msgspec's words and a reader's.
 _TYPES = {"Expected": "expected", "`object`": "a mapping", "`array`": "a list", "`int`": "a whole number",
           "`float`": "a number", "`str`": "text"}  # fmt: skip
@@ -118,7 +113,6 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         for option in options:
             if option in self.axis_options():
                 raise UsageError(f"--{option} is an axis of this sweep; change the file, or leave the option out")
-        _check_options(_COMMAND_LINE, options)
         limits = {"repeats": repeats, "timeout_s": timeout_s}
         changes = {name: value for name, value in limits.items() if value is not None}
         return sweep_from({**self.as_mapping(), "base": {**self.base, **options}, **changes})
@@ -195,59 +189,45 @@ def _what_is_wrong(complaint: str) -> str:
 
 def _check(sweep: SweepFile) -> None:
     """What the types do not say. Raises UsageError."""
-    choices = {MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
-    _check_options("base", sweep.base)
-    for axis, values in sweep.matrix.items():
-        if axis in (*choices, "modes", "passes", "environments", CONFIG):
-            raise UsageError(
-                f"matrix: {axis} is no axis; modes, passes and environments have keys of their own, "
-                "config belongs in base"
-            )
-        for options in values if _is_named(axis, values) else [{axis: None}]:
-            _check_options(f"matrix: {axis}", options)
-    for options in [{MODE: mode} for mode in sweep.modes] + [{PASS: name} for name in sweep.passes] + sweep.include:
-        _check_options("include", options, choices)
+    choices = {SIDE: sweep.sides, MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
+    _check_options("base", sweep.base, {})
+    for options in [*itertools.chain(*sweep.axes()), *sweep.include]:
+        _check_options("the grid", options, choices)
+        if CONFIG in options and not sweep.sides:
+            raise UsageError("the grid: config is no axis; it belongs in base")
     if sweep.sides:
-        _check_sides(sweep, choices)
+        for key in ("matrix", "include", "modes", "passes"):
+            if getattr(sweep, key):
+                raise UsageError(f"sides stand alone, and this sweep has {key} too; leave that out")
+        if len(sweep.sides) != 2 or not all(map(_SIDE.fullmatch, sweep.sides)):
+            raise UsageError(
+                f"sides are {', '.join(sweep.sides)}; give two names of letters and digits, such as A and B"
+            )
     if sweep.largest is not None:
         _check_largest(sweep, sweep.largest)
     for name, spec in sweep.environments.items():
         if spec.tree is not None and spec.revision is None:
             raise UsageError(f"environments: {name}: tree without revision does nothing; name a revision")
-    if not (sweep.sides or sweep.matrix or sweep.include or sweep.modes or sweep.passes or sweep.environments):
+    if not (sweep.axes() or sweep.include):
         raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
 
 
-def _check_options(
-    where: str, options: Mapping[str, Any], choices: Mapping[str, Collection[str]] | None = None
-) -> None:
+def _check_options(where: str, options: Options, choices: Mapping[str, Collection[str]]) -> None:
     """Refuse options that the sweep sets itself or that are secrets, and values that are not among `choices`."""
     for option, value in options.items():
-        if choices and option in choices:
-            if value not in list(choices[option]):
-                known = ", ".join(choices[option])
-                hint = f"choose among {known}" if known else f"there are no {option}s"
-                raise UsageError(f"{option} {value!r} is unknown; {hint}")
-        elif option in _OWN:
-            raise UsageError(f"{where}: {option} is set by the sweep; {_OWN[option]}")
-        elif where not in ("base", _COMMAND_LINE) and is_secret(str(option)):
+        if option in choices and value not in list(choices[option]):
+            known = ", ".join(choices[option])
+            hint = f"choose among {known}" if known else f"there are no {option}s"
+            raise UsageError(f"{option} {value!r} is unknown; {hint}")
+        if option in _SET_BY_SWEEP:
+            raise UsageError(
+                f"{where}: {option} is set by the sweep; list modes under `modes`, give --results_dir to the command"
+            )
+        if where != "base" and is_secret(str(option)):
             raise UsageError(f"{where}: {option} looks like a secret, and cells go by what differs; give it in base")
 
 
-def _check_sides(sweep: SweepFile, choices: Mapping[str, Collection[str]]) -> None:
-    for key in ("matrix", "include", "modes", "passes"):
-        if getattr(sweep, key):
-            raise UsageError(f"sides stand alone, and this sweep has {key} too; leave that out")
-    if len(sweep.sides) != 2:
-        raise UsageError(f"sides are {', '.join(sweep.sides)}; there must be two of them")
-    for name, options in sweep.sides.items():
-        if not _SIDE.fullmatch(name):
-            raise UsageError(f"sides: {name!r} is no name; take letters and digits, such as A and B")
-        _check_options(f"sides: {name}", options, {axis: choices[axis] for axis in (MODE, ENVIRONMENT)})
-
-
 def _check_largest(sweep: SweepFile, spec: LargestSpec) -> None:
-    _check_options("largest", {spec.option: None})
     if sweep.sides or sweep.passes:
         raise UsageError(f"largest goes with neither {'sides' if sweep.sides else 'passes'}; leave one of them out")
     if spec.option in sweep.axis_options():
