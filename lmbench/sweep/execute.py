@@ -37,7 +37,6 @@ from lmbench.sweep.outcome import (
     judge,
     last_lines,
     new_record,
-    no_server,
     skipped,
 )
 from lmbench.sweep.plan import GridCell, Job, Plan
@@ -195,14 +194,9 @@ class Execution:
         # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
         with tempfile.TemporaryDirectory(prefix="lmbench-cell-", ignore_cleanup_errors=True) as scratch:
             try:
-                self._executor.await_ready([self._plan.environment_of(job.cell)])
                 self._folder.begin(job)
                 launch = self._launch(job, log, scratch)
                 end = self._executor.run(launch, self._plan.file.timeout_s, lambda s: self._progress.running(job, s))
-            except ServerLost as lost:
-                record = new_record(job.name, self._words(job))
-                record.started_at = started_at
-                return self._write(job, record, no_server(str(lost)))
             except Stopped as stopped:
                 with held(), suppress(OSError):
                     self._record(job, stopped.end, log, started_at)
@@ -317,7 +311,7 @@ def check_cells(plan: Plan, cells: Iterable[GridCell], executor: Executor, say: 
                 launch = Launch([command, *options, "--print_config"], log, plan.environment_of(cell), {})
                 end = executor.run(launch, _CHECK_TIMEOUT_S, lambda elapsed_s: None)
                 if end.code != ExitCode.OK:
-                    line = (last_lines(log) or [f"exit code {end.code}"])[-1].removeprefix("lmbench: ")
+                    line = end.lost or (last_lines(log) or [f"exit code {end.code}"])[-1].removeprefix("lmbench: ")
                     raise UsageError(f"cell {cell.id}: {line}")
     except ServerLost as lost:
         raise UsageError(str(lost)) from None

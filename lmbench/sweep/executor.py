@@ -33,7 +33,7 @@ class End:
 
     `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
     was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
-    `lost` says why nobody knows how it ended: its server was gone first.
+    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first.
     """
 
     code: int
@@ -74,11 +74,10 @@ class Executor(Protocol):
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
         """Run a process to its end; `tick` hears now and then how many seconds it has taken so far.
 
-        Nothing of the process outlives the call.
+        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why.
 
         Raises:
             Stopped: an interruption came; the process was given time to close its record.
-            ServerLost: it cannot be started.
         """
         ...
 

@@ -184,16 +184,18 @@ class LocalExecutor:
             self._say(f"imported PyTorch, Lightning and lmbench for this round{others_too}, in {took_s:.1f} s")
 
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
-        """Fork a process from its environment's server, which is ready, and wait for its end; see `Executor.run`."""
-        server = self._servers[launch.environment.name][0]
-        kills, launched_s = oom_kill_count(), clock_s()
+        """Fork a process from its environment's server and wait for its end; see `Executor.run`."""
         by: Literal["itself", "timeout", "interruption"] = "itself"
         cause: BaseException | None = None
         code: int | None = None
         lost: str | None = None
         pid: int | None = None
+        kills, launched_s = oom_kill_count(), clock_s()
         with ExitStack() as stack:
             try:
+                self.await_ready([launch.environment])
+                server = self._servers[launch.environment.name][0]
+                kills, launched_s = oom_kill_count(), clock_s()
                 with held():
                     pid = server.fork(launch)
                     stack.callback(_kill_group, pid)
@@ -210,8 +212,6 @@ class LocalExecutor:
                 by, cause = "interruption", interruption
                 code = _stop(server, pid, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
             except ServerLost as error:
-                if pid is None:
-                    raise
                 code, lost = -signal.SIGKILL, str(error)
         end = End(code, by, launched_s, clock_s(), oom_evidence(kills, oom_kill_count()), lost)
         if cause is not None:

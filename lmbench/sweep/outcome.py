@@ -108,11 +108,6 @@ def judge(run: Run | None, end: End, timeout_s: float, log: Path) -> Ending:
     return Ending(outcome, RunError(kind, " ".join(message.split())[:_MOST_MESSAGE], _phase(run), where=where), code)
 
 
-def no_server(reason: str) -> Ending:
-    """The ending of a run whose process had no server to be forked from."""
-    return Ending("error", RunError("ServerLost", reason, "setup"))
-
-
 def skipped(first: Ending) -> Ending:
     """The ending of a repeat that would only do again what the first repeat failed at."""
     error = first.error or RunError()

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.sweep.environments import Environment, ServerLost
+from lmbench.sweep.environments import Environment
 from lmbench.sweep.execute import Execution
 from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import sweep_from
@@ -54,7 +54,7 @@ class SimulatedServers:
         self.caches[name] = launch.variables["TORCHINDUCTOR_CACHE_DIR"]
         ending = self.script(name)
         if ending == "no server":
-            raise ServerLost("/x/python does not run: No such file or directory")
+            return End(-9, "itself", 100.0, 101.0, lost="/x/python does not run: No such file or directory")
         code, record, said = OUTCOMES[ending]
         if said:
             launch.log.write_text(said)

@@ -31,34 +31,27 @@ def parts_of(cost):
     return {name: value for name, value in as_dict(cost).items() if name not in ("total_s", "overhead_s", "compile_s")}
 
 
+END = End(0, "itself", 100.0, 114.0)
+
+
 def test_the_parts_of_a_cost_are_all_of_it():
-    cost = cost_of(run_of(), End(0, "itself", 100.0, 114.0))
+    cost = cost_of(run_of(), END)
     assert sum(parts_of(cost).values()) == cost.total_s == 14
     assert (cost.start_s, cost.exit_s) == (2, 2)
     # From `ready` to `window_closed` are three parts of a second each.
     assert cost.overhead_s == 14 - 3
-
-
-def test_without_warm_up_step_0_is_a_part_of_the_window():
+    # Compiling is a cost and no step.
+    cost = cost_of(run_of(compile=Compile(first_step_s=0.9), phases=PerPhase(step=PhaseSummary(median_s=0.1))), END)
+    assert (cost.compile_s, cost.overhead_s) == pytest.approx((0.8, 14 - 3 + 0.8))
+    # Without warm-up step 0 is a part of the window.
     run = run_of(warmup_steps=0)
-    at = run.milestones
-    at.first_step_s, at.window_opened_s = at.window_opened_s, at.first_step_s
-    parts = parts_of(cost_of(run, End(0, "itself", 100.0, 114.0)))
-    assert parts.pop("first_step_s") is None
-    assert sum(parts.values()) == 14
-
-
-def test_compiling_is_a_cost_and_no_step():
-    run = run_of(compile=Compile(first_step_s=0.9), phases=PerPhase(step=PhaseSummary(median_s=0.1)))
-    cost = cost_of(run, End(0, "itself", 100.0, 114.0))
-    assert cost.compile_s == pytest.approx(0.8)
-    assert cost.overhead_s == pytest.approx(14 - 3 + 0.8)
-
-
-def test_a_run_that_came_to_nothing_has_its_total():
-    cost = cost_of(RunRecord(SCHEMA_VERSION, "error"), End(-9, "timeout", 100.0, 104.0))
-    assert cost.total_s == 4
-    assert {value for name, value in as_dict(cost).items() if name != "total_s"} == {None}
+    reached = run.milestones
+    reached.first_step_s, reached.window_opened_s = reached.window_opened_s, reached.first_step_s
+    parts = parts_of(cost_of(run, END))
+    assert (parts.pop("first_step_s"), sum(parts.values())) == (None, 14)
+    # A run that came to nothing has its total.
+    cost = as_dict(cost_of(RunRecord(SCHEMA_VERSION, "error"), End(-9, "timeout", 100.0, 104.0)))
+    assert (cost.pop("total_s"), set(cost.values())) == (4, {None})
 
 
 def test_milestones_are_dated_from_the_processs_beginning():
