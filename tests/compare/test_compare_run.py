@@ -15,7 +15,6 @@ from lmbench.commands.compare_run import parse_budget
 from lmbench.errors import UsageError
 from lmbench.records.codec import decode_run
 from lmbench.sweep.executor import End
-from lmbench.sweep.sides import two_sides
 
 from comparison_runs import make_run  # isort: skip
 
@@ -181,10 +180,6 @@ def test_both_servers_are_ready_before_either_side_is_measured(compare_run, monk
     assert asked == [2, 2, 1, 1]
 
 
-def test_two_sides_of_one_thing_have_one_server_a_round():
-    assert two_sides(["smoke"], {}, None, None, {}).environments == {}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -229,11 +224,6 @@ def test_budgets_are_durations():
     for text in ("0s", "10", "m", "-1m", "1d"):
         with pytest.raises(UsageError):
             parse_budget(text)
-
-
-def test_help_exits_with_0(capsys):
-    assert main(["compare", "--run", "-h"]) == 0
-    assert "--budget" in capsys.readouterr().out
 
 
 def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,6 @@ import random
 
 import pytest
 from comparison_runs import make_run, make_runs, make_sweep
-from msgspec import to_builtins
 
 from lmbench.cli import main
 from lmbench.compare.noise import Floors, noise_key, survey
@@ -73,20 +72,6 @@ def test_every_cell_of_a_sweep_has_its_own_floor(tmp_path, capsys):
     assert "no floor     size medium: 4 repeats that count; a noise floor takes 6" in out
 
 
-def test_of_two_commits_the_larger_floor_is_kept(tmp_path):
-    quiet = [0.05 + (time_s - 0.05) / 100 for time_s in TIMES]
-    for order in ((TIMES, quiet), (quiet, TIMES)):
-        home = tmp_path / str(order[0] is TIMES)
-        for name, times in zip("ab", order, strict=True):
-            for time_s in times:
-                place = {"name": "s", "cell": name, "axes": {"environment": name}}
-                make_run(home / name, time_s, sweep=place)
-        assert main(["noise", str(home)]) == 0
-        (entry,) = stored(home)
-        noisy = survey([str(home / ("a" if order[0] is TIMES else "b"))]).cells[0].entry
-        assert entry["metrics"]["step_s"] == to_builtins(noisy.metrics["step_s"])
-
-
 def test_repeats_that_do_not_count_are_listed(tmp_path, capsys):
     folder = tmp_path / "results"
     make_runs(folder, TIMES)
@@ -141,12 +126,6 @@ def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):
         assert main(["noise", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err
         assert (tmp_path / "noise.json").read_text() == content
-
-
-def test_json_has_the_floors(tmp_path, capsys):
-    make_runs(tmp_path, TIMES)
-    assert main(["noise", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["entries"] == stored(tmp_path)
 
 
 def test_noise_measures_its_repeats_in_fresh_processes(tmp_path, capsys):

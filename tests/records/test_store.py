@@ -33,18 +33,6 @@ def test_runs_of_the_same_second_get_folders_of_their_own_whatever_the_seed(tmp_
     assert len(list((tmp_path / "results").iterdir())) == 64
 
 
-def test_a_clock_that_was_set_back_does_not_make_runs_meet(tmp_path, monkeypatch):
-    class Frozen(store.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2026, 1, 1, tzinfo=tz)
-
-    monkeypatch.setattr(store, "datetime", Frozen)
-    first, second = RunFolder.create(tmp_path), RunFolder.create(tmp_path)
-    assert first.run_id.startswith("20260101T000000Z-")
-    assert first.path != second.path
-
-
 def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
     RunFolder.create(tmp_path, run_id="mine").write_run(RunRecord(SCHEMA_VERSION, "ok"))
     with pytest.raises(UsageError, match="'mine' exists already"):

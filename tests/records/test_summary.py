@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from msgspec.structs import astuple
@@ -24,29 +22,6 @@ def _series(n, seed=0):
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_moments_and_quantiles_agree_with_numpy(n):
-    values = _series(n)
-    found = summarize(values.tolist())
-    expected = {
-        "mean_s": values.mean(),
-        "min_s": values.min(),
-        "max_s": values.max(),
-        "median_s": np.median(values),
-        "p25_s": np.quantile(values, 0.25),
-        "p75_s": np.quantile(values, 0.75),
-        "std_s": values.std(ddof=1) if n > 1 else None,
-        "cv_fraction": values.std(ddof=1) / values.mean() if n > 1 else None,
-        "p5_s": np.quantile(values, 0.05) if n >= 20 else None,
-        "p95_s": np.quantile(values, 0.95) if n >= 20 else None,
-        "p99_s": np.quantile(values, 0.99) if n >= 100 else None,
-    }
-    assert found.n == n
-    assert {name for name in expected if getattr(found, name) is None} == {k for k, v in expected.items() if v is None}
-    known = {name: value for name, value in expected.items() if value is not None}
-    assert {name: getattr(found, name) for name in known} == pytest.approx(known, rel=1e-12)
-
-
-@pytest.mark.parametrize("n", SIZES)
 def test_autocorrelation_agrees_with_numpy(n):
     values = _series(n)
     found = summarize(values.tolist()).lag1_autocorrelation
@@ -56,14 +31,6 @@ def test_autocorrelation_agrees_with_numpy(n):
     centred = values - values.mean()
     correlation = np.correlate(centred, centred, "full")
     assert found == pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
-
-
-def test_autocorrelation_of_a_process_that_has_one_is_found():
-    noise = np.random.default_rng(1).normal(size=20_000)
-    values = np.zeros_like(noise)
-    for i in range(1, len(noise)):
-        values[i] = 0.6 * values[i - 1] + noise[i]
-    assert summarize((values + 100).tolist()).lag1_autocorrelation == pytest.approx(0.6, abs=0.03)
 
 
 def _reference_rank(n):
@@ -98,29 +65,6 @@ def test_the_medians_interval_covers_as_often_as_it_says(n, draw):
     tolerance = 4 * np.sqrt(coverage * (1 - coverage) / repeats)
     assert hits.mean() == pytest.approx(coverage, abs=tolerance)
     assert coverage >= 0.95
-
-
-def test_a_million_steps_have_an_interval_at_once():
-    ordered = range(1_000_000)
-    start = time.perf_counter()
-    low, high, coverage = median_interval(ordered)
-    assert time.perf_counter() - start < 0.5
-    assert coverage == pytest.approx(0.95, abs=1e-3)
-    assert high - low == pytest.approx(2 * 1.96 * 500, rel=0.01)
-
-
-@pytest.mark.parametrize("n", [6, 7, 20, 99, 100])
-@pytest.mark.parametrize("slope", [0.0, 0.001, -0.01])
-def test_trend_agrees_with_scipy_up_to_a_hundred_steps(n, slope):
-    values = _series(n) + slope * np.arange(n)
-    drift, chance = trend(values.tolist())
-    line = stats.theilslopes(values, method="joint")
-    half = (n + 1) // 2
-    first = np.clip(line.intercept, values[:half].min(), values[:half].max())
-    last = np.clip(line.intercept + line.slope * (n - 1), values[-half:].min(), values[-half:].max())
-    assert drift == pytest.approx(last - first, rel=1e-9)
-    reference = stats.kendalltau(np.arange(n), values, method="asymptotic")
-    assert chance == pytest.approx(reference.pvalue, rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [6, 9, 25, 50, 400])
@@ -163,34 +107,12 @@ def test_nineteen_of_twenty_windows_have_their_mean_within_the_error(correlation
     assert 0.92 <= np.mean(hits) <= 0.97
 
 
-def test_trend_with_ties_agrees_with_scipy():
-    values = np.round(_series(60, seed=3), 2)
-    assert len(set(values)) < 20
-    reference = stats.kendalltau(np.arange(60), values, method="asymptotic")
-    assert trend(values.tolist())[1] == pytest.approx(reference.pvalue, rel=1e-6)
-
-
 @pytest.mark.parametrize("n", [101, 1234, 10_000])
 def test_trend_of_a_long_series_is_found_by_blocks(n):
     values = 1.0 + 0.05 * np.arange(n) / (n - 1) + np.random.default_rng(0).normal(0, 0.01, n)
     found = summarize(values.tolist())
     assert found.trend_fraction == pytest.approx(0.05 / 1.025, rel=0.1)
     assert found.trend_p < 1e-6
-
-
-def test_a_trend_in_pure_noise_is_rarely_significant():
-    rng = np.random.default_rng(0)
-    chances = [trend(rng.lognormal(size=25).tolist())[1] for _ in range(2000)]
-    assert np.mean(np.array(chances) < 0.05) == pytest.approx(0.05, abs=0.02)
-
-
-def test_outliers_are_those_of_the_modified_z_score():
-    values = _series(500)
-    values[[3, 77, 400]] *= 3
-    deviation = np.abs(values - np.median(values))
-    expected = int((0.6745 * deviation / stats.median_abs_deviation(values) > 3.5).sum())
-    assert summarize(values.tolist()).outlier_count == expected
-    assert expected >= 3
 
 
 def test_a_coarse_clock_makes_no_outliers_and_a_real_one_is_still_found():
@@ -253,10 +175,6 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     assert (summary.step.n, summary.step.max_s) == (2, 1.0)
 
 
-def test_a_full_step_is_known_even_if_the_window_has_only_short_ones():
-    assert select_window([_step(0, micro_batches=1)], micro_batches=4).short_count == 1
-
-
 def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
     summary = summarize_steps([_step(step) for step in range(10)])
     assert [span for span, _ in summary.items()] == ["step", "forward", "backward"]
@@ -270,3 +188,12 @@ def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
 def test_no_steps_have_no_summary():
     assert summarize_steps([]) == PerPhase()
     assert summarize_steps([_step(0, stage="warmup")]) == PerPhase()
+
+
+def test_moments_and_quantiles_have_their_own_fields():
+    summary = summarize(np.random.default_rng(0).permutation(101.0 * np.arange(101)).tolist())
+    names = ("min_s", "p5_s", "p25_s", "median_s", "p75_s", "p95_s", "p99_s", "max_s", "mean_s")
+    expected = [101.0 * place for place in (0, 5, 25, 50, 75, 95, 99, 100, 50)]
+    assert [getattr(summary, name) for name in names] == pytest.approx(expected)
+    assert summary.std_s == pytest.approx(np.std(101 * np.arange(101), ddof=1))
+    assert summary.cv_fraction == pytest.approx(summary.std_s / summary.mean_s)

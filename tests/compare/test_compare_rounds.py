@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from comparison_runs import make_run
-from simulated_rounds import CONDITIONS, EFFECT, Noise, differences, simulate, table
+from simulated_rounds import CONDITIONS, EFFECT, Noise, differences, simulate
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import FIRST_LOOK, looks, ratio_by_rounds, rounds_needed
@@ -55,10 +55,6 @@ def test_a_change_of_the_gate_is_called_same_in_at_most_5_of_100_comparisons(nam
     assert simulate(CONDITIONS[name], TRIALS, 0.01).same <= 0.05 + SLACK
 
 
-def test_the_table_of_rates_has_a_line_a_condition():
-    assert len(table(20, {name: CONDITIONS[name] for name in list(CONDITIONS)[:2]}).splitlines()) == 3
-
-
 def draws(seed, rounds, spread, effect=0.0):
     generator = np.random.default_rng(seed)
     a = np.exp(generator.normal(0, spread, rounds))
@@ -76,17 +72,6 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
         # What is shown is what was tested.
         assert (word in ("faster", "slower")) == (found.excludes_one and word != "same")
         assert found.low - 1e-5 <= found.equal_low <= found.point <= found.equal_high <= found.high + 1e-5
-
-
-def test_drift_between_rounds_changes_nothing():
-    a, b = draws(5, 10, 0.004, 0.01)
-    drift = [1.03**i for i in range(10)]
-    plain, drifting = (
-        ratio_by_rounds(a, b),
-        ratio_by_rounds(*([x * d for x, d in zip(s, drift, strict=True)] for s in (a, b))),
-    )
-    assert drifting.low == pytest.approx(plain.low)
-    assert drifting.p == pytest.approx(plain.p)
 
 
 def test_sides_that_change_places_give_the_inverse():

@@ -87,22 +87,12 @@ def test_what_the_user_changed_is_compared(tmp_path, changes):
     assert (cell.verdict, cell.metrics[0].finding) == ("slower", "slower")
 
 
-def test_differences_are_named_with_both_values(tmp_path):
-    cell = compared(tmp_path, config__trainer__precision="32-true", precision="32-true")
-    assert [str(difference) for difference in cell.differences] == ["trainer.precision: bf16-mixed -> 32-true"]
-
-
 def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     changes = {"environment__code__project__commit": "bbbb", "config__model__attention": "naive"}
     assert compared(tmp_path / "1", about=["code", "model.attention"], **changes).verdict == "slower"
     cell = compared(tmp_path / "2", about=["code"], **changes)
     assert cell.verdict == "invalid"
     assert cell.reasons == ["model.attention: sdpa -> naive; the comparison is about code"]
-
-
-def test_about_a_gpu_compares_cards(tmp_path):
-    other = {"name": "NVIDIA A100", "sku": "other", "is_mig": False, "power_limit_w": 400.0}
-    assert compared(tmp_path, about=["gpu"], environment__gpu=other).verdict == "slower"
 
 
 def test_another_host_counts_where_the_device_waits_for_it(tmp_path):
@@ -113,10 +103,6 @@ def test_another_host_counts_where_the_device_waits_for_it(tmp_path):
     assert bound.reasons[0].startswith("the host differs: A alpha, B beta")
     unknown = compared(tmp_path / "unknown", common={"probe": {}}, **away)
     assert unknown.verdict == "invalid"
-
-
-def test_host_bound_runs_on_one_host_are_comparable(tmp_path):
-    assert compared(tmp_path, common=HOST_BOUND).verdict == "slower"
 
 
 def test_threads_count_on_a_cpu_only(tmp_path):
@@ -157,14 +143,6 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
     assert "code of B differs from its commit (project)" in notes
     assert "2 things differ at once (code, data.batch_size)" in notes
     assert "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)" in notes
-
-
-def test_interleaved_repeats_have_no_drift_to_note(tmp_path):
-    for a, b in zip(A_TIMES, B_TIMES, strict=True):
-        make_run(tmp_path / "a", a)
-        make_run(tmp_path / "b", b)
-    (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
-    assert cell.notes == []
 
 
 BUSY = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
