@@ -132,7 +132,21 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
     from lmbench.report.render import Output
 
     class Help(_Paragraphs, DefaultHelpFormatter):
-        pass
+        """Leaves out what says nothing: types, empty defaults, and the values of a flag."""
+
+        def _expand_help(self, action: argparse.Action) -> str:
+            told = re.sub(
+                r"\s*\((?:required, )?type: [^()]*?(?:, default: (?:null|False)?)?\)$",
+                "",
+                str(super()._expand_help(action)),
+            )
+            return re.sub(r"\(type: [^()]*, (default: [^()]*)\)$", r"(\1)", told)
+
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            return str(super()._format_action_invocation(action)).replace(" {true,false}", "")
+
+        def _format_usage(self, *given: Any) -> str:
+            return str(super()._format_usage(*given)).replace(" {true,false}", "")
 
     text = parse(inspect.getdoc(function) or "")
     description = "\n\n".join(filter(None, [text.short_description, text.long_description]))
