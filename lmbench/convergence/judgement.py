@@ -94,13 +94,13 @@ class Curve:
         return float(losses.mean()) if len(losses) else math.nan
 
     @property
-    def tail_log_norm(self) -> float | None:
-        """Mean logarithm of the gradient norm of the tail's updates; None without norms, minus infinite where there was
+    def tail_log_norm(self) -> float:
+        """Mean logarithm of the gradient norm of the tail's updates; nan without norms, minus infinite where there was
         no gradient."""
         norms = self.norms[self._tail()]
         with np.errstate(divide="ignore"):
             logs = np.log(norms[~np.isnan(norms)])
-        return float(logs.mean()) if len(logs) else None
+        return float(logs.mean()) if len(logs) else math.nan
 
     def _tail(self) -> np.ndarray[Any, Any]:
         is_late = np.arange(len(self)) >= len(self) - share(len(self), TAIL_FRACTION)
@@ -266,38 +266,32 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     steps = min(len(curve) for curve in (*baseline.values(), *(curves[seed] for seed in shared)))
     if steps < MIN_STEPS:
         return Judgement(seeds=seeds, reason=f"{steps} steps, of which {MIN_STEPS} are needed")
-    table = pd.DataFrame(
-        {
-            "loss": {seed: curve.first(steps).tail_loss for seed, curve in baseline.items()},
-            "gradient norm": {seed: curve.first(steps).tail_log_norm for seed, curve in baseline.items()},
-        }, dtype=float,
-    )  # fmt: skip
-    losses, reason = table["loss"], ""
+    tails, own = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
+    losses, reason = tails["loss"], ""
     if not np.isfinite(losses).all():
         reason = "the baseline's own loss is not finite"
     elif seeds < MIN_SEEDS:
         reason = f"the baseline has {seeds} of the {MIN_SEEDS} seeds that tell its spread"
     elif losses.nunique() == 1:
         reason = "the baseline's seeds make no difference"
-    cut = {seed: curves[seed].first(steps) for seed in shared}
-    own_norms = {seed: curve.tail_log_norm for seed, curve in cut.items()}
-    found = (
-        _difference("loss", {seed: curve.tail_loss for seed, curve in cut.items()}, dict(losses)),
-        _difference("gradient norm", own_norms, dict(table["gradient norm"])),
-    )
-    return Judgement(tuple(each for each in found if each is not None), seeds, reason=reason)
+    differences = []
+    for name in tails:
+        # A loss that is nan is a difference beyond every limit; a norm that is nan was not recorded.
+        values = tails[name] if name == "loss" else tails[name].dropna()
+        changes = (own[name] - values).reindex(own.index)
+        changes = changes if name == "loss" else changes.dropna()
+        if len(changes):
+            limit = limit_of(values.to_numpy(), len(changes))
+            apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(changes))
+            differences.append(Difference(name, float(changes.mean(skipna=False)), apart, limit))
+    return Judgement(tuple(differences), seeds, reason=reason)
 
 
-def _difference(name: str, own: Mapping[Any, float | None], baseline: Mapping[Any, float]) -> Difference | None:
-    """The mean difference over the seeds in common, and its limit by the spread between all of the baseline's."""
-    known = {seed: value for seed, value in baseline.items() if name == "loss" or not math.isnan(value)}
-    differences = [value - known[seed] for seed, value in own.items() if value is not None and seed in known]
-    if not differences:
-        return None
-    values = np.array(list(known.values()))
-    limit = limit_of(values, len(differences))
-    apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(differences))
-    return Difference(name, math.fsum(differences) / len(differences), apart, limit)
+def _tails(curves: Curves, steps: int) -> pd.DataFrame:
+    """Loss and logarithm of the gradient norm over the tail of the first steps, a row for each seed."""
+    cut = [curve.first(steps) for curve in curves.values()]
+    rows = [(curve.tail_loss, curve.tail_log_norm) for curve in cut]
+    return pd.DataFrame(rows, pd.Index(list(curves), tupleize_cols=False), ["loss", "gradient norm"], dtype=float)
 
 
 def limit_of(values: np.ndarray[Any, Any], pairs: int) -> float | None:

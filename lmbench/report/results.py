@@ -19,7 +19,7 @@ from lmbench.records.load import Run
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.vocabulary import OUTCOMES
 from lmbench.report import answer
-from lmbench.report.answer import BLANK, Answer, Cell, Chart, Line, Table
+from lmbench.report.answer import Answer, Cell, Chart, Line, Table
 from lmbench.report.catalogue import Catalogue
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import HOST_BOUND
@@ -114,12 +114,12 @@ def _section(
     notes += [*_pass_lines(frame, view.is_profiled), *_lines_of_runs(group), *_host_bound_lines(timed)]
     notes += [*_warning_lines(shown), *_cost_lines(shown)]
     notes += [f"{_count(left_out, 'more chart')} left out; the tables have all figures"] * bool(left_out)
-    told = [view.question, *_answers(view, timed, catalogue)]
     environment = sorted({line for run in frame.runs.itertuples() if (line := _environment(run.run, run.gpu))})
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
-            *chain.from_iterable((Line("", text), BLANK) for text in told if text),
+            *([Line("question", view.question)] if view.question else []),
+            *(Line("answer", text) for text in _answers(view, timed, catalogue)),
             Line("cells", _tally(shown)),
             *(Line("measured", line) for line in environment),
         ],

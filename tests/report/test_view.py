@@ -71,7 +71,7 @@ def test_a_study_of_ones_own_is_one_file(study: Path, tmp_path: Path, capsys: py
     assert main(["report", str(home), "--format", "markdown"]) == 0
     text = capsys.readouterr().out
     assert main(["report", str(home), "--output", str(page)]) == 0
-    assert text.startswith("## Power and heat\n\nWhat does a bigger batch draw?\n")
+    assert text.startswith("## Power and heat\n\n- **question**: What does a bigger batch draw?\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
     assert lines[0][:7] == [
         "size", "batch", "power (W)", "mean temperature (°C)", "step p95 (ms)", "peak memory (GiB)",
