@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from lmbench.errors import UsageError, tell
-from lmbench.fit.command_line import expand_configs, named_first
 from lmbench.masking import masked_words
 from lmbench.overhead.arms import ArmFailed, measure_overhead
 from lmbench.report.answer import Answer
@@ -26,11 +25,10 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
     """
     if rounds < 2:
         raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
-    words = expand_configs(named_first(["fit", *settings]))[1:]
     repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
     try:
         with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
-            return measure_overhead(words, rounds, Path(folder), repeat)
+            return measure_overhead(settings, rounds, Path(folder), repeat)
     except ArmFailed as error:
         tell(f"overhead: {error}")
         return error.exit_code

@@ -6,31 +6,30 @@ import gc
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
-from torch import nn
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
-from lmbench.callbacks import RunRecorder
+from lmbench.callbacks import PhaseTimer, RunRecorder
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
 from lmbench.errors import ExitCode, UsageError, suggest
-from lmbench.fit.choice import LOADERS, OWN_DATA
+from lmbench.fit.choice import LOADERS, why_no_module
+from lmbench.fit.command_line import settings_of
 from lmbench.fit.completion import complete_record
-from lmbench.fit.harness import check_measured, measuring_callbacks
-from lmbench.fit.modes import apply_mode, usual_mode
-from lmbench.fit.settings import MeasureSettings, Mode, refuse_least
+from lmbench.fit.measurement import Measurement
+from lmbench.fit.modes import usual_mode
+from lmbench.fit.settings import MeasureSettings, MemorySettings, Mode, refuse_dtypes, refuse_least
 from lmbench.fit.surroundings import quiet, undisturbed, untouched
-from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
-from lmbench.instruments.clock import synchronize
+from lmbench.fit.trainer import TRAINER_DEFAULTS, as_list
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_traceback
@@ -38,8 +37,7 @@ from lmbench.interruption import held
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.vocabulary import RUNNING
+from lmbench.records.passes import PASS
 from lmbench.runs import Run, read_run
 
 #: One measurement at a time: two would measure each other.
@@ -82,6 +80,8 @@ def measure(
     matmul_precision: Literal["highest", "high"] = "highest",
     compile: bool | Mapping[str, Any] = False,
     zero_grad: Literal["auto", "after_step", "native"] = "auto",
+    gradient_norm: bool = False,
+    instrument: Literal["timing", "sync", "kernels", "memory", "dtypes"] = "timing",
     seed: int = 0,
     trainer: Mapping[str, Any] | None = None,
     results_dir: str | Path | None = None,
@@ -109,6 +109,10 @@ def measure(
         compile: torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
         zero_grad: after_step frees gradients as soon as they are used, native is Lightning's order; auto is after_step
             for lmbench's own models.
+        gradient_norm: record the gradient norm of every step.
+        instrument: what the module is looked at with beside its times, as in a sweep's passes: kernels records a trace,
+            memory the allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. Of all
+            but timing and dtypes the step times are not the step's own speed.
         seed: of the run.
         trainer: further flags of Lightning's Trainer, such as accelerator, callbacks, accumulate_grad_batches.
         results_dir: keep the result in a folder below this one; None keeps nothing on the disk.
@@ -121,8 +125,15 @@ def measure(
         UsageError: something given cannot be measured; one line.
         Exception: whatever the module's, the data's or a callback's own code raised.
     """
-    _check_module(module)
-    settings = MeasureSettings(
+    if not isinstance(module, LightningModule):
+        if isinstance(module, type):
+            raise UsageError(f"{module.__name__} is a class; measure takes an instance, such as {module.__name__}()")
+        raise UsageError(
+            f"{type(module).__name__} is no lightning.pytorch.LightningModule{why_no_module(type(module))}"
+        )
+    settings = settings_of(
+        "measure",
+        MeasureSettings,
         mode=usual_mode(type(module)) if mode is None else mode,
         warmup_steps=warmup_steps,
         steps=steps,
@@ -130,24 +141,39 @@ def measure(
         probe_steps=probe_steps,
         matmul_precision=matmul_precision,
         zero_grad=zero_grad,
+        gradient_norm=gradient_norm,
         results_dir=str(results_dir or ""),
     )
-    _check_words(settings)
+    settings.schedule()
     flags = _flags(trainer, precision, compile)
-    with _alone_in_process():
-        try:
-            found = _measured(deepcopy(module) if copy else module, data, settings, flags, seed, bool(results_dir))
-        finally:
-            # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that
-            # is.
-            gc.collect()
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    if instrument not in PASS:
+        raise UsageError(f"instrument is {instrument!r}; allowed: {', '.join(PASS)}{suggest(str(instrument), PASS)}")
+    options: dict[str, dict[str, Any]] = {"memory": vars(MemorySettings()), "dtypes": {}, "timer": {}, "trainer": flags}
+    for option, value in PASS[instrument].options.items():
+        group, _, name = option.partition(".")
+        options[group][name] = value
+    if instrument == "dtypes":
+        refuse_dtypes(str(precision), probe_steps)
+    if not _alone.acquire(blocking=False):
+        raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
+    try:
+        outcome = _measured(deepcopy(module) if copy else module, data, settings, options, seed, bool(results_dir))
+    finally:
+        _alone.release()
+        # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that is.
+        gc.collect()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _measured(
-    module: LightningModule, data: Any, settings: MeasureSettings, flags: dict[str, Any], seed: int, is_kept: bool
+    module: LightningModule,
+    data: Any,
+    settings: MeasureSettings,
+    options: Mapping[str, dict[str, Any]],
+    seed: int,
+    is_kept: bool,
 ) -> Run | BaseException:
     """The run, or what is to be raised instead."""
     with ExitStack() as stack:
@@ -157,12 +183,20 @@ def _measured(
             )
         stack.enter_context(undisturbed())
         quiet()
-        seed_everything(seed, workers=True, verbose=False)
         command = "validate" if settings.mode == "inference" else "fit"
         given = _data_for(module, data, LOADERS[command])
         stack.enter_context(untouched(module, given))
-        recorder = _recorder(settings, module)
-        failure = _run(module, given, settings, flags, recorder, command)
+        flags = options["trainer"]
+        callbacks = [*as_list(flags.pop("callbacks", None)), PhaseTimer(**options["timer"])]
+        measurement = Measurement(command, type(module), settings, flags, options)
+        recorder, silent = measurement.recorder, {"verbose": False} if command == "validate" else {}
+        failure = None
+        try:
+            measurement.run(lambda: (module, given, callbacks), seed=seed, **silent)
+        except BaseException as error:
+            failure = _ended_by(error, recorder)
+        if recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
+            failure = failure or UsageError(recorder.run.error.message or "nothing was measured")
         if failure is not None:
             if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
@@ -170,43 +204,6 @@ def _measured(
         complete_record(recorder)
         assert recorder.folder is not None
         return read_run(recorder.folder.path)
-
-
-def _run(
-    module: LightningModule,
-    data: Any,
-    settings: MeasureSettings,
-    flags: dict[str, Any],
-    recorder: RunRecorder,
-    command: str,
-) -> BaseException | None:
-    """Measure; returns what is to be raised. Nothing of a run that memory ended stays alive in it."""
-    try:
-        torch.set_float32_matmul_precision(settings.matmul_precision)
-        given = flags.pop("callbacks", None) or []
-        callbacks = measuring_callbacks(
-            recorder, settings.schedule(), given if isinstance(given, list | tuple) else [given]
-        )
-        trainer = BenchTrainer(callbacks=callbacks, **flags)
-        synchronize(trainer.strategy.root_device)
-        apply_mode(module, recorder.given.mode or settings.mode, recorder.given.zero_grad or "native")
-        if flags["compile"]:
-            # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.
-            torch._dynamo.reset()
-        is_datamodule = isinstance(data, LightningDataModule)
-        if command == "validate":
-            trainer.limit_val_batches = trainer.limit_val_batches or 1.0
-            trainer.validate(
-                module, None if is_datamodule else data, datamodule=data if is_datamodule else None, verbose=False
-            )
-        else:
-            trainer.fit(module, None if is_datamodule else data, datamodule=data if is_datamodule else None)
-        check_measured(recorder)
-    except BaseException as error:
-        return _ended_by(error, recorder)
-    if recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
-        return UsageError(recorder.run.error.message or "nothing was measured")
-    return None
 
 
 def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | None:
@@ -225,56 +222,6 @@ def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | No
     return error.with_traceback(own_traceback(error) or error.__traceback__)
 
 
-def _recorder(settings: MeasureSettings, module: LightningModule) -> RunRecorder:
-    zero_grad = settings.zero_grad
-    if zero_grad == "auto":
-        zero_grad = "after_step" if isinstance(module, tuple(OWN_DATA)) else "native"
-    given = RunRecord(
-        SCHEMA_VERSION,
-        RUNNING,
-        mode=settings.mode,
-        matmul_precision=settings.matmul_precision,
-        zero_grad=zero_grad,
-    )
-    return RunRecorder(settings.results_dir, given)
-
-
-@contextmanager
-def _alone_in_process() -> Iterator[None]:
-    if not _alone.acquire(blocking=False):
-        raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
-    try:
-        yield
-    finally:
-        _alone.release()
-
-
-def _check_module(module: object) -> None:
-    if isinstance(module, LightningModule):
-        return
-    what = f"{type(module).__name__} is {'a torch.nn.Module' if isinstance(module, nn.Module) else 'no module'}"
-    if isinstance(module, type):
-        what = f"{module.__name__} is a class; measure takes an instance, such as {module.__name__}()"
-        raise UsageError(what)
-    if any(base.__module__.startswith("pytorch_lightning.") for base in type(module).__mro__):
-        raise UsageError(f"{type(module).__name__} is pytorch_lightning's; let it import lightning.pytorch instead")
-    raise UsageError(
-        f"{what}; measure takes a lightning.pytorch.LightningModule: wrap it in one whose training_step returns the "
-        "loss and whose configure_optimizers returns an optimizer"
-    )
-
-
-def _check_words(settings: MeasureSettings) -> None:
-    """Refuse words and numbers that the settings do not have."""
-    for name, hint in get_type_hints(MeasureSettings).items():
-        allowed, given = get_args(hint), getattr(settings, name)
-        if getattr(hint, "__origin__", None) is Literal and given not in allowed:
-            raise UsageError(f"{name} is {given!r}; allowed: {', '.join(allowed)}{suggest(str(given), allowed)}")
-        if hint in (int, float) and (isinstance(given, bool) or not isinstance(given, int | hint)):
-            raise UsageError(f"{name} is {given!r}; allowed: {'a whole number' if hint is int else 'a number'}")
-    settings.schedule()
-
-
 def _flags(
     trainer: Mapping[str, Any] | None, precision: str | int, compile: bool | Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -284,14 +231,9 @@ def _flags(
         if name in given:
             raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
     refuse_least(given)
-    options: bool | CompileOptions = bool(compile)
     if isinstance(compile, Mapping):
-        known = CompileOptions.__dataclass_fields__
-        for name in compile:
-            if name not in known:
-                raise UsageError(f"compile has no {name!r}; allowed: {', '.join(known)}{suggest(str(name), known)}")
-        options = replace(CompileOptions(), **compile)
-    return {**TRAINER_DEFAULTS, **given, "precision": precision, "compile": options}
+        compile = settings_of("compile", CompileOptions, **compile)
+    return {**TRAINER_DEFAULTS, **given, "precision": precision, "compile": compile}
 
 
 def _data_for(module: LightningModule, data: Any, loader: str) -> Any:

@@ -7,9 +7,6 @@ prints the forecast as JSON after a record separator.
 
 from __future__ import annotations
 
-import lmbench.fit.startup  # noqa: F401
-
-# isort: split
 import sys
 import time
 import traceback
@@ -28,14 +25,13 @@ from lmbench.data.batches import TokenBatch
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import BatchShape, ShapeData
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.fit.cli import BenchCLI
-from lmbench.fit.command_line import read
+from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
-from lmbench.fit.left_out import leave_out
+from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.run import Measurement, as_usage_error, find_modules_in_current_folder
+from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
-from lmbench.fit.trainer import TRAINER_DEFAULTS
+from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_lines
@@ -71,38 +67,27 @@ class Unpredictable(UsageError):
     """A module that fake tensors cannot run."""
 
 
-class PredictionCLI(BenchCLI):
+class Prediction:
     """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
 
     `has_context` says that the model's context can be chosen: both model and data are lmbench's own.
     """
 
-    def __init__(self, args: list[str]) -> None:
-        # What tells a mistake in the words asks for the options of the latest.
-        Measurement.latest = self
-        super().__init__(args)
-
-    def instantiate_classes(self) -> None:
-        """Nothing is built before fake tensors are on."""
-
-    def after_instantiate_classes(self) -> None:
-        given = self.config[self.subcommand]
-        self.precision = str(given.trainer.precision or "32-true")
-        compiled = given.trainer.compile
+    def __init__(self, words: list[str]) -> None:
+        self._line = line = CommandLine("fit", words)
+        self._flags = vars(line.config.trainer)
+        plan = Measurement("fit", line.model, line.build("measure"), self._flags)
+        self.mode, self.zero_grad = plan.mode, plan.zero_grad
+        self.precision = str(self._flags["precision"] or "32-true")
+        compiled = self._flags["compile"]
         self.compile_options = (
             CompileOptions() if compiled is True else CompileOptions(**vars(compiled)) if compiled else None
         )
-        self.micro_batches = min(given.trainer.accumulate_grad_batches, MOST_MICRO_BATCHES)
-        self._arguments = {key: (given.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+        self.micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
         self._batch: Any = None
-        self._data = None
-        if given.get("data") is not None:
-            self._data = self._built("data")
+        self._data = line.build("data")
         self.is_own_data = isinstance(self._data, TokenData | ShapeData)
-        self.has_context = self.is_own_data and "context_length" in self._arguments["model"]
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """The configuration is tried by `step`, as often as asked."""
+        self.has_context = self.is_own_data and "context_length" in line.config.model
 
     @property
     def batch_size(self) -> int:
@@ -133,27 +118,17 @@ class PredictionCLI(BenchCLI):
             workspace_bytes=workspace_bytes,
         )
 
-    def _built(self, key: str, **changes: Any) -> Any:
-        config = self.config.clone()
-        for other in {"model", "data", "trainer"} - {key}:
-            if other in config[self.subcommand]:
-                del config[self.subcommand][other]
-        for name, value in changes.items():
-            config[self.subcommand][key]["init_args"][name] = value
-        return self.parser.instantiate_classes(config)[self.subcommand][key]
-
     def _module(self, batch_size: int, context_length: int | None) -> LightningModule:
         # What follows from the data follows here too.
         sizes = {"batch_size": batch_size, "context_length": context_length} if self.is_own_data else {}
-        changes = {name: size for name, size in sizes.items() if name in self._arguments["model"]}
-        built: LightningModule = self._built("model", **changes)
-        apply_mode(built, self.mode, self.settings.zero_grad)
+        changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
+        built: LightningModule = self._line.build("model", **changes)
+        apply_mode(built, self.mode, self.zero_grad)
         return built
 
     def _trainer(self, callbacks: list[Callback]) -> Trainer:
-        given = vars(self.config[self.subcommand].trainer)
-        trainer = self.trainer_class(
-            **{**given, **_PLAIN, "callbacks": callbacks, "accumulate_grad_batches": self.micro_batches}
+        trainer = BenchTrainer(
+            **{**self._flags, **_PLAIN, "callbacks": callbacks, "accumulate_grad_batches": self.micro_batches}
         )
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.remove(next(one for one in callbacks if isinstance(one, Compiler)))
@@ -182,7 +157,7 @@ class PredictionCLI(BenchCLI):
         """The first batch of the user's own loader, with real values; of a module's once that is there."""
         if self._batch is None:
             with _disable_current_modes():
-                owner: LightningDataModule | LightningModule = self._data or module or self._built("model")
+                owner: LightningDataModule | LightningModule = self._data or module or self._line.build("model")
                 owner.prepare_data()
                 if self._data is not None:
                     owner.setup("fit")
@@ -212,22 +187,22 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    cli = PredictionCLI(leave_out(read(["fit", *words]).options)[0])
+    plan = Prediction(words)
     workspace_bytes = 0 if request.gpu is None else request.gpu.workspace_bytes
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
         with _told():
-            return cli.step(batch_size, context_length, keep_blocks, workspace_bytes)
+            return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
 
-    batch_size, context_length = cli.batch_size, cli.context_length
-    predictor = Predictor(take_step, batch_size, context_length, is_slow=cli.compile_options is not None)
+    batch_size, context_length = plan.batch_size, plan.context_length
+    predictor = Predictor(take_step, batch_size, context_length, is_slow=plan.compile_options is not None)
     made = Forecast(
         batch_size=batch_size,
         context_length=context_length,
-        precision=cli.precision,
-        mode=cli.mode,
-        zero_grad=cli.settings.zero_grad,
-        is_compiled=cli.compile_options is not None,
+        precision=plan.precision,
+        mode=plan.mode,
+        zero_grad=plan.zero_grad,
+        is_compiled=plan.compile_options is not None,
         phases=predictor.phases,
         reserved_bytes=predictor.reserved_bytes,
         method=predictor.method,
@@ -238,7 +213,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
         made.fits = gpu.fits(predictor.reserved_bytes)
         if request.finds_largest:
             made.largest_batch_size = predictor.largest_batch(gpu)
-            if cli.has_context:
+            if plan.has_context:
                 made.largest_context_length = predictor.largest_context(gpu)
     made.took_s = time.perf_counter() - started
     return made
@@ -276,10 +251,9 @@ def main(args: list[str]) -> int:
     try:
         made = forecast(args[1:], msgspec.json.decode(args[0], type=Request))
     except Exception as error:
-        told = as_usage_error(error)
-        if not is_usage_error(told):
+        if not is_usage_error(error):
             raise
-        tell(str(told))
+        tell(str(error))
         return ExitCode.USAGE
     write_result(msgspec.json.encode(made).decode())
     return ExitCode.OK

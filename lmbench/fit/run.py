@@ -2,109 +2,123 @@
 
 from __future__ import annotations
 
-import lmbench.fit.startup  # noqa: F401
-
-# isort: split
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from jsonargparse import ArgumentError
+from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import RunRecorder
+from lmbench.data.datamodule import TokenData
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.fit.choice import OWN_PATHS
-from lmbench.fit.cli import BenchCLI
-from lmbench.fit.command_line import read
+from lmbench.fit.choice import path_of
+from lmbench.fit.command_line import CommandLine
 from lmbench.fit.completion import complete_record
-from lmbench.fit.harness import check_measured
-from lmbench.fit.left_out import leave_out
-from lmbench.fit.messages import translate
+from lmbench.fit.measurement import Measurement
+from lmbench.fit.settings import MeasureSettings, MemorySettings
 from lmbench.fit.surroundings import quiet
+from lmbench.fit.trainer import as_list
 from lmbench.instruments.ending import error_facts, is_of_other_checkpoint, is_usage_error
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.oom import out_of_memory
 from lmbench.instruments.own_code import own_lines
 from lmbench.interruption import exit_code, held, received
-from lmbench.masking import masked_message, masked_text
+from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
 from lmbench.text import shown, shown_json, shown_lines
-from lmbench.wandb.publish import publish_run
+from lmbench.wandb.publish import WandbSettings, publish_run
 
-
-class Measurement(BenchCLI):
-    """Remembers itself from its first moment on, since LightningCLI runs everything in its constructor."""
-
-    latest: BenchCLI | None = None
-
-    def __init__(self, args: list[str], announces: bool, only_settings: bool = False) -> None:
-        Measurement.latest = self
-        super().__init__(args, announces, only_settings)
-
-    def after_fit(self) -> None:
-        assert self.recorder is not None
-        check_measured(self.recorder)
-
-    after_validate = after_fit
+#: About what is printed, not about what is measured.
+_FLAGS = {"--json", "--quiet", "--print_config"}
 
 
 def run(args: list[str]) -> int:
     """Run `lmbench fit|validate` with the given words; returns the exit code.
 
-    `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies.
+    `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies,
+    `--print_config` the settings.
     """
     reach("imported")
     quiet()
     find_modules_in_current_folder()
-    Measurement.latest = None
+    command, flags = args[0], _FLAGS & set(args)
+    recorder: RunRecorder | None = None
     try:
-        words = read(args)
-        is_loud = not (words.as_json or words.is_quiet)
-        if words.is_nothing and not words.only_settings:
-            words = replace(words, options=_without_configuration(words.options))
-        options, told = leave_out(words.options)
-        if told is not None:
-            tell(told)
-        Measurement(options, is_loud, words.only_settings)
+        words = [word for word in args[1:] if word not in flags]
+        line = CommandLine(command, words if words or "--print_config" in flags else _without_configuration(command))
+        for sentence in line.ignored:
+            tell(sentence)
+        if "--print_config" in flags:
+            line.write()
+            write_result(line.text)
+            return ExitCode.OK
+        measurement, memory, wandb = _measurement(line)
+        recorder = measurement.recorder
+        options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
+        measurement.run(
+            lambda: _built(line, measurement),
+            seed=line.config.seed_everything,
+            announces=not {"--json", "--quiet"} & flags,
+            **options,
+        )
     except BaseException as error:
         with held():
-            code = _ended_by(error)
+            code = _ended_by(error, recorder)
         if code is not None:
             return code
-    recorder = _recorder()
     assert recorder is not None
-    assert Measurement.latest is not None
-    complete_record(recorder, is_predicted=Measurement.latest.memory.predict)
-    code = _finish(recorder, words.as_json, words.is_quiet)
-    _publish(recorder, is_loud)
+    complete_record(recorder, is_predicted=memory.predict)
+    code = _finish(recorder, "--json" in flags, "--quiet" in flags)
+    _publish(recorder, wandb, is_loud=not {"--json", "--quiet"} & flags)
     signum = received()
     # Whoever stops the upload of a run that is complete stops this command all the same.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
 
 
-def _without_configuration(words: list[str]) -> list[str]:
+def _measurement(line: CommandLine) -> tuple[Measurement, MemorySettings, WandbSettings]:
+    """The measurement that a command line asks for, with the settings of what follows it."""
+    settings, memory, dtypes, wandb = (line.build(group) for group in ("measure", "memory", "dtypes", "wandb"))
+    if settings.run_id is not None:
+        # A replay is a run of its own, outside of the sweep that gave this one its place.
+        line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
+    line.write()
+    facts = {
+        "command": line.command, "argv": masked_words([line.command, *line.words]), "config": masked(line.content),
+        "wandb": wandb.filing(),
+    }  # fmt: skip
+    passes = {"memory": vars(memory), "dtypes": vars(dtypes)}
+    return Measurement(line.command, line.model, settings, {}, passes, facts, line.text), memory, wandb
+
+
+def _built(line: CommandLine, measurement: Measurement) -> tuple[LightningModule, Any, list[Callback]]:
+    """The objects that a command line describes."""
+    module, data, timer = (line.build(key) for key in ("model", "data", "timer"))
+    measurement.flags = vars(line.build("trainer"))
+    return module, data, [*as_list(measurement.flags.pop("callbacks")), timer]
+
+
+def _without_configuration(command: str) -> list[str]:
     """What is measured where nothing was named: on a GPU what the defaults are, else what a CPU is done with soon."""
     if torch.cuda.is_available():
-        tell(f"no configuration was named: {words[0]} measures size small in float32; try --config large_bf16, or -h")
-        return words
+        tell(f"no configuration was named: {command} measures size small in float32; try --config large_bf16, or -h")
+        return []
     tell(
-        f"no configuration was named, and there is no GPU here: this is `lmbench {words[0]} --config smoke`, a tiny "
+        f"no configuration was named, and there is no GPU here: this is `lmbench {command} --config smoke`, a tiny "
         "model, to see that it works; what there is to measure is in `lmbench fit -h`"
     )
-    return read([*words, "--config", "smoke"]).options
+    return ["--config", "smoke"]
 
 
-def _ended_by(error: BaseException) -> int | None:
+def _ended_by(error: BaseException, recorder: RunRecorder | None) -> int | None:
     """The exit code where the error leaves no result, said in one line; None where a result tells of it."""
-    recorder = _recorder()
-    if received() is None:
-        error = as_usage_error(error)
+    if received() is None and is_of_other_checkpoint(error):
+        error = UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
     if recorder is None:
         return _before_anything(error)
     try:
@@ -115,10 +129,10 @@ def _ended_by(error: BaseException) -> int | None:
         return _complain(error)
     # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
     if recorder.exit_code is ExitCode.INTERNAL:
-        _print_traceback(error)
+        _print_lines("".join(traceback.format_exception(error)))
     elif recorder.exit_code is ExitCode.USER_CODE:
         # Whose step expects another form fails where it takes the batch apart.
-        is_ours = recorder.run.data.name == OWN_PATHS["data"] and not recorder.folder.steps_written
+        is_ours = recorder.run.data.name == path_of(TokenData) and not recorder.folder.steps_written
         hint = "  (the batch is lmbench's: a tuple of tokens and targets, int64 of batch x context)" if is_ours else ""
         _print_own_lines(error, recorder.run.error, recorder.folder.path, hint)
     return None
@@ -141,22 +155,9 @@ def _before_anything(error: BaseException) -> int:
         if isinstance(error, Exception) and own_lines(error):
             return _print_own_lines(error, error_facts(type(error).__name__, str(error), "setup"))
         if isinstance(error, Exception):
-            _print_traceback(error)
+            _print_lines("".join(traceback.format_exception(error)))
             return ExitCode.INTERNAL
     raise error
-
-
-def as_usage_error(error: BaseException) -> BaseException:
-    """The user's mistake behind an error of the libraries, in one line; any other error as it is."""
-    if isinstance(error, ValueError) and "Union subtypes" in str(error) and error.__cause__ is not None:
-        # jsonargparse's wrapping of whatever the constructor of a user's class raised.
-        return as_usage_error(error.__cause__)
-    if isinstance(error, ArgumentError):
-        assert Measurement.latest is not None
-        return UsageError(translate(str(error), Measurement.latest.options()))
-    if is_of_other_checkpoint(error):
-        return UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
-    return error
 
 
 def find_modules_in_current_folder() -> None:
@@ -167,17 +168,9 @@ def find_modules_in_current_folder() -> None:
         sys.path.insert(0, here)
 
 
-def _recorder() -> RunRecorder | None:
-    return Measurement.latest.recorder if Measurement.latest else None
-
-
 def _complain(what: BaseException | str, code: ExitCode = ExitCode.USAGE) -> int:
     tell(str(what))
     return code
-
-
-def _print_traceback(error: BaseException) -> None:
-    _print_lines("".join(traceback.format_exception(error)))
 
 
 def _print_own_lines(error: BaseException, facts: RunError | None, folder: Path | None = None, hint: str = "") -> int:
@@ -220,13 +213,12 @@ def _finish(recorder: RunRecorder, as_json: bool, is_quiet: bool) -> int:
     return int(recorder.exit_code)
 
 
-def _publish(recorder: RunRecorder, is_loud: bool) -> None:
+def _publish(recorder: RunRecorder, wandb: WandbSettings, is_loud: bool) -> None:
     """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
-    measurement = Measurement.latest
-    assert measurement is not None
     assert recorder.folder is not None
     is_interrupted = recorder.run.outcome == "interrupted"
-    told = publish_run(recorder.folder.path, measurement.filing, measurement.wandb.timeout_s, is_interrupted)
+    assert recorder.given.wandb is not None
+    told = publish_run(recorder.folder.path, recorder.given.wandb, wandb.timeout_s, is_interrupted)
     if told is None:
         return
     if told.is_problem:

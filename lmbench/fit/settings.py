@@ -104,18 +104,15 @@ def refuse(config: Any) -> None:
     """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
 
     Raises:
-        UsageError: a group that is null, a seed that NumPy cannot take, a checkpoint that is not there, a limit that
-            would keep training from ending, or no name for the results folder.
+        UsageError: a seed that NumPy cannot take, a checkpoint that is not there, a limit that would keep training from
+            ending, or no name for the results folder.
     """
-    for group in ("trainer", "model", "measure", "memory", "dtypes", "timer", "wandb"):
-        if group in config and config[group] is None:
-            raise UsageError(f"{group} is null; leave it out, or give its settings")
     refuse_least(config.trainer)
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
     if config.dtypes.record:
-        _refuse_dtypes(config)
+        refuse_dtypes(str(config.trainer.get("precision")), config.measure.probe_steps)
     if not config.measure.results_dir.strip():
         raise UsageError("measure.results_dir is empty; give a folder, such as results")
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
@@ -139,9 +136,9 @@ def refuse_least(trainer: Any) -> None:
             )
 
 
-def _refuse_dtypes(config: Any) -> None:
-    precision = str(config.trainer.get("precision"))
-    if config.measure.probe_steps == 0:
+def refuse_dtypes(precision: str, probe_steps: int) -> None:
+    """Raises UsageError where dtypes cannot be noted."""
+    if probe_steps == 0:
         raise UsageError("dtypes.record needs a probe step, and measure.probe_steps is 0; leave one of them out")
     if precision.startswith("transformer-engine"):
         raise UsageError(

@@ -58,7 +58,8 @@ class RepairedMixedPrecision(MixedPrecision):
         owner.clip_gradients(self, optimizer, clip_val, gradient_clip_algorithm)
 
 
-def _as_list(callbacks: Any) -> list[Any]:
+def as_list(callbacks: Any) -> list[Any]:
+    """The Trainer's flag `callbacks`, which takes none, one, or several."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
@@ -73,7 +74,7 @@ class BenchTrainer(Trainer):
 
     def __init__(self, *args: Any, compile: bool | CompileOptions = False, **kwargs: Any) -> None:
         options = CompileOptions() if compile is True else compile or None
-        kwargs["callbacks"] = [Compiler(options), *_as_list(kwargs.get("callbacks"))]
+        kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")
         accumulated = kwargs.get("accumulate_grad_batches", 1)
         if accumulated < 1:

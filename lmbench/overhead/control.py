@@ -6,9 +6,6 @@ configuration as `lmbench fit`; where that compiles, a control compiles too, wit
 
 from __future__ import annotations
 
-import lmbench.fit.startup  # noqa: F401
-
-# isort: split
 import sys
 import time
 import traceback
@@ -19,17 +16,16 @@ from typing import Any, cast
 
 import msgspec
 import torch
-from jsonargparse import ArgumentError
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lmbench.callbacks import Compiler
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.fit.cli import BenchCLI
+from lmbench.fit.command_line import CommandLine
+from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.trainer import TRAINER_DEFAULTS
+from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.oom import out_of_memory
@@ -219,60 +215,48 @@ class WallClock(ControlWindow, Callback):
         trainer.should_stop = self.step_ended(losses)
 
 
-class ControlCLI(BenchCLI):
-    """A configuration of `lmbench fit`, run without lmbench's callbacks. `clock.record` is what was measured."""
+def measure_control(arm: str, words: list[str]) -> RunRecord:
+    """Measure a configuration of `lmbench fit` without lmbench's callbacks.
 
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        settings = self.settings
-        self.clock = WallClock(Schedule(settings.warmup_steps, settings.steps, settings.min_window_s))
-        # Whatever else the configuration turns on is off here; what changes the work itself stays.
-        off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": config["max_epochs"]}
-        trainer = LightningCLI._instantiate_trainer(self, {**config, **off}, [self.clock])
-        assert isinstance(trainer, Trainer)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        compiler = next(callback for callback in callbacks if isinstance(callback, Compiler))
-        # It brings a measuring session with it, so that its work is done here.
-        callbacks.remove(compiler)
-        self.clock.compile_options = compiler.options
-        return trainer
-
-
-class TrainerCLI(ControlCLI):
-    """Arm `trainer`: Lightning's Trainer with everything off, zeroing gradients where Lightning does."""
-
-    def after_instantiate_classes(self) -> None:
-        apply_mode(self.model, self.mode, "native")
-
-    def fit(self, **kwargs: Any) -> None:
-        self.trainer.fit(**kwargs)
-
-
-class BareCLI(ControlCLI):
-    """Arm `bare`: the Trainer is built, which reads the flags and finds the device, and trains nothing."""
-
-    def after_instantiate_classes(self) -> None:
-        """The module stays as it is."""
-
-    def fit(self, **kwargs: Any) -> None:
-        trainer, module, data = self.trainer, self.model, self.datamodule
-        trainer.strategy.setup_environment()
-        # The module asks its trainer for the precision, the data for the device.
-        module.trainer = data.trainer = trainer
-        data.prepare_data()
-        data.setup("fit")
-        loop = BareLoop(module, trainer, self.mode, self.settings.zero_grad, self.clock.compile_options)
-        loop.run(data.train_dataloader(), self.clock)
-
-
-CONTROLS: dict[str, type[ControlCLI]] = {"bare": BareCLI, "trainer": TrainerCLI}
+    Args:
+        arm: `trainer` is Lightning's Trainer with everything off, zeroing gradients where Lightning does. For `bare`
+            the Trainer is built, which reads the flags and finds the device, and trains nothing.
+        words: the configuration, as `lmbench fit` takes it.
+    """
+    line = CommandLine("fit", words)
+    settings = line.build("measure")
+    plan = Measurement("fit", line.model, settings, {})
+    seed_everything(line.config.seed_everything, workers=True, verbose=False)
+    torch.set_float32_matmul_precision(settings.matmul_precision)
+    module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
+    clock = WallClock(Schedule(settings.warmup_steps, settings.steps, settings.min_window_s))
+    # Whatever else the configuration turns on is off here; what changes the work itself stays.
+    off = {**TRAINER_DEFAULTS, "callbacks": [clock], "profiler": None, "max_epochs": flags["max_epochs"]}
+    trainer = BenchTrainer(**{**flags, **off})
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    compiler = next(callback for callback in callbacks if isinstance(callback, Compiler))
+    # It brings a measuring session with it, so that its work is done here.
+    callbacks.remove(compiler)
+    clock.compile_options = compiler.options
+    if arm == "trainer":
+        apply_mode(module, plan.mode, "native")
+        trainer.fit(module, datamodule=data)
+        return clock.record
+    trainer.strategy.setup_environment()
+    # The module asks its trainer for the precision, the data for the device.
+    module.trainer = data.trainer = trainer
+    data.prepare_data()
+    data.setup("fit")
+    BareLoop(module, trainer, plan.mode, plan.zero_grad, compiler.options).run(data.train_dataloader(), clock)
+    return clock.record
 
 
 def main(argv: list[str]) -> int:
     """Run one arm; returns the exit code."""
-    arm, result, *args = argv
+    arm, result, _, *words = argv
     try:
-        record = CONTROLS[arm](args).clock.record
-    except (UsageError, ArgumentError) as error:
+        record = measure_control(arm, words)
+    except UsageError as error:
         tell(str(error))
         return ExitCode.USAGE
     except Exception as error:

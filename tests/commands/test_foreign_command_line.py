@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ import yaml
 from paths import SUPPORT
 
 from lmbench.cli import main
-from lmbench.configs import shipped_configs
-from lmbench.fit.left_out import leave_out
+from lmbench.fit.choice import choose
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
 
@@ -146,54 +144,51 @@ def test_a_class_takes_the_place_of_lmbenchs_own_model_of_a_file(tmp_path):
     assert config_of(result, "data", "batch_size") == 4
 
 
-LEFT_OUT = {
-    # words: what is left out, and what is left of the smoke configuration
-    "model": (["--model", "strangers.TokenModel"], ["model.size"], ["data", "measure", "trainer"]),
-    "named first": (["--model=strangers.TokenModel"], ["model.size"], ["data", "measure", "trainer"]),
+IGNORED = {
+    # words: what is ignored of the smoke configuration, and what is kept of its data
+    "model": (["--model", "strangers.TokenModel"], ["model.size"], {"batch_size", "context_length"}),
     "data of its own": (
         ["--model", "strangers.OwnLoaders"],
-        ["model.size", "data.batch_size", "data.context_length (OwnLoaders brings its data)"],
-        ["measure", "trainer"],
+        ["model.size", "data.batch_size, data.context_length of the shipped configuration: OwnLoaders brings its data"],
+        set(),
     ),
     "tokens asked for": (
         ["--model", "strangers.OwnLoaders", "--data.batch_size", "2"],
         ["model.size"],
-        ["data", "measure", "trainer"],
+        {"batch_size", "context_length"},
     ),
     "data named": (
         ["--data", "strangers.TokenPairs"],
-        ["data.batch_size (TokenPairs has no such option)"],
-        ["data", "measure", "model", "trainer"],
+        ["data.batch_size of the shipped configuration: TokenPairs has no such option"],
+        {"context_length"},
     ),
-    "own variation": (["--model", "strangers.Variation"], [], None),
-    "nobody's": (["--model.num_layers", "1"], [], None),
+    "a variation": (["--model", "strangers.Variation"], [], {"batch_size", "context_length"}),
+    "nobody's": (["--model.num_layers", "1"], [], {"batch_size", "context_length"}),
 }
 
 
-@pytest.mark.parametrize("case", LEFT_OUT)
-def test_of_a_shipped_configuration_what_others_cannot_use_is_left_out_and_named(case):
-    words, gone, left = LEFT_OUT[case]
-    config = ["--config", str(shipped_configs()["smoke"])]
-    given = ["fit", *words, *config] if case == "named first" else ["fit", *config, *words]
-    cut, told = leave_out(given)
-    if left is None:
-        assert (cut, told) == (given, None)
-        return
-    assert all(name in told for name in gone)
-    assert [word for word in cut if not word.startswith("{")] == [word for word in given if word != config[1]]
-    assert sorted(json.loads(cut[cut.index("--config") + 1])) == left
+@pytest.mark.parametrize("is_named_first", [False, True])
+@pytest.mark.parametrize("case", IGNORED)
+def test_of_a_shipped_configuration_what_others_cannot_use_is_ignored_and_named(case, is_named_first):
+    words, ignored, data = IGNORED[case]
+    config = ["--config", "smoke"]
+    choice = choose("fit", [*words, *config] if is_named_first else [*config, *words])
+    assert len(choice.ignored) == len(ignored)
+    assert all(f"ignored {name}" in line for name, line in zip(ignored, choice.ignored, strict=True))
+    assert set(choice.settings["data"]) == data
+    assert bool(choice.settings["model"]) == ("model.size" not in ignored)
 
 
 def test_ones_own_configuration_is_never_cut(tmp_path):
-    mine = write(tmp_path, "mine.yaml", model={"size": "large"}, data={"batch_size": 3})
-    words = ["fit", "--config", mine, "--model", "strangers.OwnLoaders"]
-    assert leave_out(words) == (words, None)
+    mine = write(tmp_path, "mine.yaml", model={"width": 4}, data={"batch_size": 3})
+    choice = choose("fit", ["--config", mine, "--model", "strangers.OwnLoaders"])
+    assert (choice.settings["model"], choice.settings["data"], choice.ignored) == ({"width": 4}, {"batch_size": 3}, [])
 
 
 def test_a_module_of_ones_own_is_measured_with_a_shipped_configuration(tmp_path, capsys):
     result = fit(tmp_path, "--model", "strangers.OwnLoaders", "--config", "smoke")
     assert config_of(result, "data") is None
-    assert "lmbench: left out of the shipped configuration: model.size" in capsys.readouterr().err
+    assert "lmbench: ignored model.size of the shipped configuration" in capsys.readouterr().err
 
 
 def test_a_subclass_of_lmbenchs_own_model_takes_its_data_and_order(tmp_path):
@@ -268,10 +263,10 @@ MISTAKES = {
     "no batches": (["--model", "strangers.Regression", *DATA, "--data.batches", "0"], "no batch was taken (empty data"),
     "a file": (["--model", "strangers.py"], "with its module, as in strangers.Regression or strangers.OwnLoaders"),
     "a plain module": (["--model", "torch.nn.Linear"], "but a torch.nn.Module; wrap it in one: training_step returns"),
-    "lacking": (["--model", "strangers.Needy", *DATA], "strangers.Needy needs --model.width and --model.depth"),
+    "lacking": (["--model", "strangers.Needy", *DATA], "arguments are required: model.width, model.depth"),
     "misspelt": (["--model", "strangers.Regression", *DATA, "--model.widht", "3"], "did you mean --model.width?"),
-    "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "large"], "takes no size"),
-    "another's option, first": (["--model.size", "large", "--model", "strangers.TokenModel"], "takes no size"),
+    "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "large"], "unknown option --model.size"),
+    "another's option, first": (["--model.size", "large", "--model", "strangers.OwnLoaders"], "unknown option --model.size"),
     "wrong type": (["--model", "strangers.Regression", *DATA, "--model.width", "x"], "is 'x'; allowed: a whole number"),
     "by hand, forward": (["--model", "strangers.ByHand", *DATA, "--measure.mode", "forward"], "allowed: train_step"),
     "by hand, zeroing": (

@@ -25,12 +25,8 @@ TINY = ("--model.size", "tiny", "--data.batch_size", "2", "--data.context_length
 
 def _forecast(words: list[str], gpu: str | None, finds_largest: bool) -> Forecast:
     from lmbench.fit.prediction import forecast
-    from lmbench.fit.run import as_usage_error
 
-    try:
-        return forecast(words, Request(gpu_for(gpu) if gpu else None, finds_largest))
-    except Exception as error:
-        raise as_usage_error(error) from None
+    return forecast(words, Request(gpu_for(gpu) if gpu else None, finds_largest))
 
 
 def predict(*words: str, gpu: str | None = None, finds_largest: bool = False) -> Forecast:
