@@ -265,8 +265,8 @@ MISTAKES = {
     "a plain module": (["--model", "torch.nn.Linear"], "but a torch.nn.Module; wrap it in one: training_step returns"),
     "lacking": (["--model", "strangers.Needy", *DATA], "arguments are required: model.width, model.depth"),
     "misspelt": (["--model", "strangers.Regression", *DATA, "--model.widht", "3"], "did you mean --model.width?"),
-    "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "large"], "unknown option --model.size"),
-    "another's option, first": (["--model.size", "large", "--model", "strangers.OwnLoaders"], "unknown option --model.size"),
+    "another's option": (["--model", "strangers.Regression", *DATA, "--model.size", "big"], "option --model.size"),
+    "another's option, first": (["--model.size", "big", "--model", "strangers.OwnLoaders"], "option --model.size"),
     "wrong type": (["--model", "strangers.Regression", *DATA, "--model.width", "x"], "is 'x'; allowed: a whole number"),
     "by hand, forward": (["--model", "strangers.ByHand", *DATA, "--measure.mode", "forward"], "allowed: train_step"),
     "by hand, zeroing": (

@@ -235,15 +235,12 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
 
 
 MISTAKES = {
-    "a plain module": (
-        lambda: measure(torch.nn.Linear(2, 2)),
-        "Linear is a torch.nn.Module; measure takes a",
-    ),
+    "a plain module": (lambda: measure(torch.nn.Linear(2, 2)), "LightningModule but a torch.nn.Module; wrap it in one"),
     "a class": (lambda: measure(OwnLoaders), "OwnLoaders is a class; measure takes an instance"),
     "no data": (lambda: measure(TokenModel()), r"TokenModel has no train_dataloader\(\); give data"),
     "data's class": (lambda: measure(Regression(), Data), r"such as Data\(\)"),
     "a dataset": (lambda: measure(Regression(), TensorDataset(torch.ones(2))), "a Dataset, which has no batches"),
-    "no number": (lambda: measure(OwnLoaders(), steps="3"), "steps is '3'; allowed: a whole number"),
+    "no number": (lambda: measure(OwnLoaders(), steps="many"), "measure.steps is 'many'; allowed: a whole number"),
     "empty data": (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
     "too short": (lambda: measure(OwnLoaders(), trainer={"max_steps": 1}), "training ended at step 1, the window"),
     "a flag": (lambda: measure(OwnLoaders(), trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
@@ -252,7 +249,7 @@ MISTAKES = {
     "a mode": (lambda: measure(OwnLoaders(), mode="backward"), "mode is 'backward'; allowed: inference, forward"),
     "a precision": (lambda: measure(OwnLoaders(), precision="fp8"), "the Trainer refuses its flags"),
     "a number": (lambda: measure(OwnLoaders(), steps=0), "measure.steps is 0; it must be at least 1"),
-    "compiling": (lambda: measure(OwnLoaders(), compile={"mod": "default"}), "did you mean mode?"),
+    "compiling": (lambda: measure(OwnLoaders(), compile={"mod": "default"}), "did you mean --compile.mode?"),
     "by hand": (lambda: measure(ByHand(), Data(), mode="forward"), "allowed: train_step"),
     "no results": (lambda: lmbench.load("/nowhere"), "'/nowhere' does not exist"),
 }
