@@ -12,7 +12,7 @@ from lmbench.text import one_line
 
 #: More suggestions than this are none.
 _MOST_MEANT = 2
-#: How like an option's last word a given one has to be: short ones are soon alike.
+#: How similar a word has to be to an option's last word: short words are soon alike.
 _NEAR_END = 0.75
 
 
@@ -52,24 +52,23 @@ def tell(line: str) -> None:
     print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)
 
 
-def suggest(given: str, known: Iterable[str], form: str = "{}") -> str:
+def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; nothing where none of the known is near.
 
-    A known name that ends in the one given is meant first (`steps`: `measure.steps`), then one that is spelt like it,
-    as a whole or by its end. `form` is how the known name is shown, such as `--{}`.
+    A known name that ends in the misspelt one is meant first (`steps`: `measure.steps`), then a similar name, or one
+    whose last word is similar. `form` is how the known name is shown, such as `--{}`.
     """
-    known = list(known)
+    names: dict[str, list[str]] = {}
     ends: dict[str, list[str]] = {}
-    for name in known:
-        ends.setdefault(name.rpartition(".")[2].lower(), []).append(name)
-    whole = {name.lower(): name for name in known}
-    wanted = given.lower()
-    near = get_close_matches(wanted, whole, 1)
-    near_ends = get_close_matches(wanted, ends, 1, _NEAR_END)
-    meant = ends.get(wanted) or [whole[name] for name in near] or [name for end in near_ends for name in ends[end]]
+    for candidate in known:
+        names.setdefault(candidate.lower(), []).append(candidate)
+        ends.setdefault(candidate.rpartition(".")[2].lower(), []).append(candidate)
+    lower = name.lower()
+    near = ends.get(lower) or [name for key in get_close_matches(lower, names, 1) for name in names[key]]
+    near = near or [name for key in get_close_matches(lower, ends, 1, _NEAR_END) for name in ends[key]]
     # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
-    meant = sorted(meant, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
-    return f"; did you mean {' or '.join(form.format(name) for name in meant)}?" if meant else ""
+    near = sorted(near, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
+    return f"; did you mean {' or '.join(map(form.format, near))}?" if near else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> UsageError:

@@ -119,9 +119,9 @@ def _take_over(signals: tuple[int, ...], handler: _Handler) -> dict[int, Any]:
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    found = {signum: signal.getsignal(signum) for signum in signals}
+    before = {signum: signal.getsignal(signum) for signum in signals}
     free = [
-        signum for signum, now in found.items() if (now is _DEFAULTS[signum] if signum in _DEFAULTS else callable(now))
+        signum for signum, now in before.items() if (now is _DEFAULTS[signum] if signum in _DEFAULTS else callable(now))
     ]
     return {signum: signal.signal(signum, handler) for signum in free}
 

@@ -82,10 +82,10 @@ class HuggingFace(LightningModule):
         return _token_settings(self.config)
 
     def setup(self, stage: str) -> None:
-        given = getattr(self.trainer.datamodule, "context_length", None)  # type: ignore[attr-defined]
-        if given is not None and self.max_context_length is not None and given > self.max_context_length:
+        length = getattr(self.trainer.datamodule, "context_length", None)  # type: ignore[attr-defined]
+        if length is not None and self.max_context_length is not None and length > self.max_context_length:
             raise UsageError(
-                f"data.context_length is {given}, beyond the config's max_position_embeddings of "
+                f"data.context_length is {length}, beyond the config's max_position_embeddings of "
                 f"{self.max_context_length}; give less, or another config"
             )
 
@@ -165,7 +165,7 @@ def _token_settings(config: Any) -> dict[str, Any]:
     return {"vocab_size": text.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
 
 
-def _read_config(given: str | dict[str, Any]) -> Any:
+def _read_config(config: str | dict[str, Any]) -> Any:
     """A config of transformers, by its settings or the file that has them."""
     try:
         from transformers import AutoConfig
@@ -173,8 +173,8 @@ def _read_config(given: str | dict[str, Any]) -> Any:
         raise UsageError(
             "lmbench.HuggingFace needs transformers, which is not installed: pip install transformers"
         ) from error
-    settings = given if isinstance(given, dict) else _read_json(Path(given))
-    what = "model.config" if isinstance(given, dict) else f"model.config {given!r}"
+    settings = config if isinstance(config, dict) else _read_json(Path(config))
+    what = "model.config" if isinstance(config, dict) else f"model.config {config!r}"
     if not isinstance(settings.get("model_type"), str):
         raise UsageError(f"{what} has no model_type, such as llama; give the config.json of a model")
     try:
@@ -196,11 +196,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{what} is no config in JSON: {error}") from error
 
 
-def _size_name(given: str | dict[str, Any], model_type: str) -> str | None:
+def _size_name(config: str | dict[str, Any], model_type: str) -> str | None:
     """What tells the model in a table: the file's name, with the model's type if that is not in it."""
-    if isinstance(given, dict):
+    if isinstance(config, dict):
         return None
-    path = Path(given).absolute()
+    path = Path(config).absolute()
     name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
     return name if model_type in name else f"{model_type} {name}"
 
