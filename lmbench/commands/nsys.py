@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 
-from lmbench.commands.parser import CommandParser, command
 from lmbench.errors import UsageError
 
 COMMANDS = ("fit", "validate")
-DESCRIPTION = """\
-Runs `lmbench fit ...` (or validate) under `nsys profile`. Nsight captures the
-profiled steps only (--trainer.profiler.steps N, 3 by default) and sees NVTX ranges
-for steps, phases and modules."""
 
 
 def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
@@ -30,32 +25,30 @@ def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
     return [nsys, "profile", *capture, "--output", output, *run]
 
 
-@command
-def run(args: list[str]) -> int:
-    """Become the run under Nsight Systems.
+def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) -> int:
+    """Runs `lmbench fit ...` (or validate) under `nsys profile`.
+
+    Nsight captures the profiled steps only (`--trainer.profiler.steps N`, 3 by default) and sees NVTX ranges for steps,
+    phases and modules.
+
+    Args:
+        words: the run, as without nsys
+        output: Nsight's report; %p is the process id
+        settings: the run's options
 
     Raises:
         UsageError: no command to run, or no nsys on this machine.
     """
-    options = _parser().parse_args(args[1:])
-    if not options.command or options.command[0] not in COMMANDS:
-        given = repr(options.command[0]) if options.command else "nothing"
+    run = [*words, *settings]
+    if not words or words[0] not in COMMANDS:
+        given = repr(run[0]) if run else "nothing"
         raise UsageError(f"nsys was given {given} to run; it runs one of {', '.join(COMMANDS)} with its options")
-    if any(word.split("=")[0] == "--trainer.profiler" for word in options.command):
+    if any(word.split("=")[0] == "--trainer.profiler" for word in run):
         raise UsageError("nsys was given --trainer.profiler; it sets its own, whose options such as .steps are allowed")
-    nsys = shutil.which("nsys")
-    if nsys is None:
-        raise UsageError(
-            "nsys is not on this machine's PATH; install Nsight Systems, or use --trainer.profiler kernels, which "
-            "needs nothing but PyTorch"
-        )
-    words = command_line(nsys, options.output, options.command)
+    program = shutil.which("nsys")
+    if program is None:
+        advice = "install Nsight Systems, or use --trainer.profiler kernels, which needs nothing but PyTorch"
+        raise UsageError(f"nsys is not on this machine's PATH; {advice}")
+    line = command_line(program, output, run)
     sys.stdout.flush()
-    os.execv(words[0], words)
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser("nsys", DESCRIPTION)
-    parser.add_argument("--output", default="lmbench-%p", metavar="FILE", help="Nsight's report; %%p: the process id")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="fit ...", help="the run, as without nsys")
-    return parser
+    os.execv(line[0], line)

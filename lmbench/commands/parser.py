@@ -106,7 +106,8 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
     try:
         parser = _typed_parser(name, function)
         options = _parsed(name, parser, words, takes_settings="settings" in inspect.signature(function).parameters)
-        output = Output(**{key: options.pop(key) for key in Output.__dataclass_fields__ if key in options})
+        given = [key for key in Output.__dataclass_fields__ if key in options] if _has_output(function) else []
+        output = Output(**{key: options.pop(key) for key in given})
         arguments: list[Any] = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
@@ -125,6 +126,11 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
         return ExitCode.OK
 
 
+def _has_output(function: Callable[..., Any]) -> bool:
+    """Whether a command's answer may be given in several formats."""
+    return "Answer" in str(inspect.signature(function).return_annotation)
+
+
 def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
     from docstring_parser import parse
     from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -135,12 +141,11 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
         """Leaves out what says nothing: types, empty defaults, and the values of a flag."""
 
         def _expand_help(self, action: argparse.Action) -> str:
-            told = re.sub(
-                r"\s*\((?:required, )?type: [^()]*?(?:, default: (?:null|False)?)?\)$",
-                "",
-                str(super()._expand_help(action)),
-            )
-            return re.sub(r"\(type: [^()]*, (default: [^()]*)\)$", r"(\1)", told)
+            told = str(super()._expand_help(action))
+            note = re.search(r"\s*\((?:required, )?type: ([^()]*)\)$", told)
+            default = note[1].partition(", default: ")[2] if note else ""
+            told = told[: note.start()] if note else told
+            return told if default in ("", "null", "False") else f"{told} (default: {default})"
 
         def _format_action_invocation(self, action: argparse.Action) -> str:
             return str(super()._format_action_invocation(action)).replace(" {true,false}", "")
@@ -162,7 +167,7 @@ def _typed_parser(name: str, function: Callable[..., Any]) -> ArgumentParser:
         if each.name in several:
             dashes = "--" if each.kind is each.KEYWORD_ONLY else ""
             parser.add_argument(f"{dashes}{each.name}", type=str, help=meanings.get(each.name), **several[each.name])
-    if "Answer" in str(inspect.signature(function).return_annotation):
+    if _has_output(function):
         parser.add_class_arguments(Output, as_group=False)
     return parser
 
