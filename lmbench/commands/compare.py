@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.report.answer import Answer
+from lmbench.report.render import Output
 
 _PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
@@ -33,43 +34,34 @@ def compare(
 ) -> Answer | int:
     """Compares B with A, step time first, then phases and memory.
 
-    A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or some cells of a
-    sweep (SWEEP@AXIS=VALUE,AXIS=VALUE). Cells of both sides meet by their axes; what is constant on each side
-    and differs between them is what is compared.
+    A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or cells of a sweep
+    (SWEEP@AXIS=VALUE). Cells meet by their axes; what is constant on each side and differs between them is compared.
 
-    One process is one sample, so a verdict takes 3 repeats a side: `same` if the 90 % interval of the ratio
-    lies within the gate, `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A
-    noise floor of `lmbench noise`, else `undecided`. `invalid` if something else differs (GPU, flags, host where
-    it counts) or a guard failed.
+    One process is one sample; a verdict takes 3 repeats a side: `same` if the 90 % interval of the ratio lies within
+    the gate, `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of
+    `lmbench noise`, else `undecided`; `invalid` if GPU or flags differ or a guard failed.
 
-    With --run both sides are measured now, in rounds of one process each, the first one turned each time, until
-    the verdict stands or the budget ends (undecided, with what it would take). A false `faster` or `slower` comes
-    in at most 5 % of comparisons, all looks taken together. A and B are configurations with options of their own
-    (small_bf16@model.attention=naive,data.batch_size=8), or one of them and two revisions, Pythons or values of a
-    variable. Further options (--data.batch_size 2) are for both. The folder of such a comparison goes on with it,
-    also where it had ended undecided.
-
-    With --kernels both sides are profiled runs or traces, and what is compared is kernel time per step, by kind,
-    part of the model and kernel: what appeared, vanished, grew and shrank. It has no verdict, and exits with 0.
+    With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; a false verdict
+    comes in at most 5 % of comparisons. A and B are configurations with options (small_bf16@model.attention=naive), or
+    one and two revisions, Pythons or values of a variable; its folder goes on with it.
 
     exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
 
     Args:
         results: before and after, A and B; ratios are B / A
-        gate: changes up to this count as none (default 1%)
-        about: what is compared, by its dotted name (code, versions, gpu, trainer.precision): it may differ, and
-            nothing else may; may be given again
-        kernels: compare the kernels of two profiled runs or traces
-        top: kernels shown per table, with --kernels (default 15)
-        phase: tables of this phase only, with --kernels
+        gate: changes up to this count as none (1%)
+        about: dotted name of what is compared: nothing else may differ
+        kernels: compare kernel times of two traces, no verdict
+        top: kernels shown per table (15)
+        phase: kernels of this phase only
         run: measure both sides now
-        budget: time for --run, such as 90s, 10m, 1h (default 10m)
-        revision: A and B of the code, with --run; `.` is the working tree as it is
-        python: interpreters of A and B, with --run
-        variable: an environment variable and its values in A and B, with --run
-        results_dir: where --run puts its folder (default results)
-        name: name of that folder (default compare- and the time)
-        timeout_s: seconds a run may take, with --run (default 600)
+        budget: time for --run: 90s, 10m, 1h (10m)
+        revision: A and B of the code; `.` is the tree as it is
+        python: interpreters of A and B
+        variable: an environment variable and its two values
+        results_dir: where --run puts its folder (results)
+        name: name of that folder
+        timeout_s: seconds a run may take (600)
         settings: options of `lmbench fit` for both sides, with --run
     """
     of_kernels = {"top": top, "phase": phase}
@@ -78,11 +70,13 @@ def compare(
               "results_dir": results_dir, "name": name, "timeout_s": timeout_s}  # fmt: skip
     _refuse(of_kernels, not kernels, "belongs to --kernels")
     _refuse(of_verdicts, kernels, "is for verdicts on times; with --kernels there is none")
-    _refuse({**of_run, "kernels": None}, not run, "belongs to --run")
+    _refuse(of_run, not run, "belongs to --run")
     if run and kernels:
         raise UsageError("--kernels compares traces that are there; give it without --run")
     if settings and not run:
-        raise UsageError(f"unknown option {settings[0]}; options of `lmbench fit` go with --run")
+        option = settings[0].partition("=")[0]
+        hint = suggest(option.removeprefix("--"), [*compare.__annotations__, *Output.__dataclass_fields__], "--{}")
+        raise UsageError(f"unknown option {option}{hint}; options of `lmbench fit` go with --run")
     tolerance = parse_gate(gate or "1%")
     if run:
         # Here: what measures takes its time to import.
