@@ -197,7 +197,8 @@ def _parsed(name: str, parser: ArgumentParser, words: Sequence[str], takes_setti
         word = rest.pop(0)
         option, has_value, _ = word.removeprefix("--").partition("=")
         if takes_settings and word.startswith("--") and option not in (*known, "json"):
-            settings += [word, *([rest.pop(0)] if not has_value and rest else [])]
+            is_flag = has_value or not rest or rest[0].startswith("--")
+            settings += [word] if is_flag else [word, rest.pop(0)]
         else:
             taken.append("--format=json" if word == "--json" else f"{word}=true" if word in flags else word)
     try:
