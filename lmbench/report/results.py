@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
@@ -124,7 +125,7 @@ def _section(
             *(Line("measured", line) for line in environment),
         ],
         tables=view_tables(view, timed, catalogue, options.has_reference),
-        charts=charts,
+        charts=_Charts(charts, timed, catalogue),
         notes=[*(Line("not ok", text) for text in _failures(shown)), *(Line("note", note) for note in notes)],
     )
 
@@ -136,8 +137,25 @@ def _charts(view: View, frame: Frame, catalogue: Catalogue) -> tuple[list[Chart]
         for spec in view.charts:
             some, more = build_charts(spec, catalogue.chart_kinds[spec.kind], part, catalogue.column)
             charts, left_out = [*charts, *some], left_out + more
-    pictures = (feature.charts(frame) for feature in catalogue.features if feature.charts is not None)
-    return [*charts, *chain.from_iterable(pictures)], left_out
+    return charts, left_out
+
+
+class _Charts(Sequence[Chart]):
+    """A section's charts: those of its view, then pictures of runs, whose files are read only for a page."""
+
+    def __init__(self, charts: Sequence[Chart], frame: Frame, catalogue: Catalogue) -> None:
+        self._charts, self._frame, self._features = charts, frame, catalogue.features
+
+    @cached_property
+    def _all(self) -> list[Chart]:
+        pictures = (feature.charts(self._frame) for feature in self._features if feature.charts is not None)
+        return [*self._charts, *chain.from_iterable(pictures)]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._all[place]
 
 
 def _answers(view: View, frame: Frame, catalogue: Catalogue) -> list[str]:

@@ -24,7 +24,7 @@ FP32, BF16 = (
 #: `tiny_convergence` made smaller still, with modules that have a fault in bf16.
 SMALLER = {
     "model": "planted_trainings.Planted", "model.size": "tiny", "model.vocab_size": 300, "model.learning_rate": 3e-3,
-    "data.text_files": [f"{HERE}/test_trace_*.py"], "data.batch_size": 2, "data.context_length": 32,
+    "data.text_files": [f"{HERE}/test_*.py"], "data.batch_size": 2, "data.context_length": 32,
     "data.num_batches": 60, "measure.steps": 55, "measure.probe_steps": 0,
 }  # fmt: skip
 
