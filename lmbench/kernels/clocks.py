@@ -168,31 +168,35 @@ def phase_clocks(kernels: KernelTable, events: TraceEvents, timeline: PhaseTimel
     # The host may have launched for long before the device's clock begins.
     borders = np.maximum(host.border_ns, host.begin_ns)
     times = {
-        "host": _padded(np.diff(borders)),
-        "stopped": _padded(np.diff(covered(*stops)(borders))),
+        "host_s": _padded(np.diff(borders)),
+        "stopped_s": _padded(np.diff(covered(*stops)(borders))),
         "stops": _padded(np.diff(np.searchsorted(stops[0], host.border_ns))),
     }
     devices = []
     for device in np.unique(kernels.events.device).tolist():
         rows = np.flatnonzero(kernels.events.device == device)
-        of_device = _device_times(queue.take(rows), place[rows], host, stops)
-        for name, column in of_device.items():
-            combine = np.maximum if name == "longest" else np.add
-            times[name] = combine(times.get(name, 0), column)
+        columns = _device_times(queue.take(rows), place[rows], host, stops)
+        for name, column in columns.items():
+            times[name] = (np.maximum if name == "longest_idle_s" else np.add)(times.get(name, 0), column)
         rows = rows[host.is_clocked[place[rows]]]
         span_ns = np.ptp(np.append(queue.start_ns[rows], queue.end_ns[rows])) if len(rows) else 0
-        sums = {name: column[host.is_clocked].sum() for name, column in of_device.items()}
-        devices.append(DeviceClock(**_seconds(sums, steps), device=device, kernel_span_s=float(span_ns) / 1e9 / steps))
+        sums = {each.name: columns[each.name][host.is_clocked].sum() for each in fields(DeviceTime)}
+        devices.append(DeviceClock(**_means(sums | {"kernel_span_s": span_ns}, steps), device=device))
     clocks = []
-    sliver_ns = _SLIVER_FRACTION * times["window"][host.is_clocked].sum()
+    sliver_ns = _SLIVER_FRACTION * times["window_s"][host.is_clocked].sum()
     for phase in PHASE_ORDER:
         is_phase = host.is_clocked & (host.phases == phase)
         sums = {name: column[is_phase].sum() for name, column in times.items()}
-        is_seen = phase not in NO_PHASE or sums["busy"] or sums["window"] > sliver_ns
-        if is_phase.any() and is_seen:
-            sums["longest"] = times["longest"][is_phase].max() * steps
-            rows = np.flatnonzero(host.is_clocked[place] & (np.array(kernels.phases) == phase))
-            clocks.append(_phase_clock(phase, sums, kernels, rows, events.launches, steps))
+        if not is_phase.any() or (phase in NO_PHASE and not sums["busy_s"] and sums["window_s"] <= sliver_ns):
+            continue
+        rows = np.flatnonzero(host.is_clocked[place] & (np.array(kernels.phases) == phase))
+        launch = np.unique(kernels.launch[rows][kernels.is_linked[rows]])
+        sums |= {"launches": len(launch), "kernels": len(rows)}
+        sums["graph_launches"] = sum("GraphLaunch" in name for name in events.launches.names[launch])
+        # These are no means over steps.
+        sums["longest_idle_s"] = times["longest_idle_s"][is_phase].max() * steps
+        median_s = float(np.median(kernels.duration_ns[rows])) / 1e9 if len(rows) else None
+        clocks.append(PhaseClock(**_means(sums, steps), phase=phase, median_kernel_s=median_s))
     return Clocks(clocks, devices, steps, skipped, is_whole)
 
 
@@ -201,35 +205,9 @@ def _padded(column: Integers) -> Integers:
     return np.append(column, [0, 0])
 
 
-def _seconds(sums: Mapping[str, Any], steps: int) -> dict[str, float]:
-    """Seconds per step of what a device's time is made of, from sums in ns."""
-    names = {
-        "window_s": "window", "busy_s": "busy", "queued_gap_s": "gap", "host_wait_s": "wait", "other_idle_s": "other",
-        "comm_s": "comm", "comm_overlapped_s": "overlapped",
-    }  # fmt: skip
-    return {name: float(sums[key]) / 1e9 / steps for name, key in names.items()}
-
-
-def _phase_clock(
-    phase: TracePhase, sums: Mapping[str, Any], kernels: KernelTable, rows: Integers, launches: Events, steps: int
-) -> PhaseClock:
-    launch = np.unique(kernels.launch[rows][kernels.is_linked[rows]])
-    seconds = {name: float(value) / 1e9 / steps for name, value in sums.items()}
-    return PhaseClock(
-        **_seconds(sums, steps),
-        phase=phase,
-        host_s=seconds["host"],
-        stopped_s=seconds["stopped"],
-        stops=float(sums["stops"]) / steps,
-        queued_gaps=float(sums["gaps"]) / steps,
-        first_wait_s=seconds["first_wait"],
-        stop_wait_s=seconds["stop_wait"],
-        longest_idle_s=seconds["longest"],
-        launches=len(launch) / steps,
-        graph_launches=sum("GraphLaunch" in name for name in launches.names[launch]) / steps,
-        kernels=len(rows) / steps,
-        median_kernel_s=float(np.median(kernels.duration_ns[rows])) / 1e9 if len(rows) else None,
-    )
+def _means(sums: Mapping[str, Any], steps: int) -> dict[str, float]:
+    """Means per step of sums, of which those of time are in ns."""
+    return {name: float(value) / steps / (1e9 if name.endswith("_s") else 1) for name, value in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -351,10 +329,10 @@ def _device_times(
     computing = covered(*union(queue.start_ns[queue.is_compute], queue.end_ns[queue.is_compute]))
     idle = _idle_times(queue, place, host, stops)
     return {
-        "window": busy + idle["gap"] + idle["wait"] + idle["other"],
-        "busy": busy,
-        "comm": host.by_place(place[comm][owner], end - start),
-        "overlapped": host.by_place(place[comm][owner], computing(end) - computing(start)),
+        "window_s": busy + idle["queued_gap_s"] + idle["host_wait_s"] + idle["other_idle_s"],
+        "busy_s": busy,
+        "comm_s": host.by_place(place[comm][owner], end - start),
+        "comm_overlapped_s": host.by_place(place[comm][owner], computing(end) - computing(start)),
         **idle,
     }
 
@@ -391,11 +369,11 @@ def _idle_times(
     entered = np.append(borders, 0)[place]
     np.maximum.at(longest, place, start - np.maximum(done, np.minimum(entered, start)))
     return {
-        "gap": host.by_place(gap_place, gap),
-        "gaps": host.by_place(gap_place, np.sign(gap)),
-        "wait": host.by_place(place, waited - launched) + _padded(np.diff(for_host(borders))),
-        "first_wait": host.by_place(place, np.where(is_first, waited - launched, 0)) + _padded(until_first),
-        "stop_wait": host.by_place(place, waited - done - np.diff(unmet, prepend=0)),
-        "other": host.by_place(place, np.where(is_short, 0, start - waited)),
-        "longest": longest,
+        "queued_gap_s": host.by_place(gap_place, gap),
+        "queued_gaps": host.by_place(gap_place, np.sign(gap)),
+        "host_wait_s": host.by_place(place, waited - launched) + _padded(np.diff(for_host(borders))),
+        "first_wait_s": host.by_place(place, np.where(is_first, waited - launched, 0)) + _padded(until_first),
+        "stop_wait_s": host.by_place(place, waited - done - np.diff(unmet, prepend=0)),
+        "other_idle_s": host.by_place(place, np.where(is_short, 0, start - waited)),
+        "longest_idle_s": longest,
     }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,38 +39,27 @@ class GraphOrigins(logging.Handler):
         self._paths: dict[str, str] = {}
         self._weightless: set[str] = set()
         self._log = logging.getLogger("torch.__trace")
-        self._before: tuple[Any, ...] | None = None
-        self._unlisted = UnlistedKernels()
+        self._patches = ExitStack()
 
     def listen(self) -> None:
         from torch._inductor import config
 
         before: Any = config.post_grad_custom_post_pass
-        users_passes = before if isinstance(before, list | tuple) else [one for one in (before,) if one is not None]
-        self._before = config.trace.provenance_tracking_level, before, config.fx_graph_cache
-        config.trace.provenance_tracking_level = 1
+        users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
 
         def begin(graph: torch.fx.Graph) -> None:
             # A function and no method: PyTorch copies its configuration deeply.
-            for one in users_passes:
-                one(graph)
+            for users_pass in users_passes:
+                users_pass(graph)
             self._begin(graph)
 
-        config.post_grad_custom_post_pass = begin
-        config.fx_graph_cache = False
-        self._unlisted.listen()
+        self._patches.enter_context(_noting(begin))
+        self._patches.enter_context(_unlisted_kernels())
         self._log.addHandler(self)
 
     def close(self) -> None:
-        if self._before is not None:
-            from torch._inductor import config
-
-            level, custom_pass, cache = self._before
-            config.trace.provenance_tracking_level, config.fx_graph_cache = level, cache
-            config.post_grad_custom_post_pass = custom_pass
-            self._before = None
-            self._unlisted.close()
-            self._log.removeHandler(self)
+        self._patches.close()
+        self._log.removeHandler(self)
         super().close()
 
     def _begin(self, graph: torch.fx.Graph) -> None:
@@ -112,41 +103,47 @@ def _module_path(node: torch.fx.Node) -> str:
     return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)
 
 
-class UnlistedKernels:
-    """From `listen` to `close`, has Inductor note what it forgets (torch 2.11 to 2.13): each kernel whose call is
-    commented without its name.
+@contextmanager
+def _noting(begin: Callable[[torch.fx.Graph], None]) -> Iterator[None]:
+    """Meanwhile Inductor notes where kernels come from, calls `begin` for each graph, and takes none from its cache."""
+    from torch._inductor import config
+
+    before = config.trace.provenance_tracking_level, config.fx_graph_cache, config.post_grad_custom_post_pass
+    config.trace.provenance_tracking_level, config.fx_graph_cache = 1, False
+    config.post_grad_custom_post_pass = begin
+    try:
+        yield
+    finally:
+        config.trace.provenance_tracking_level, config.fx_graph_cache, config.post_grad_custom_post_pass = before
+
+
+@contextmanager
+def _unlisted_kernels() -> Iterator[None]:
+    """Meanwhile Inductor notes what it forgets (torch 2.11 to 2.13): each kernel whose call is commented without its
+    name.
 
     A mixed-order reduction, such as a norm's backward pass for input and weight at once, is defined and called in one
     go; Inductor writes the call's comment, and with it the note, for no name. The kernel is the one just defined.
     """
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.debug import set_kernel_post_grad_provenance_tracing
 
-    def __init__(self) -> None:
-        self._before: tuple[Any, Any] | None = None
+    scheduling: Any = TritonScheduling
+    define, comment = scheduling.define_kernel, scheduling.codegen_comment
+    defined = ""
 
-    def listen(self) -> None:
-        from torch._inductor.codegen.triton import TritonScheduling
-        from torch._inductor.debug import set_kernel_post_grad_provenance_tracing
+    def define_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
+        nonlocal defined
+        defined = define(self, *args, **kwargs)
+        return defined
 
-        scheduling: Any = TritonScheduling
-        self._before = define, comment = scheduling.define_kernel, scheduling.codegen_comment
-        defined: list[str] = []
+    def codegen_comment(self: Any, node_schedule: Any, kernel_name: str | None = None) -> None:
+        comment(self, node_schedule, kernel_name)
+        if kernel_name is None and defined:
+            set_kernel_post_grad_provenance_tracing(node_schedule, defined)
 
-        def define_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
-            name: str = define(self, *args, **kwargs)
-            defined[:] = [name]
-            return name
-
-        def codegen_comment(self: Any, node_schedule: Any, kernel_name: str | None = None) -> None:
-            comment(self, node_schedule, kernel_name)
-            if kernel_name is None and defined:
-                set_kernel_post_grad_provenance_tracing(node_schedule, defined[0])
-
-        scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
-
-    def close(self) -> None:
-        if self._before is not None:
-            from torch._inductor.codegen.triton import TritonScheduling
-
-            scheduling: Any = TritonScheduling
-            scheduling.define_kernel, scheduling.codegen_comment = self._before
-            self._before = None
+    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
+    try:
+        yield
+    finally:
+        scheduling.define_kernel, scheduling.codegen_comment = define, comment
