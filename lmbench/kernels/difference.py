@@ -299,17 +299,13 @@ _WORD: Reading = ("", WORDS, "word")
 
 
 def _rows(changes: Sequence[Change], total: Change) -> list[object]:
-    """Changes and their sum as rows: a side without the kernel has no figure."""
+    """Changes and their sum as rows: a side without the kernel has no figure, nor has a phase without it."""
     every = replace(total, name="all", share_fraction=1.0 if total.difference_s else None, change=SAME)
     rows: list[object] = []
     for each in (*changes, every):
-        sides = {
-            f"shown_{side}_{name}": getattr(each, f"{side}_{name}") if getattr(each, f"{side}_count") else None
-            for side in "ab"
-            for name in ("s", "count")
-        }
-        by_phase: dict[str, float | None] = {f"{phase}_s": None for phase in PHASE_ORDER}
-        by_phase |= {f"{phase}_s": seconds for phase, seconds in (each.by_phase_s or {}).items()}
+        a, b = each.a_count or None, each.b_count or None
+        sides = {"shown_a_count": a, "shown_b_count": b, "shown_a_s": a and each.a_s, "shown_b_s": b and each.b_s}
+        by_phase = {f"{phase}_s": (each.by_phase_s or {}).get(phase) for phase in PHASE_ORDER}
         rows.append(row(each, word="" if each.change == SAME else each.change, **sides, **by_phase))
     return rows
 

@@ -331,6 +331,12 @@ def summarize(findings: Findings) -> KernelSummary:
     return summary
 
 
+_TIMES = (
+    "window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s", "comm_s", "comm_exposed_s", "host_s",
+    "median_kernel_s",
+)  # fmt: skip
+
+
 def _phases(findings: Findings) -> PerPhase[PhaseKernels]:
     """Every phase with kernels or a clock, and the whole step: all phases, and what lies outside of them."""
     shares = {share.phase: share for share in [*findings.phases, findings.step]}
@@ -351,18 +357,11 @@ def _phases(findings: Findings) -> PerPhase[PhaseKernels]:
                 top=[_top_kernel(row) for row in share.rows[:TOP]],
                 top_other=_top_kernel(share.top_other) if share.top_other else None,
             )
-        clock: DeviceTime | None = None
+        clock: DeviceTime | None = findings.clocks.whole if span == "step" and findings.clocks.phases else None
         if verdict is not None:
-            clock = verdict.clock
-            kernels.host_s, kernels.launch_count = verdict.clock.host_s, verdict.clock.launches
-            kernels.median_kernel_s, kernels.verdict = verdict.clock.median_kernel_s, verdict.verdict
-        elif span == "step" and findings.clocks.phases:
-            clock = findings.clocks.whole
-        if clock is not None:
-            for name in (
-                "window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s", "comm_s", "comm_exposed_s",
-            ):  # fmt: skip
-                setattr(kernels, name, getattr(clock, name))
+            clock, kernels.launch_count, kernels.verdict = verdict.clock, verdict.clock.launches, verdict.verdict
+        for name in _TIMES if clock is not None else ():
+            setattr(kernels, name, getattr(clock, name, None))
         per_phase.set(span, kernels)
     return per_phase
 

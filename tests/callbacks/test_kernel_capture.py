@@ -191,12 +191,6 @@ def test_a_pass_of_the_users_over_compiled_graphs_goes_on(tmp_path):
         assert config.post_grad_custom_post_pass is not None
 
 
-def test_two_profiled_runs_follow_each_other_in_one_process(tmp_path):
-    for name in ("a", "b"):
-        loaded, folder = profiled(tmp_path / name)
-        assert len(ranges(trace_of(folder), "step")) == loaded.record.profile.steps == 3
-
-
 def test_it_profiles_a_strangers_trainer(tmp_path):
     trainer = quiet_trainer(max_steps=12, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=2))
     trainer.fit(Regression(), Data())
@@ -226,11 +220,6 @@ def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
     with torch.profiler.profile():
         assert main([*TINY, "--measure.results_dir", str(tmp_path), "--trainer.profiler", "kernels"]) == 2
     assert "a profiler is running in this process already" in capsys.readouterr().err
-
-
-def test_the_short_name_takes_the_profilers_options(tmp_path):
-    loaded, _ = profiled(tmp_path, "--trainer.profiler.steps", "2")
-    assert loaded.record.profile.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -265,13 +254,6 @@ def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monke
     (folder,) = find_runs([str(results)])
     profile = load_run(folder).record.profile
     assert (profile.tool, profile.steps) == ("nsys", 2)
-
-
-def test_nsys_takes_no_second_profiler(capsys):
-    assert main(["nsys", "fit", "--trainer.profiler=kernels"]) == 2
-    error = capsys.readouterr().err
-    assert "it sets its own" in error
-    assert error.count("\n") == 1
 
 
 def test_nsys_says_plainly_that_it_is_not_here(monkeypatch, capsys):

@@ -158,17 +158,6 @@ def test_a_slow_host_makes_the_device_wait_and_says_how_much_a_launch_costs(tmp_
     assert forward.queued_gap_s < 3e-6
 
 
-def test_a_phase_without_kernels_has_the_time_in_which_the_device_waits_for_it(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.phase("data", 0, 100)
-    trace.phase("forward", 100, 100)
-    launched(trace, 110, "k", 120, 30)
-    _, clocks = clocks_of(trace, tmp_path)
-    data, forward = clock(clocks, "data"), clock(clocks, "forward")
-    assert (data.window_s, data.host_wait_s) == (seconds(100), seconds(100))
-    assert (forward.window_s, forward.busy_s) == (seconds(100), seconds(30))
-
-
 def test_kernels_of_one_launched_graph_wait_for_nobody(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("forward", 0, 100)
@@ -257,15 +246,6 @@ def test_kernels_without_a_launch_are_no_phases_and_no_queues(tmp_path: Path) ->
     assert {each.phase: each.verdict for each in found.verdicts}["unlinked"] is None
 
 
-def test_an_unlinked_kernel_beside_a_launched_one_takes_nothing_from_it(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.phase("forward", 0, 100)
-    trace.kernel(None, "gemm", 5, 200)
-    launched(trace, 0, "gemm", 50, 100)
-    _, clocks = clocks_of(trace, tmp_path)
-    assert (clock(clocks, "forward").busy_s, clock(clocks, "unlinked").busy_s) == (seconds(100), seconds(100))
-
-
 def test_devices_are_summed_and_never_united(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.phase("forward", 0, 100)
@@ -303,18 +283,6 @@ def test_the_clock_runs_over_the_whole_trace_where_phases_do_not(tmp_path: Path)
     assert clocks.is_whole_trace
     assert (clocks.whole.busy_s, clocks.whole.window_s) == (seconds(8 * 50 + 20), seconds(1000))
     assert (clock(clocks, "optimizer").busy_s, clock(clocks, "outside").busy_s) == (seconds(20), seconds(400))
-
-
-def test_steps_whose_phases_have_no_length_are_clocked_as_a_whole_trace(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.metadata["steps"] = 2
-    for step in (0, 1):
-        trace.step(step, 100 * step, 100)
-        trace.phase("forward", 100 * step, 0)
-        launched(trace, 100 * step + 10, "gemm", 100 * step + 20, 30)
-    _, clocks = clocks_of(trace, tmp_path)
-    assert clocks.is_whole_trace
-    assert clocks.whole.busy_s * clocks.steps == seconds(60)
 
 
 @pytest.mark.parametrize("seed", range(8))

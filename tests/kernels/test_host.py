@@ -79,20 +79,6 @@ def slow_forward(trace: Trace, engine: int) -> int:
     return max(same, key=lambda index: int(host.start_ns[index]), default=NONE)
 
 
-def test_forward_operators_have_the_part_of_the_innermost_module_around_them(tmp_path: Path) -> None:
-    trace = traced(tmp_path)
-    checked = 0
-    for index in operators_of(trace, "forward")[::5]:
-        module = slow_innermost(trace, index, ("lmbench.module:",))
-        if module == NONE:
-            continue
-        path = trace.host.names[module].removeprefix("lmbench.module:")
-        if (part := part_of(path)) is not None:
-            assert trace.host.part(index) == part, (trace.host.names[index], path)
-            checked += 1
-    assert checked > 50
-
-
 def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path: Path) -> None:
     trace = traced(tmp_path)
     checked: Counter[str] = Counter()
@@ -117,25 +103,6 @@ def test_every_part_is_found_forward_and_backward_and_almost_nothing_is_left(tmp
         assert found.keys() - {None} == FORWARD_PARTS
         # The first gradient, and tables of positions and mask cast once for all blocks.
         assert found[None] < 0.04 * found.total()
-
-
-def test_fused_attention_is_one_part(tmp_path: Path) -> None:
-    for phase in ("forward", "backward"):
-        found = parts_in(traced(tmp_path, attention="sdpa"), phase)
-        assert found["attention"]
-        assert not found.keys() & {"scores", "mask", "softmax", "values"}
-
-
-def test_casts_of_weights_belong_to_the_layer_that_asks_for_them(tmp_path: Path) -> None:
-    trace = traced(tmp_path, autocast=True)
-    casts: Counter[str | None] = Counter()
-    for index in operators_of(trace, "forward"):
-        if trace.host.names[index] == "aten::_to_copy":
-            casts[trace.host.part(index)] += 1
-    # Two layers and two steps; the weights of q, k, v and of gate, up, down, and the input of each.
-    assert casts["qkv"] >= 2 * 2 * 3
-    assert casts["ffn"] >= 2 * 2 * 3
-    assert casts["head"] >= 2
 
 
 def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path: Path) -> None:
@@ -211,17 +178,6 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     table = load_trace(trace.write(tmp_path / "t.json")).kernels
     assert table.phases == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
     assert table.parts == ["qkv", "loss", "qkv", "optimizer", "unclassified", "unclassified"]
-
-
-def test_a_launched_graph_gives_its_phase_to_all_its_kernels(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.phase("forward", 0, 50)
-    trace.launch(1, 10, name="cudaGraphLaunch")
-    for at in (60, 70, 80):
-        trace.kernel(1, "triton_poi_fused_add_0", at, 5)
-    found = load_trace(trace.write(tmp_path / "t.json"))
-    assert found.kernels.phases == ["forward"] * 3
-    assert len(found.events.launches) == 1
 
 
 def test_copies_for_the_input_are_data_and_communication_is_comm(tmp_path: Path) -> None:

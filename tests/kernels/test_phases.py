@@ -99,16 +99,6 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path: Path, with_
     assert trace.timeline.steps == (3 if with_steps else 1)
 
 
-def test_without_ranges_and_backward_everything_is_outside(tmp_path: Path) -> None:
-    with profile(activities=[ProfilerActivity.CPU]) as recording, torch.no_grad(), record_function("my_range"):
-        nn.Linear(4, 4)(torch.rand(2, 4))
-    path = tmp_path / "t.json"
-    recording.export_chrome_trace(str(path))
-    trace = load_trace(path)
-    assert trace.timeline.source == "none"
-    assert phase_of(trace, "aten::addmm") == {OUTSIDE}
-
-
 def test_lmbenchs_ranges_win_over_all_others(tmp_path: Path) -> None:
     trace = HandWritten()
     trace.step(0, 0, 100)

@@ -134,7 +134,7 @@ def _unlisted_kernels() -> Iterator[None]:
 
     def define_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
         nonlocal defined
-        defined = define(self, *args, **kwargs)
+        defined = str(define(self, *args, **kwargs))
         return defined
 
     def codegen_comment(self: Any, node_schedule: Any, kernel_name: str | None = None) -> None:
