@@ -36,12 +36,6 @@ from lmbench.records.summary import complete_run
 from lmbench.records.vocabulary import RUNNING, Stage
 
 _NOTHING_GIVEN = RunRecord(SCHEMA_VERSION, RUNNING)
-#: What is written where the disk has no room for all of a record: which run it was, and how it ended.
-_LEAST = (
-    "schema_version", "outcome", "run_id", "error", "exit_code", "unwritten_step_count", "pid", "boot_id",
-    "process_start_s", "started_at", "ended_at", "command", "argv", "replay_command", "config", "mode", "precision",
-    "matmul_precision", "device_type", "rank", "world_size", "is_profiled", "strict", "wandb",
-)  # fmt: skip
 
 
 class RunRecorder(Observer):
@@ -242,7 +236,10 @@ class RunRecorder(Observer):
         if self._write():
             return True
         with suppress(OSError):
-            self.folder.write_run(RunRecord(**{name: getattr(self.run, name) for name in _LEAST}))
+            # Which run it was and how it ended, without what was measured.
+            small = {name: getattr(self.run, name) for name in RunRecord.__struct_fields__}
+            kept = {n: value for n, value in small.items() if not isinstance(value, Struct) or n in ("error", "wandb")}
+            self.folder.write_run(RunRecord(**{**kept, "guards": []}))
         return False
 
     def _warn(self, error: OSError) -> None:

@@ -32,7 +32,7 @@ class MeasurementSession(LeanCallback):
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
 
     Logs nothing itself. `run` is the record of the run, which observers fill in where they measured; `step` that of the
-    step that just ended.
+    running step, until it is handed over when the step ends.
     """
 
     def __init__(self, schedule: Schedule | None = None) -> None:
@@ -53,7 +53,7 @@ class MeasurementSession(LeanCallback):
             requested_s=self.schedule.min_window_s,
             micro_batches=1,
         )
-        self.step = StepRecord()
+        self.step = StepRecord(micro_batches=0)
         # The window's wall time with its pauses in it; None until it is closed.
         self.raw_wall_s: float | None = None
         self.steps_done = 0
@@ -66,8 +66,6 @@ class MeasurementSession(LeanCallback):
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
-        self._micro_batches = 0
-        self._tokens = 0
         self._scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
@@ -148,9 +146,6 @@ class MeasurementSession(LeanCallback):
         finally:
             self._close()
 
-    def add_tokens(self, count: int) -> None:
-        self._tokens += count
-
     def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
         """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.
 
@@ -198,7 +193,7 @@ class MeasurementSession(LeanCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._micro_batches += 1
+        self.step.micro_batches += 1  # type: ignore[operator]
         # With manual optimization a batch is the only step there is to see.
         if not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen:
             self._optimizer_steps_seen = trainer.global_step
@@ -226,7 +221,7 @@ class MeasurementSession(LeanCallback):
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
-            self._micro_batches += 1
+            self.step.micro_batches += 1  # type: ignore[operator]
             self._end_step(trainer)
             if self.stop_requested:
                 # An evaluation loop has no other end than its loader's, which may be far or nowhere.
@@ -259,21 +254,17 @@ class MeasurementSession(LeanCallback):
 
     def _end_step(self, trainer: Trainer) -> None:
         stage, kind = self.stage, self.probe_kind
-        self.step = StepRecord(
-            step=self.steps_done,
-            rank=trainer.global_rank,
-            stage=stage,
-            is_warmup=stage is Stage.WARMUP,
-            micro_batches=self._micro_batches,
-            tokens=self._tokens or None,
-        )
-        self._micro_batches, self._tokens = 0, 0
+        step = self.step
+        step.step, step.rank, step.stage, step.is_warmup = (
+            self.steps_done, trainer.global_rank, stage, stage is Stage.WARMUP
+        )  # fmt: skip
         self.steps_done += 1
         if stage is Stage.WINDOW:
             self.window_steps += 1
             self._stop_bypass_watch()
         for step_ended in self._step_ended:
             step_ended(stage, kind)
+        self.step = StepRecord(micro_batches=0)
         if self.steps_done == 1:
             reach("first_step")
         self._advance(trainer)

@@ -42,7 +42,8 @@ class ThroughputMeter(Observer):
     ) -> None:
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:
-            self.session.add_tokens(tokens)
+            step = self.session.step
+            step.tokens = (step.tokens or 0) + tokens or None
             if self._sample is None and not self._tells_flops and not self.session.only_watches:
                 self._sample = batch, tokens
 

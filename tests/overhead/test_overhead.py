@@ -16,7 +16,7 @@ from lmbench.cli import main
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, check_same_work, execute, measure_arm
 from lmbench.overhead.control import CONTROLS, plain_precision
-from lmbench.overhead.result import ARMS, Arms, Interval, Measurement, bottleneck, overhead_answer
+from lmbench.overhead.result import ARMS, Interval, Measurement, bottleneck, overhead_answer
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord
 from lmbench.report.console import make_console
@@ -89,36 +89,37 @@ def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
     assert [interval.against(1.0) for interval in intervals] == ["yes", "no", "undecided"]
 
 
-COSTS_S = {"bare": 0.010, "trainer": 0.0104, "harness": 0.0105}
-
-
-def measurements(costs_s=COSTS_S, peaks=None, rounds=4):
-    """Every arm, with steps of the given time, on a machine that slows from round to round."""
+def measurements(costs_s, peaks=None, rounds=4):
+    """Every arm, with steps of the given time, pauses included, on a machine that slows from round to round."""
     found = []
     for index in range(rounds):
         for arm in ARMS:
-            peak = (peaks or {}).get(arm)
             window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
+            peak = peaks and peaks[arm]
             memory = Memory(steady_peak_allocated_bytes=peak, run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
             record = RunRecord(1, "ok", window=window, memory=memory, loss=Loss(first=4.0, last=3.0))
             found.append(Measurement.of(arm, index, record))
     return found
 
 
-def test_differences_are_paired_by_round_and_pauses_are_part_of_the_cost():
-    step_s = Arms(measurements()).step_s
-    over = Interval.of(step_s["harness"] - step_s["bare"])
-    # The drift of 1 ms a round is in both arms and cancels, so nothing of it is in the interval.
-    assert over.mean == pytest.approx(0.5e-3)
-    assert over.high - over.low < 1e-9
-    assert measurements()[0].step_s == pytest.approx(0.010)
-
-
-def test_peaks_are_compared_with_bares():
-    arms = Arms(measurements(peaks={"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}))
-    assert arms.peak_bytes("harness", "run_peak_allocated_bytes", "bare") == 512
-    assert arms.peak_bytes("trainer", "steady_peak_allocated_bytes", "bare") == 2**24
-    assert Arms(measurements()).peak_bytes("harness", "run_peak_allocated_bytes", "bare") is None
+@pytest.mark.parametrize(
+    ("peaks", "over", "answers"),
+    [
+        ({"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}, [None, 2**24, 512], ["no", "no", "yes"]),
+        (None, [None, 0, 0], ["no", "no", "n/a"]),
+    ],
+)
+def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over, answers):
+    """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval."""
+    found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106}, peaks)
+    answer = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead")
+    arms, asked = (table.records() for table in answer.tables)
+    assert [row["step_min_s"] for row in arms] == pytest.approx([0.010, 0.0104, 0.0106])
+    assert [row["over_bare_s"] for row in arms[1:]] == pytest.approx([0.4e-3, 0.6e-3])
+    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in arms[1:])
+    key = f"over_bare_{'run_peak_allocated' if peaks else 'host_peak_rss'}_bytes"
+    assert [row[key] for row in arms] == over
+    assert [row["answer"] for row in asked] == answers
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_peaks_are_compared_with_bares():
     ],
 )
 def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
-    found = measurements()
+    found = measurements(dict.fromkeys(ARMS, 0.01))
     for name, value in change.items():
         setattr(found[2], name, value)
     if not change:
@@ -185,20 +186,9 @@ def test_no_memory_ends_without_a_table(capsys):
     assert captured.err.splitlines()[-1].startswith("lmbench: overhead: harness: ")
 
 
-def test_the_command_measures_every_arm_in_every_round(capsys):
-    assert main(["overhead", *TINY[1:], "--rounds", "2", "--json"]) == ExitCode.OK
-    answer = json.loads(capsys.readouterr().out)
-    order = [record["arm"] for record in answer["measurements"]]
-    arms = list(ARMS)
-    assert order == [*arms, *arms[1:], arms[0]]
-    assert answer["steps"] == 4
-    assert [row["arm"] for row in answer["tables"]["arms"]] == arms
-    assert len({round(record["first_loss"], 5) for record in answer["measurements"]}) == 1
-
-
-def test_what_complete_rounds_say_survives_a_signal(tmp_path):
+def test_every_arm_is_measured_in_every_round_and_complete_rounds_survive_a_signal(tmp_path):
     """In a process of its own, stopped at the first line of its third round."""
-    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50"]
+    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50", "--json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     for line in process.stderr:
         if "round 3 of 50" in line:
@@ -208,7 +198,11 @@ def test_what_complete_rounds_say_survives_a_signal(tmp_path):
     assert process.returncode == ExitCode.TERMINATED
     assert "below is what 2 complete rounds say" in error
     assert "Traceback" not in error
-    assert "2 rounds of" in output
+    answer, arms = json.loads(output), list(ARMS)
+    assert [record["arm"] for record in answer["measurements"]] == [*arms, *arms[1:], arms[0]]
+    assert (answer["rounds"], answer["steps"]) == (2, 4)
+    assert [row["arm"] for row in answer["tables"]["arms"]] == arms
+    assert len({round(record["first_loss"], 5) for record in answer["measurements"]}) == 1
 
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns(monkeypatch):
