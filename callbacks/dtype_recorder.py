@@ -8,7 +8,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lmbench.callbacks.observer import LeanCallback, Observer
-from lmbench.callbacks.run_recorder import result_folder
 from lmbench.dtypes.notes import DTYPES_FILE, write_notes
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
@@ -90,7 +89,7 @@ class DtypeRecorder(Observer):
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         try:
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
-            write_notes(notes, result_folder(trainer, self.session.observers))
+            write_notes(notes, self.session.folder)
         except OSError as error:
             record.reason = f"{DTYPES_FILE} could not be written: {error.strerror or error}"
         except Exception as fault:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.run_recorder import result_folder
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.kernels.recorded import TRACE_FILE
 from lmbench.kernels.recording.trace import Recording, Tool
@@ -76,11 +73,10 @@ class KernelCapture(Observer):
     def _stop(self) -> None:
         if self._recording is None:
             return
-        with suppress(ValueError):
-            self.session.track.listeners.remove(self._recording.border)
+        self.session.track.unlisten(self._recording.border)
         self._profile.steps = self._recording.steps
         try:
-            size_bytes = self._recording.stop(result_folder(self.trainer, self.session.observers) / TRACE_FILE)
+            size_bytes = self._recording.stop(self.session.folder / TRACE_FILE)
         except OSError as error:
             self._profile.trace_error = error.strerror or str(error)
             return

@@ -44,13 +44,7 @@ class LoggerSink(Observer):
     def run_recorded(self, record: RunRecord) -> None:
         self._record = record
 
-    def run_ended(self) -> None:
-        self._log()
-
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        self._log()
-
-    def _log(self) -> None:
+    def run_ended(self, exception: BaseException | None) -> None:
         if not self._trainer.is_global_zero or not self._steps:
             return
         run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.run_recorder import result_folder
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.schedule import ProbeKind
@@ -151,8 +149,7 @@ class MemoryHistory(Observer):
         """Put an end to what is noted; returns the history, if there is one."""
         history, self._history = self._history, None
         if history is not None:
-            with suppress(ValueError):
-                self.session.track.listeners.remove(self._ranges.border)
+            self.session.track.unlisten(self._ranges.border)
             self._ranges.end()
             if self._modules is not None:
                 self._modules.remove()
@@ -171,7 +168,7 @@ class MemoryHistory(Observer):
             self._notes.peaks = history.peaks() if self._is_window else None
             self._ledger.drop_workspaces(history.drop_workspaces)
             self._notes.moments = self._ledger.moments
-            folder = result_folder(self.trainer, self.session.observers)
+            folder = self.session.folder
             self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
             write_notes(self._notes, folder)
             self._record.snapshot_file = SNAPSHOT_FILE

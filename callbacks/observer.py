@@ -102,11 +102,8 @@ class Observer(LeanCallback):
     def run_recorded(self, record: RunRecord) -> None:
         """A RunRecorder has closed the run's record."""
 
-    def run_ended(self) -> None:
-        """Training or evaluation ended by itself; every observer has left its facts."""
-
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ended the run; every observer has left its facts. Lightning calls no other hook after this."""
+    def run_ended(self, exception: BaseException | None) -> None:
+        """The run is over, and every observer has left its facts. After an exception Lightning calls no other hook."""
 
     def probe_begins(self, kind: ProbeKind) -> None:
         """The steps that look at `kind` begin."""

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
@@ -62,13 +62,10 @@ class ProgressLine(Observer):
     def probe_begins(self, kind: ProbeKind) -> None:
         self._tell(f"probe steps: {kind.value}")
 
-    def run_ended(self) -> None:
+    def run_ended(self, exception: BaseException | None) -> None:
         self._stop_waiting()
         if self._is_live:
             self._show("")
-
-    def run_failed(self, trainer: Any, exception: BaseException) -> None:
-        self.run_ended()
 
     # what there is to say
 

@@ -6,10 +6,9 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -113,8 +112,11 @@ class RunRecorder(Observer):
             # Where the run has left no room for it, that is no lack of the run's.
             self.run.memory.refused = refused
 
-    def run_ended(self) -> None:
+    def run_ended(self, exception: BaseException | None) -> None:
         session = self.session
+        if exception is not None:
+            self._fail(exception)
+            return
         if session.window_steps:
             self._finish(COMPLETE)
             return
@@ -140,9 +142,6 @@ class RunRecorder(Observer):
         # Predictions are not measured, and without a batch Lightning comes back having called no hook of the loop's.
         if self.exit_code is None:
             self._discard()
-
-    def run_failed(self, trainer: Trainer, exception: BaseException) -> None:
-        self._fail(exception)
 
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
@@ -184,6 +183,8 @@ class RunRecorder(Observer):
         """Make the result folder: from here on the run has a record, however it ends."""
         self.folder = RunFolder.create(self.results_dir, self.run_id)
         self._log = StepLog(self.folder)
+        if self._session is not None:
+            self._session.folder = self.folder.path
         self.exit_code = None
         self.run = run
         run.run_id, run.started_at = self.folder.run_id, _now()
@@ -333,14 +334,6 @@ class RunRecorder(Observer):
 
     def _is_refused(self, guards: Sequence[Guard]) -> bool:
         return bool(self.run.strict) and any(guard.status == "fail" for guard in guards)
-
-
-def result_folder(trainer: Trainer, observers: Iterable[Observer]) -> Path:
-    """Where what belongs to a run is written: its result folder, without one the trainer's `default_root_dir`."""
-    for observer in observers:
-        if isinstance(observer, RunRecorder) and observer.folder is not None:
-            return observer.folder.path
-    return Path(trainer.default_root_dir)
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,6 +97,8 @@ class MeasurementSession(LeanCallback):
         self._close()
         self._reset()
         self._trainer = trainer
+        #: Where files of the run go; a RunRecorder makes it a folder of the run's own.
+        self.folder = Path(trainer.default_root_dir)
         self._tee = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._tee  # type: ignore[attr-defined]
 
@@ -129,22 +132,25 @@ class MeasurementSession(LeanCallback):
 
     def fail(self, exception: BaseException) -> None:
         """Tell the observers what ended the run, unless that was done."""
-        trainer = self._trainer
-        if trainer is None:
-            return
+        if self._trainer is not None:
+            try:
+                self._end_run(exception)
+            finally:
+                self._close()
+
+    def _end_run(self, exception: BaseException | None) -> None:
         self.run.unseen_phases = self.track.unseen_phases()
-        try:
-            for observer in self.observers:
-                try:
-                    observer.run_closing(exception)
-                except Exception as fault:
-                    # After a device error, say, nothing can be read any more; the others shall still leave their facts.
-                    exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
-            reach("stepped")
-            for observer in self.observers:
-                observer.run_failed(trainer, exception)
-        finally:
-            self._close()
+        for observer in self.observers:
+            try:
+                observer.run_closing(exception)
+            except Exception as fault:
+                if exception is None:
+                    raise
+                # After a device error, say, nothing can be read any more; the others shall still leave their facts.
+                exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
+        reach("stepped")
+        for observer in self.observers:
+            observer.run_ended(exception)
 
     def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
         """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.
@@ -345,9 +351,4 @@ class MeasurementSession(LeanCallback):
             for observer in self.observers:
                 observer.probe_ended(self.probe_kind)
             self.probe_kind = None
-        self.run.unseen_phases = self.track.unseen_phases()
-        for observer in self.observers:
-            observer.run_closing(None)
-        reach("stepped")
-        for observer in self.observers:
-            observer.run_ended()
+        self._end_run(None)

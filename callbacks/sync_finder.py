@@ -46,8 +46,8 @@ class SyncFinder(Observer):
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.SYNC and self.session.device.type == "cuda":
             self._undo.close()
-            found = self._counts.most_common()
-            self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in found]
+            syncs = self._counts.most_common()
+            self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
 
     def run_closing(self, exception: BaseException | None) -> None:
         # An exception in the probe step itself: its warnings are the user's again.

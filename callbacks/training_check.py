@@ -59,13 +59,13 @@ class TrainingCheck(Observer):
             return
         # Parameters that no optimizer has are compared too: that they do not move is what there is to find.
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
-        own = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
-        self._look(own, self._unscaled_by())
-        self._stepped |= own.keys()
+        checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
+        self._look(checked, self._unscaled_by())
+        self._stepped |= checked.keys()
         if self._sample is None:
             self._scale = self._loss_scale()
             self._sample = MovementSample()
-        self._sample.add(own)
+        self._sample.add(checked)
 
     def _loss_scale(self) -> float:
         scaler = loss_scaler(self.trainer)

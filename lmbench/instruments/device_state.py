@@ -121,9 +121,9 @@ def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int
     """
     if pids is None:
         return None, None
-    own = os.getpid()
-    if own in pids or not has_context:
-        others = sorted(set(pids) - {own})
+    pid = os.getpid()
+    if pid in pids or not has_context:
+        others = sorted(set(pids) - {pid})
         return others, len(others)
     return None, len(pids) - 1 if pids else None
 

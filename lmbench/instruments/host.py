@@ -93,14 +93,14 @@ def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
 
     from lmbench.instruments.clock import synchronize
 
-    one = torch.zeros(1, device=device)
+    vector = torch.zeros(1, device=device)
     best = float("inf")
     with torch.no_grad():
         for _ in range(_REPEATS):
             synchronize(device)
             start = time.perf_counter_ns()
             for _ in range(launches):
-                one.add_(1.0)
+                vector.add_(1.0)
             best = min(best, time.perf_counter_ns() - start)
     synchronize(device)
     return best * 1e-9 / launches
@@ -149,10 +149,10 @@ def read_host() -> HostReading:
     usable = affinity() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core] for core in usable if core < len(by_core)]
-    own = psutil.Process()
-    ended = own.cpu_times()
+    process = psutil.Process()
+    ended = process.cpu_times()
     own_s = time.process_time() + getattr(ended, "children_user", 0.0) + getattr(ended, "children_system", 0.0)
-    for child in own.children(recursive=True):
+    for child in process.children(recursive=True):
         with suppress(psutil.Error):
             own_s += sum(child.cpu_times()[:4])
     waited_s = None

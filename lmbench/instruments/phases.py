@@ -45,6 +45,11 @@ class PhaseTrack:
         """The phase that is going on, also where it is hidden."""
         return self._stack[-1]
 
+    def unlisten(self, listener: Callable[[str], None]) -> None:
+        """Take a listener away, if it is there."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+
     # manual optimization
 
     def watch_manual_optimization(self) -> None:

@@ -117,7 +117,7 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     arms = Arms(measurements)
     harness = arms.by_arm["harness"]
     probed = pilot.probe.verdicts.items() if pilot.probe.verdicts else ()
-    verdicts = {str(phase): str(found.verdict) for phase, found in probed}
+    verdicts = {str(phase): str(lag.verdict) for phase, lag in probed}
     limit = bottleneck(pilot.device_type, verdicts)
     pause_s = statistics.fmean(m.excluded_s / m.steps for m in harness)
     lightnings = Interval.of(arms.step_s["trainer"] - arms.step_s["bare"]).cell(1e3, "+.3f", " ms a step").text

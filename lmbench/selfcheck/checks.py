@@ -32,18 +32,18 @@ class CheckResult(NamedTuple):
     name: str
     status: Literal["pass", "fail", "busy", "n/a"]
     expected: str
-    found: str
+    measured: str
     limit: str = ""
 
 
-def judged(name: str, is_right: bool, expected: str, found: str, limit: str = "") -> CheckResult:
-    return CheckResult(name, "pass" if is_right else "fail", expected, found, limit)
+def judged(name: str, is_right: bool, expected: str, measured: str, limit: str = "") -> CheckResult:
+    return CheckResult(name, "pass" if is_right else "fail", expected, measured, limit)
 
 
-def within_1_percent(name: str, expected_s: float, found_s: float) -> CheckResult:
-    error = found_s / expected_s - 1.0
-    found = f"{found_s * 1e3:.3f} ms ({error:+.2%})"
-    return judged(name, abs(error) <= 0.01, f"{expected_s * 1e3:.3f} ms", found, "1.0%")
+def within_1_percent(name: str, expected_s: float, measured_s: float) -> CheckResult:
+    error = measured_s / expected_s - 1.0
+    measured = f"{measured_s * 1e3:.3f} ms ({error:+.2%})"
+    return judged(name, abs(error) <= 0.01, f"{expected_s * 1e3:.3f} ms", measured, "1.0%")
 
 
 # Are phases as long as the work that was planted in them, and do the clocks agree?
@@ -138,8 +138,8 @@ def verdicts(device: torch.device) -> Iterator[CheckResult]:
     for name, module, expected in cases:
         by_phase = measure(module, device, LAGS).run.probe.verdicts
         forward = by_phase.forward if by_phase is not None else None
-        found = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)" if forward else "no verdict"
-        yield judged(name, forward is not None and forward.verdict == expected, expected, found)
+        measured = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)" if forward else "no verdict"
+        yield judged(name, forward is not None and forward.verdict == expected, expected, measured)
 
 
 # Are planted allocations, synchronizes, dead weights and losses found where they were planted?
@@ -164,9 +164,9 @@ def allocations(device: torch.device) -> Iterator[CheckResult]:
         highest = max(peaks, key=peaks.__getitem__)
         extra = peaks[phase] - max(peak for name, peak in peaks.items() if name != phase)
         is_right = highest == phase and abs(extra - PLANTED_BYTES) <= 2**20
-        found = f"{extra / 2**20:.1f} MiB in {highest}"
+        measured = f"{extra / 2**20:.1f} MiB in {highest}"
         yield judged(
-            f"planted allocation in {phase}", is_right, f"{PLANTED_BYTES >> 20} MiB in {phase}", found, "1 MiB"
+            f"planted allocation in {phase}", is_right, f"{PLANTED_BYTES >> 20} MiB in {phase}", measured, "1 MiB"
         )
 
 
@@ -288,7 +288,7 @@ def check_truths(wanted: str | None) -> Answer:
         code = code or ExitCode.UNDECIDED
     columns = [Column("", name="status"), *map(Column, ("check", "expected", "found", "limit"))]
     rows: list[list[Value | Cell]] = [
-        [Cell(r.status, style="outcome"), r.name, r.expected, r.found, r.limit] for r in results
+        [Cell(r.status, style="outcome"), r.name, r.expected, r.measured, r.limit] for r in results
     ]
     return Answer(
         headline=[Line("selfcheck", f"{device_name}, torch {torch.__version__}")],

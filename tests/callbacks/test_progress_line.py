@@ -52,7 +52,7 @@ def test_a_log_file_gets_a_line_now_and_then_that_says_all(monkeypatch):
     assert log.getvalue() == ""
     monkeypatch.setattr(progress_line, "LOG_EVERY_S", 0.0)
     line.steps_recorded(records)
-    line.run_ended()
+    line.run_ended(None)
     # What the 3 s of the window still want, and 10 probe steps at the window's pace of 0.1 s.
     assert re.fullmatch(r"step 12/20, 200 ms/step, 10,240 tokens/s, [0-9.]+ [MG]iB, 2.8 s left\n", log.getvalue())
 
@@ -77,5 +77,5 @@ def test_a_narrow_terminal_keeps_the_step_and_the_time_that_is_left(monkeypatch)
 
 def test_a_dumb_terminal_is_a_log_file(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    ProgressLine(terminal := Terminal()).run_ended()
+    ProgressLine(terminal := Terminal()).run_ended(None)
     assert terminal.getvalue() == ""
