@@ -11,11 +11,11 @@ from lmbench.errors import UsageError
 @pytest.mark.parametrize(
     "text", ["a: 2026-99-99", "x: !!python/object/apply:os.system [ls]", "--- 1\n--- 2", "[" * 3000]
 )
-def test_text_that_is_no_yaml_is_told_in_one_line(text: str) -> None:
+def test_text_that_is_no_yaml_is_told_in_one_line(text):
     with pytest.raises(UsageError, match=r"^file is no YAML: .*") as refused:
         parse_yaml(text, "file")
     assert "\n" not in str(refused.value)
 
 
-def test_yaml_with_aliases_is_read() -> None:
+def test_yaml_with_aliases_is_read():
     assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, d: *x}", "file") == {"a": {"b": 1}, "c": {"b": 1, "d": {"b": 1}}}

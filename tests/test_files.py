@@ -23,7 +23,7 @@ def _why(path: Path, most_bytes: int = KIB, follows_links: bool = False) -> str:
     return str(refused.value)
 
 
-def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * MIB)
     assert read_file(path, MIB) == b"x" * MIB
@@ -35,9 +35,7 @@ def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path: Path) -
     assert _why(Path("/proc/self/status"), 10).startswith("it holds more than")
 
 
-def test_pipes_sockets_devices_and_folders_are_told_and_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipes_sockets_devices_and_folders_are_told_and_not_waited_for(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         # By a short name: a socket's path has 107 characters at most.
@@ -50,7 +48,7 @@ def test_pipes_sockets_devices_and_folders_are_told_and_not_waited_for(
     assert _why(tmp_path / "nothing") == "it is missing"
 
 
-def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_path: Path) -> None:
+def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_path):
     folder = tmp_path / "result"
     folder.mkdir()
     (tmp_path / "foreign").write_text("foreign")
@@ -66,7 +64,7 @@ def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_
     assert _why(folder / "zero", follows_links=True) == "it is a device, no file"
 
 
-def test_gzip_is_bounded_by_what_comes_out(tmp_path: Path) -> None:
+def test_gzip_is_bounded_by_what_comes_out(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(bytes(64 * 2**20)))
     tracemalloc.start()
@@ -80,7 +78,7 @@ def test_gzip_is_bounded_by_what_comes_out(tmp_path: Path) -> None:
         assert [stream.readline(2**20) for _ in range(3)] == [b"one\n", b"two\n", b""]
 
 
-def test_damaged_gzip_says_so_in_a_line(tmp_path: Path) -> None:
+def test_damaged_gzip_says_so_in_a_line(tmp_path):
     path, packed = tmp_path / "a.gz", gzip.compress(os.urandom(1000))
     damaged = [
         packed[:500], packed[:200] + b"\xff" * 300 + packed[500:], packed[:-8] + bytes(8), b"\x1f\x8b"
@@ -91,7 +89,7 @@ def test_damaged_gzip_says_so_in_a_line(tmp_path: Path) -> None:
             read_unpacked(path, 2**20)
 
 
-def test_a_recorded_path_never_leaves_its_folder(tmp_path: Path) -> None:
+def test_a_recorded_path_never_leaves_its_folder(tmp_path):
     folder = tmp_path / "result"
     (folder / "below").mkdir(parents=True)
     (folder / "link").symlink_to("..")

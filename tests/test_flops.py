@@ -23,9 +23,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "context_length", "batch_size"), SHAPES)
-def test_formula_equals_the_counter_forward_and_backward(
-    shape: ModelShape, context_length: int, batch_size: int
-) -> None:
+def test_formula_equals_the_counter_forward_and_backward(shape, context_length, batch_size):
     with torch.device("meta"):
         network = Transformer(shape, context_length, "naive")
         tokens = torch.zeros(batch_size, context_length, dtype=torch.long)
@@ -39,20 +37,20 @@ def test_formula_equals_the_counter_forward_and_backward(
     assert backward.get_total_flops() == 2 * expected
 
 
-def test_causal_count_leaves_out_half_of_attention() -> None:
+def test_causal_count_leaves_out_half_of_attention():
     shape = ModelShape(8, 16, num_layers=3, num_heads=2, vocab_size=10)
     full = forward_flops(shape, context_length=32)
     assert full.causal_per_token_flops is not None
     assert full.per_token_flops - full.causal_per_token_flops == 3 * (4 * 32 * 8) // 2
 
 
-def test_a_backward_pass_triples_the_count() -> None:
+def test_a_backward_pass_triples_the_count():
     assert [mode_multiplier(mode) for mode in ("inference", "forward")] == [1, 1]
     assert [mode_multiplier(mode) for mode in ("forward_backward", "train_step")] == [3, 3]
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
-def test_counter_on_a_fake_copy_counts_fused_attention_too(attention: str) -> None:
+def test_counter_on_a_fake_copy_counts_fused_attention_too(attention):
     shape = SIZES["tiny"]
     network = Transformer(shape, 16, attention)
     tokens = torch.zeros(2, 16, dtype=torch.long)
@@ -65,7 +63,7 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too(attention: str) -> No
 
 
 @pytest.mark.gpu
-def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim() -> None:
+def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim():
     shape = ModelShape(d_model=40, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
     network = Transformer(shape, 16).to("cuda", torch.bfloat16)
     tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
@@ -73,7 +71,7 @@ def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim() -> None
     assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
 
 
-def test_counting_a_compiled_module_does_not_compile_it() -> None:
+def test_counting_a_compiled_module_does_not_compile_it():
     def refuse(*_: object) -> None:
         raise AssertionError("compiled")
 
@@ -98,7 +96,7 @@ class Foreign(LightningModule):
         return loss
 
 
-def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was() -> None:
+def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
     module = Foreign()
     weights = [parameter.clone() for parameter in module.parameters()]
     attributes = set(module.__dict__)
@@ -110,7 +108,7 @@ def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was() -> None:
     assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in after)
 
 
-def test_what_a_step_keeps_is_kept_by_the_copy_alone() -> None:
+def test_what_a_step_keeps_is_kept_by_the_copy_alone():
     class Keeping(LightningModule):
         """Sums up in a plain tensor, as metrics do, counts, and takes no batch_idx."""
 
@@ -133,7 +131,7 @@ def test_what_a_step_keeps_is_kept_by_the_copy_alone() -> None:
     assert (float(module.total), module.steps, module.outputs) == (0.0, 0, [])
 
 
-def test_a_step_that_reads_values_is_uncountable_with_its_reason() -> None:
+def test_a_step_that_reads_values_is_uncountable_with_its_reason():
     class Reading(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum().item() > 0 else -x
@@ -152,7 +150,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def test_operators_the_counter_cannot_know_are_named() -> None:
+def test_operators_the_counter_cannot_know_are_named():
     class Custom(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return double(x) @ x

@@ -33,16 +33,16 @@ INNOCENT = """path pattern author authors tokenizer num_tokens max_tokens tokens
 
 
 @pytest.mark.parametrize("name", SECRETS.split())
-def test_a_secrets_name_is_known_by_its_words(name: str) -> None:
+def test_a_secrets_name_is_known_by_its_words(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize("name", INNOCENT.split())
-def test_a_name_that_only_looks_alike_is_none(name: str) -> None:
+def test_a_name_that_only_looks_alike_is_none(name):
     assert not is_secret(name)
 
 
-def test_no_field_of_a_record_goes_by_a_secrets_name() -> None:
+def test_no_field_of_a_record_goes_by_a_secrets_name():
     assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
 
 
@@ -55,7 +55,7 @@ def test_no_field_of_a_record_goes_by_a_secrets_name() -> None:
         "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
     ],
 )  # fmt: skip
-def test_a_key_is_known_by_its_looks_under_any_name(text: str) -> None:
+def test_a_key_is_known_by_its_looks_under_any_name(text):
     assert masked({"note": f"use {text} here"}) == {"note": "use *** here"}
 
 
@@ -68,17 +68,17 @@ def test_a_key_is_known_by_its_looks_under_any_name(text: str) -> None:
         "me@example.org",
     ],
 )  # fmt: skip
-def test_ordinary_text_stays(text: str) -> None:
+def test_ordinary_text_stays(text):
     assert masked_text(text) == text
 
 
-def test_addresses_lose_their_user_and_password() -> None:
+def test_addresses_lose_their_user_and_password():
     assert masked_text("https://me:p@ss@host:80/x?token=abc&n=1") == "https://host:80/x?token=***&n=1"
     assert masked_text("https://me:pa/ss@host/x https://token@host") == "https://host/x https://host"
     assert masked_text("at postgresql+psycopg://u:p@db/x, redis://:p@r") == "at postgresql+psycopg://db/x, redis://r"
 
 
-def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay() -> None:
+def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay():
     tree = {"auth": {"user": "me", "on": True}, "loggers": [{"api_key": "x"}], "token": None, "pin": 3, "password": 42}
     assert masked(tree) == {
         "auth": {"user": "***", "on": True}, "loggers": [{"api_key": "***"}], "token": None, "pin": 3,
@@ -87,19 +87,19 @@ def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay
     assert to_fill_in(masked(tree)) == ["auth.user", "loggers.api_key", "password"]
 
 
-def test_a_command_line_is_masked_in_both_forms() -> None:
+def test_a_command_line_is_masked_in_both_forms():
     words = ["fit", "--model.hf_token", "abc", "--db_password=x y", "--token", "--quiet", "--url=https://u:p@h/x"]
     masked_ones = ["fit", "--model.hf_token", "***", "--db_password=***", "--token", "--quiet", "--url=https://h/x"]
     assert masked_words(words) == masked_ones
 
 
-def test_messages_have_no_secret_that_this_process_was_given() -> None:
+def test_messages_have_no_secret_that_this_process_was_given():
     keep_secret(["planted-for-this-test"])
     for error in (UsageError, WandbProblem):
         assert str(error("401 for planted-for-this-test at http://me:pw@host")) == "401 for *** at http://host"
 
 
-def test_a_record_is_written_without_secrets_whoever_made_it() -> None:
+def test_a_record_is_written_without_secrets_whoever_made_it():
     key = f"hf_{'a1B2' * 9}"
     record = RunRecord(SCHEMA_VERSION, "error", argv=["fit", "--model.token", "pw-argv"])
     record.config = {"model": {"token": "pw-config", "hub": f"https://u:pw-url@host/{key}"}}
@@ -147,7 +147,7 @@ def _fit(folder: Path, *words: str) -> tuple[int, str]:
         return code, out.read().decode()
 
 
-def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_path: Path) -> None:
+def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_path):
     token = ["--model", "secretive.Net", "--model.hf_token", "planted-token"]
     ended = [_fit(tmp_path, *token, word) for word in ("--model.fails=false", "--model.fails=true")]
     ended.append(_fit(tmp_path, *token, "--model.api_key=planted-key"))
@@ -193,7 +193,7 @@ def _begin(name: str, file: SweepFile) -> tuple[Plan, Path]:
     return plan, folder.path
 
 
-def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep: Path) -> None:
+def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
     plan, folder = _begin("mine", read_sweep_file(sweep))
     words = plan.cells[0].words()
     assert "--model.hub.hf_token=planted-config" in words
@@ -206,9 +206,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep: Path) -> None:
     assert "planted" not in (new_record("x", words).replay_command or "")
 
 
-def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
     plan, folder = _begin("mine", read_sweep_file(sweep))
     given = {}
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
@@ -230,19 +228,19 @@ def _changed(folder: Path, given: dict[str, str]) -> tuple[str, SweepFile]:
     return name, file.changed(given)
 
 
-def test_a_dry_run_lists_no_secret(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_lists_no_secret(sweep, capsys):
     assert main(["sweep", str(sweep), "--dry_run", "--model.pat", "planted-word"]) == 0
     out = capsys.readouterr().out
     assert "planted" not in out
     assert "'--model.pat=***'" in out
 
 
-def test_a_secret_in_a_list_of_a_configuration_is_refused(sweep: Path) -> None:
+def test_a_secret_in_a_list_of_a_configuration_is_refused(sweep):
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
     with pytest.raises(UsageError, match="is a secret in a list"):
         make_plan("mine", read_sweep_file(sweep))
 
 
-def test_two_sides_do_not_go_by_secrets() -> None:
+def test_two_sides_do_not_go_by_secrets():
     with pytest.raises(UsageError, match="HF_TOKEN looks like a secret"):
         two_sides(["smoke"], {}, None, None, {"HF_TOKEN": ["a", "b"]})

@@ -46,7 +46,7 @@ class Dtypes(LightningModule):
 
 
 @pytest.mark.parametrize("name", [name for name, precision in PRECISIONS.items() if precision.runs_on_cpu])
-def test_the_dtypes_are_those_that_lightning_computes_in(name: str) -> None:
+def test_the_dtypes_are_those_that_lightning_computes_in(name):
     module, precision = Dtypes(), PRECISIONS[name]
     # Lightning's own Trainer would take bfloat16 for 16-mixed on a CPU.
     trainer = BenchTrainer(**QUIET | {"max_steps": 1}, precision=name)
@@ -56,18 +56,18 @@ def test_the_dtypes_are_those_that_lightning_computes_in(name: str) -> None:
     assert module.net.weight.element_size() == precision.weight_bytes
 
 
-def test_lightnings_short_names_are_understood_and_others_are_not_guessed() -> None:
+def test_lightnings_short_names_are_understood_and_others_are_not_guessed():
     assert [find_precision(name) for name in ("32", "bf16", "16", "64")] == [
         PRECISIONS[name] for name in ("32-true", "bf16-mixed", "16-mixed", "64-true")
     ]
     assert find_precision("nf4") is None
 
 
-def test_only_fp16_autocast_has_a_scaler() -> None:
+def test_only_fp16_autocast_has_a_scaler():
     assert [name for name, precision in PRECISIONS.items() if precision.has_scaler] == ["16-mixed"]
 
 
-def test_the_pair_decides_peak_and_caption() -> None:
+def test_the_pair_decides_peak_and_caption():
     assert [peak_column("32-true", matmul) for matmul in ("highest", "high", "medium")] == ["fp32", "tf32", "tf32"]
     assert [peak_column(name, "high") for name in ("bf16-mixed", "16-true", "64-true", "nf4")] == [
         "bf16", "fp16", None, None,
@@ -77,7 +77,7 @@ def test_the_pair_decides_peak_and_caption() -> None:
     assert short_label("bf16-mixed", TF32_MATMUL) == "bf16-mixed"
 
 
-def test_everything_a_measurement_imports_leaves_scipys_signal_processing_out() -> None:
+def test_everything_a_measurement_imports_leaves_scipys_signal_processing_out():
     code = "import sys, lmbench.fit.run; sys.exit('scipy.signal' in sys.modules); "
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
     code = "import lmbench.fit, scipy, scipy.signal; scipy.signal.find_peaks([0, 1, 0])"

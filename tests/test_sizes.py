@@ -19,23 +19,23 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(("size", "count"), COUNTS.items())
-def test_named_sizes_have_their_parameter_counts(size: str, count: int) -> None:
+def test_named_sizes_have_their_parameter_counts(size, count):
     assert SIZES[size].parameter_count == count
 
 
 @pytest.mark.parametrize("shape", [*SIZES.values(), ModelShape(96, 100, 3, 6, vocab_size=777)])
-def test_parameter_count_is_that_of_the_real_module(shape: ModelShape) -> None:
+def test_parameter_count_is_that_of_the_real_module(shape):
     with torch.device("meta"):
         network = Transformer(shape, context_length=8)
     assert sum(parameter.numel() for parameter in network.parameters()) == shape.parameter_count
 
 
-def test_a_dimension_given_overrides_the_named_size() -> None:
+def test_a_dimension_given_overrides_the_named_size():
     shape = resolve_shape("small", d_ff=1000, vocab_size=300)
     assert shape == ModelShape(d_model=768, d_ff=1000, num_layers=12, num_heads=12, vocab_size=300)
 
 
-def test_a_shape_without_a_size_needs_every_dimension() -> None:
+def test_a_shape_without_a_size_needs_every_dimension():
     assert resolve_shape(None, d_model=8, d_ff=8, num_layers=1, num_heads=2).head_dim == 4
     with pytest.raises(UsageError, match="d_ff, num_heads must be given"):
         resolve_shape(None, d_model=8, num_layers=1)
@@ -53,7 +53,7 @@ def test_a_shape_without_a_size_needs_every_dimension() -> None:
         ({"size": "small", "vocab_size": 0}, "vocab_size is 0"),
     ],
 )
-def test_a_wrong_shape_is_told_what_is_allowed(given: dict[str, int | str], message: str) -> None:
+def test_a_wrong_shape_is_told_what_is_allowed(given, message):
     with pytest.raises(UsageError, match=message) as caught:
         resolve_shape(**given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)

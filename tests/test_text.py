@@ -22,27 +22,27 @@ PLANTED = "$\\frac{$\x1b[31m\x9b2J\u202e\u2066\u061c\u200b\u00ad\ufeff\x00\r\n[r
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-def test_every_character_that_unicode_does_not_draw_is_written_out() -> None:
+def test_every_character_that_unicode_does_not_draw_is_written_out():
     raw = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in UNSEEN]
     assert len(raw) > 2000
     assert [character for character in raw if shown(character) == character] == []
     assert all(shown(character).isascii() for character in raw)
 
 
-def test_what_is_written_out_can_be_read() -> None:
+def test_what_is_written_out_can_be_read():
     assert shown("a\tb\n\x1b[31m\u202e\ud800\U000e0041") == r"a\tb\n\x1b[31m\u202e\ud800\U000e0041"
     assert shown("größer, 中文, 🧪\ufe0f, 2 × 3") == "größer, 中文, 🧪\ufe0f, 2 × 3"
     assert one_line("out of memory\n  asked for\t2 GiB") == "out of memory asked for 2 GiB"
 
 
-def test_json_keeps_its_content() -> None:
+def test_json_keeps_its_content():
     content = {"a\u202e": ["\x9b", "\U000e0041", "x\n", "ü"]}
     text = shown_json(json.dumps(content, ensure_ascii=False, indent=1))
     assert _unseen(text) == []
     assert json.loads(text) == content
 
 
-def test_a_mistake_is_told_in_one_line_whatever_it_quotes() -> None:
+def test_a_mistake_is_told_in_one_line_whatever_it_quotes():
     message = str(UsageError(f"--name is {PLANTED}"))
     assert _unseen(message) == []
     assert "\\u202e" in message
@@ -120,7 +120,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_planted_text_reaches_no_output_raw(name: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planted_text_reaches_no_output_raw(name, results, capsys):
     code = main([word.replace("{}", str(results)) for word in COMMANDS[name]])
     captured = capsys.readouterr()
     page = results / "page.html"
@@ -135,7 +135,7 @@ def test_planted_text_reaches_no_output_raw(name: str, results: Path, capsys: py
         json.loads(captured.out)
 
 
-def test_a_folder_whose_name_is_no_text_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_whose_name_is_no_text_can_be_shown(tmp_path, capsys):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x80own"))
     make_run(folder, run_id="one")
     assert main(["show", str(folder)]) == 0

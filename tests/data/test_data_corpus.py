@@ -31,7 +31,7 @@ def text_of(ids: np.ndarray, corpus: Corpus, vocab_size: int) -> str:
     return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-def test_tokens_are_the_text_with_an_end_after_each_file(corpus: Corpus, tmp_path: Path) -> None:
+def test_tokens_are_the_text_with_an_end_after_each_file(corpus, tmp_path):
     ids = corpus_tokens(corpus, 400, tmp_path / "cache")
     assert ids.dtype == np.uint16
     assert ids.max() < 400
@@ -41,23 +41,21 @@ def test_tokens_are_the_text_with_an_end_after_each_file(corpus: Corpus, tmp_pat
     assert text_of(ids, corpus, 400) == expected
 
 
-def test_the_smallest_vocabulary_has_one_token_a_byte_and_large_ones_take_four_bytes(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_smallest_vocabulary_has_one_token_a_byte_and_large_ones_take_four_bytes(corpus, tmp_path):
     assert corpus_tokens(corpus, 257, tmp_path / "cache").size == corpus.size_bytes + 2
     assert corpus_tokens(corpus, 70_000, tmp_path / "cache").dtype == np.uint32
     with pytest.raises(UsageError, match="vocab_size is 256; byte-level tokens of text need at least 257"):
         corpus_tokens(corpus, 256, tmp_path / "cache")
 
 
-def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
+def test_bytes_that_are_no_utf8_are_kept(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 \x00\xff and more\n")
     corpus = open_corpus([str(tmp_path / "latin.txt")])
     ids = corpus_tokens(corpus, 300, tmp_path / "cache")
     assert text_of(ids, corpus, 300) == "caf\xe9 \x00\xff and more\n<|endoftext|>"
 
 
-def test_large_files_come_in_pieces_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_come_in_pieces_that_lose_nothing(tmp_path, monkeypatch):
     path = tmp_path / "large.txt"
     path.write_text("ä" * 5000 + "\n" + TEXT + "no end of line", encoding="utf-8")
     whole = corpus_tokens(open_corpus([str(path)]), 257, tmp_path / "one")
@@ -70,7 +68,7 @@ def test_large_files_come_in_pieces_that_lose_nothing(tmp_path: Path, monkeypatc
     assert np.array_equal(whole, corpus_tokens(open_corpus([str(path)]), 257, tmp_path / "two"))
 
 
-def test_the_hash_is_of_contents_in_order_not_of_names(tmp_path: Path) -> None:
+def test_the_hash_is_of_contents_in_order_not_of_names(tmp_path):
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text("one" if name in "ac" else "two")
     hashes = [open_corpus([str(tmp_path / name) for name in names]).sha256 for names in ("ab", "cd", "ba", "ac")]
@@ -78,9 +76,7 @@ def test_the_hash_is_of_contents_in_order_not_of_names(tmp_path: Path) -> None:
     assert len(set(hashes)) == 3
 
 
-def test_the_cache_is_reused_and_keyed_by_content_and_vocabulary(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_is_reused_and_keyed_by_content_and_vocabulary(corpus, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     first = corpus_tokens(corpus, 400, cache)
     with monkeypatch.context() as patch:
@@ -92,7 +88,7 @@ def test_the_cache_is_reused_and_keyed_by_content_and_vocabulary(
     assert len(list(cache.iterdir())) == 3
 
 
-def test_a_damaged_cache_is_rebuilt(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_rebuilt(corpus, tmp_path):
     cache = tmp_path / "cache"
     ids = np.array(corpus_tokens(corpus, 400, cache))
     (entry,) = cache.iterdir()
@@ -109,7 +105,7 @@ def _build_at_once(arguments: tuple[list[str], str]) -> tuple[int, int]:
     return ids.size, int(ids.astype(np.int64).sum())
 
 
-def test_processes_that_build_at_once_do_not_harm_each_other(corpus: Corpus, tmp_path: Path) -> None:
+def test_processes_that_build_at_once_do_not_harm_each_other(corpus, tmp_path):
     files, cache = [str(tmp_path / "*.txt")], tmp_path / "cache"
     with get_context("spawn").Pool(3) as pool:
         results = pool.map(_build_at_once, [(files, str(cache))] * 6, chunksize=1)
@@ -117,7 +113,7 @@ def test_processes_that_build_at_once_do_not_harm_each_other(corpus: Corpus, tmp
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_failed_build_leaves_nothing_behind(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_nothing_behind(corpus, tmp_path, monkeypatch):
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -127,7 +123,7 @@ def test_a_failed_build_leaves_nothing_behind(corpus: Corpus, tmp_path: Path, mo
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_default_corpus_is_the_standard_library_without_tests() -> None:
+def test_the_default_corpus_is_the_standard_library_without_tests():
     corpus = standard_library()
     names = {path.name for path in corpus.files}
     assert {"argparse.py", "dataclasses.py"} <= names
@@ -137,7 +133,7 @@ def test_the_default_corpus_is_the_standard_library_without_tests() -> None:
     assert open_corpus([]).files == corpus.files
 
 
-def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "folder").mkdir()
     for entry, message in (

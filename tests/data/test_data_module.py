@@ -41,7 +41,7 @@ def all_settings(text: dict[str, Any]) -> list[dict[str, Any]]:
     return [source | {"placement": placement} for source in ({}, text) for placement in ("device", "pinned")]
 
 
-def test_batches_are_next_token_pairs_whatever_their_source_and_placement(text: dict[str, Any]) -> None:
+def test_batches_are_next_token_pairs_whatever_their_source_and_placement(text):
     for settings in all_settings(text):
         drawn = take(TokenData(**SMALL, **settings), 8)
         assert len({tuple(batch.tokens.flatten().tolist()) for batch in drawn}) == 8
@@ -55,14 +55,14 @@ def test_batches_are_next_token_pairs_whatever_their_source_and_placement(text: 
             assert batch.targets.is_contiguous()
 
 
-def test_random_tokens_are_uniform() -> None:
+def test_random_tokens_are_uniform():
     data = TokenData(batch_size=64, context_length=256, vocab_size=10, num_batches=8)
     counts = torch.bincount(torch.cat([batch.tokens.flatten() for batch in take(data, 8)]), minlength=10)
     expected = counts.sum() / 10
     assert ((counts - expected).abs() < 5 * expected.sqrt()).all()
 
 
-def test_text_windows_are_text(text: dict[str, Any]) -> None:
+def test_text_windows_are_text(text):
     data = TokenData(**SMALL, **text)
     (batch, *_) = take(data, 1)
     assert data._text is not None
@@ -71,7 +71,7 @@ def test_text_windows_are_text(text: dict[str, Any]) -> None:
     assert any(ids[i : i + 17] == window for i in range(len(ids) - 16))
 
 
-def test_the_seed_decides_and_validation_draws_others(text: dict[str, Any]) -> None:
+def test_the_seed_decides_and_validation_draws_others(text):
     for settings in all_settings(text):
         one, two, other = (take(TokenData(**SMALL, **settings, seed=seed), 8) for seed in (1, 1, 2))
         assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, two, strict=True))
@@ -81,7 +81,7 @@ def test_the_seed_decides_and_validation_draws_others(text: dict[str, Any]) -> N
         assert not torch.equal(next(iter(data.val_dataloader())).tokens, one[0].tokens)
 
 
-def test_loader_processes_draw_different_text(text: dict[str, Any]) -> None:
+def test_loader_processes_draw_different_text(text):
     data = TokenData(**SMALL, **text, placement="pinned", num_workers=2)
     drawn = [tuple(batch.tokens.flatten().tolist()) for batch in take(data, 6)]
     assert len(set(drawn)) == 6
@@ -98,7 +98,7 @@ class Seen(Callback):
         self.batches.append(batch)
 
 
-def test_in_a_trainer_the_same_batches_come_again() -> None:
+def test_in_a_trainer_the_same_batches_come_again():
     seen = Seen()
     model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
     quiet_trainer(seen, max_steps=20).fit(model, TokenData(**SMALL))
@@ -107,7 +107,7 @@ def test_in_a_trainer_the_same_batches_come_again() -> None:
     assert addresses[:8] == addresses[8:16]
 
 
-def test_a_measured_validation_ends_although_the_batches_do_not(text: dict[str, Any]) -> None:
+def test_a_measured_validation_ends_although_the_batches_do_not(text):
     for settings in all_settings(text):
         data, seen = TokenData(**SMALL, **settings), Seen()
         model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
@@ -117,7 +117,7 @@ def test_a_measured_validation_ends_although_the_batches_do_not(text: dict[str, 
 
 
 @pytest.mark.parametrize("placement", ["device", "pinned"])
-def test_loss_on_text_falls_in_a_short_run(text: dict[str, Any], placement: Any) -> None:
+def test_loss_on_text_falls_in_a_short_run(text, placement):
     class Losses(Callback):
         values: list[float]
 
@@ -135,7 +135,7 @@ def test_loss_on_text_falls_in_a_short_run(text: dict[str, Any], placement: Any)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without_blocking() -> None:
+def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without_blocking():
     for placement in ("device", "pinned"):
         data, seen = TokenData(**SMALL, placement=placement), Seen()  # type: ignore[arg-type]
         model = LanguageModel(size="tiny", vocab_size=500, context_length=16)
@@ -146,7 +146,7 @@ def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without
         assert loaded.tokens.is_cuda if placement == "device" else loaded.tokens.is_pinned()
 
 
-def test_what_the_data_was_is_told(text: dict[str, Any]) -> None:
+def test_what_the_data_was_is_told(text):
     data = TokenData(**SMALL, **text)
     data.setup("fit")
     facts = data.describe()
@@ -168,20 +168,20 @@ def test_what_the_data_was_is_told(text: dict[str, Any]) -> None:
         ({"num_workers": 2}, "num_workers needs placement pinned"),
     ],
 )
-def test_wrong_settings_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_in_one_line(given, message):
     with pytest.raises(UsageError, match=message) as caught:
         TokenData(**given)
     assert "\n" not in str(caught.value)
 
 
-def test_text_shorter_than_a_batch_is_refused(text: dict[str, Any]) -> None:
+def test_text_shorter_than_a_batch_is_refused(text):
     data = TokenData(batch_size=1000, context_length=512, vocab_size=500, **text)
     for stage, part in (("fit", "training"), ("validate", "validation")):
         with pytest.raises(UsageError, match=f"tokens for {part}, one batch needs 512001; give more text"):
             data.setup(stage)
 
 
-def test_a_model_whose_vocabulary_is_smaller_than_the_datas_is_refused() -> None:
+def test_a_model_whose_vocabulary_is_smaller_than_the_datas_is_refused():
     model = LanguageModel(size="tiny", vocab_size=400, context_length=16)
     with pytest.raises(UsageError, match="500 token ids but the model's vocab_size is 400"):
         quiet_trainer(max_steps=1).fit(model, TokenData(**SMALL))

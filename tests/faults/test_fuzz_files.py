@@ -182,9 +182,7 @@ def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_wandb")
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.file)
-def test_a_damaged_file_ends_no_command(
-    subject: Subject, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_ends_no_command(subject, sound, tmp_path, capsys):
     chance, here = random.Random(SEED), tmp_path / "here"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(subject.count):

@@ -9,7 +9,6 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,7 +80,7 @@ def as_function(kind: AttentionKind) -> AttentionKind:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [name for name in ATTENTION if name != "flex"])
-def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: torch.dtype) -> None:
+def test_every_back_end_agrees_with_the_formula_or_refuses(name, dtype):
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
         with pytest.raises(
@@ -97,7 +96,7 @@ def test_every_back_end_agrees_with_the_formula_or_refuses(name: str, dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_flex_agrees_with_the_formula(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_agrees_with_the_formula(dtype, monkeypatch):
     # Each shape is compiled, for 6 s.
     sizes = [Size(2, 2, 256, 64), Size(1, 2, 200, 32)]
     monkeypatch.setattr(attention_check, "cases", lambda use: [replace(use, size=size) for size in sizes])
@@ -109,16 +108,14 @@ def test_flex_agrees_with_the_formula(dtype: torch.dtype, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_triton_kernel_is_right_at_every_shape(dtype: torch.dtype) -> None:
+def test_the_triton_kernel_is_right_at_every_shape(dtype):
     use = Use(Size(2, 3, 1000, 64), True, dtype, CUDA, is_strided=True)
     found = check_attention(attention_kind("triton_attention:attention"), use)
     assert found is not None
     assert (found.cases, found.refused) == (13, [])
 
 
-def test_the_triton_kernel_that_forgets_the_edge_is_incorrect_and_has_no_speed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_triton_kernel_that_forgets_the_edge_is_incorrect_and_has_no_speed(tmp_path, capsys):
     words = [*LAYER, "--model.attention", "triton_attention:forgets_the_edge", "--data.context_length", "1000", *SHORT]
     assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
@@ -138,9 +135,7 @@ def test_the_triton_kernel_that_forgets_the_edge_is_incorrect_and_has_no_speed(
     ids=["layer", "layer in fp16", "model"],
 )
 @pytest.mark.parametrize("attention", ["triton_attention:attention", "flex"])
-def test_triton_and_flex_are_measured_in_the_layer_and_the_model(
-    attention: str, subject: list[str], compiled: str, tmp_path: Path
-) -> None:
+def test_triton_and_flex_are_measured_in_the_layer_and_the_model(attention, subject, compiled, tmp_path):
     words = ["--model.attention", attention, "--data.context_length", "200", "--trainer.compile", compiled]
     found = measured(tmp_path, *subject, *words)
     assert found.throughput.mfu_fraction
@@ -148,7 +143,7 @@ def test_triton_and_flex_are_measured_in_the_layer_and_the_model(
     assert {guard.name: guard.status for guard in found.guards}["gradients"] == "pass"
 
 
-def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_path: Path) -> None:
+def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_path):
     words = ["--model.attention", "triton_attention:attention", "--data.context_length", "2048"]
     found = measured(tmp_path, *LAYER, *words, "--trainer.profiler", "kernels", "--trainer.precision", "bf16-true")
     assert found.kernels is not None
@@ -159,7 +154,7 @@ def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_pat
     assert (found.kernels.unclassified_kind_fraction or 0.0) < 0.01
 
 
-def test_the_kernels_of_naive_attention_have_parts(tmp_path: Path) -> None:
+def test_the_kernels_of_naive_attention_have_parts(tmp_path):
     words = ["--model.attention", "naive", "--model.causal", "true", "--data.context_length", "2048"]
     found = measured(tmp_path, *LAYER, *words, "--trainer.profiler", "kernels")
     assert found.kernels is not None
@@ -172,9 +167,7 @@ def test_the_kernels_of_naive_attention_have_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("causal", ["false", "true"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
 @pytest.mark.parametrize("name", ["naive", "sdpa", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex"])
-def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(
-    name: str, precision: str, causal: str, tmp_path: Path
-) -> None:
+def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(name, precision, causal, tmp_path):
     if name in NO_FLOAT32 and precision == "32-true":
         pytest.skip("no such kernel")
     batch, seq, width = 4, 1000, 64
@@ -196,7 +189,7 @@ def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(
     assert kept == pytest.approx(memory.saved_bytes + (output if name == "naive" else 0), abs=slack)
 
 
-def test_native_zero_grad_keeps_three_gradients_through_the_forward(tmp_path: Path) -> None:
+def test_native_zero_grad_keeps_three_gradients_through_the_forward(tmp_path):
     words = [*LAYER, "--data.context_length", "1024", "--data.batch_size", "8", "--measure.zero_grad"]
     begins = [
         measured(tmp_path / order, *words, order).memory.phase_begin_allocated_bytes
@@ -209,7 +202,7 @@ def test_native_zero_grad_keeps_three_gradients_through_the_forward(tmp_path: Pa
     assert begins[0].zero_grad - begins[1].backward == pytest.approx(3 * 8 * 1024 * 64 * 4, abs=64 * 1024)
 
 
-def test_one_line_says_what_a_back_end_cannot_do_and_what_can(tmp_path: Path, capsys: Any) -> None:
+def test_one_line_says_what_a_back_end_cannot_do_and_what_can(tmp_path, capsys):
     words = [*LAYER, "--model.attention", "sdpa_flash", *SHORT, "--measure.results_dir", str(tmp_path)]
     assert run(["fit", *words]) == 2
     told = capsys.readouterr().err
@@ -222,7 +215,7 @@ def test_one_line_says_what_a_back_end_cannot_do_and_what_can(tmp_path: Path, ca
     assert "head_dim" in capsys.readouterr().err
 
 
-def test_naive_at_131072_is_out_of_memory_and_its_bytes_are_explained(tmp_path: Path) -> None:
+def test_naive_at_131072_is_out_of_memory_and_its_bytes_are_explained(tmp_path):
     words = ["--model.attention", "naive", "--data.batch_size", "8", "--data.context_length", "131072"]
     code, found = ended(tmp_path, *LAYER, *words, "--model.head_dim", "16")
     scores = 8 * 131072**2 * 4

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -59,9 +58,7 @@ def plain_s(attention: Attention, length: int) -> float:
 
 
 @pytest.mark.parametrize(("name", "attention", "length"), [("naive", naive, 8192), ("sdpa", fused, 16384)])
-def test_the_spans_of_a_device_bound_shape_are_those_of_a_plain_loop(
-    name: str, attention: Attention, length: int, tmp_path: Path
-) -> None:
+def test_the_spans_of_a_device_bound_shape_are_those_of_a_plain_loop(name, attention, length, tmp_path):
     words = [
         "--model=lmbench.AttentionLayer", f"--model.attention={name}", "--model.causal=true",
         f"--model.head_dim={HEAD_DIM}", f"--data.batch_size={BATCH}", f"--data.context_length={length}",

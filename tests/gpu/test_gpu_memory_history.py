@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,14 +67,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return examine(folder / "run")
 
 
-def test_each_category_has_what_was_planted(found: Findings) -> None:
+def test_each_category_has_what_was_planted(found):
     forward = next(phase for phase in found.phases if phase.phase == "forward").by_category
     for category in ("parameters", "optimizer_state", "inputs", "activations", "temporaries", "gradients"):
         assert forward[category] == pytest.approx(PLANTED, abs=4 * MIB), category
     assert forward["unknown"] == pytest.approx(PLANTED, abs=4 * MIB)
 
 
-def test_the_replayed_peak_is_the_allocators(found: Findings) -> None:
+def test_the_replayed_peak_is_the_allocators(found):
     assert found.is_complete, found.cuts
     assert found.notes is not None
     assert found.notes.peaks is not None
@@ -85,14 +84,14 @@ def test_the_replayed_peak_is_the_allocators(found: Findings) -> None:
     assert found.attribution.unmatched == 0
 
 
-def test_the_phases_are_in_the_history(found: Findings) -> None:
+def test_the_phases_are_in_the_history(found):
     assert {"forward", "backward", "optimizer"} <= {phase.phase for phase in found.phases}
     saved = [each for each in found.largest if each.operator == "ExpBackward0"]
     assert [(each.size_bytes, each.phase) for each in saved] == [(PLANTED, "forward")]
     assert "training_step" in saved[0].user_frame
 
 
-def test_a_run_of_the_command_explains_its_peak(tmp_path: Path) -> None:
+def test_a_run_of_the_command_explains_its_peak(tmp_path):
     words = ["fit", "--config", "small_fp32", "--model.attention", "naive", "--memory.history", "true"]
     command = [sys.executable, "-m", "lmbench", *words, "--measure.results_dir", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
@@ -108,7 +107,7 @@ def test_a_run_of_the_command_explains_its_peak(tmp_path: Path) -> None:
     assert history["peak_allocated_bytes"] == pytest.approx(run["memory"]["steady_peak_allocated_bytes"], rel=0.02)
 
 
-def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path: Path) -> None:
+def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path):
     words = ["--model.size", "large", "--data.batch_size", "512", "--data.context_length", "1024"]
     command = [sys.executable, "-m", "lmbench", "fit", *words, "--memory.history", "true"]
     done = subprocess.run([*command, "--measure.results_dir", str(tmp_path)], capture_output=True, check=False)

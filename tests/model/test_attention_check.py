@@ -179,9 +179,7 @@ operator.register_autograd(_backward, setup_context=_keep)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_too(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_too(causal, monkeypatch):
     monkeypatch.setattr(attention_check, "_BLOCK_ELEMENTS", 200)
     q, k, v, gradient = (torch.randn(2, 2, 23, 8, dtype=torch.float64) for _ in range(4))
     found = formula(q, k, v, gradient, causal)
@@ -206,7 +204,7 @@ def checked(function: str, dtype: torch.dtype = torch.float32, **changes: Any) -
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("function", ["naive", "fused", "operator"])
-def test_right_functions_are_within_the_tolerance_with_room(function: str, dtype: torch.dtype) -> None:
+def test_right_functions_are_within_the_tolerance_with_room(function, dtype):
     found = checked(function, dtype, is_strided=True)
     assert found.tolerance_fraction == TOLERANCES[dtype]
     assert found.deviation_fraction is not None
@@ -214,7 +212,7 @@ def test_right_functions_are_within_the_tolerance_with_room(function: str, dtype
     assert (found.cases, found.refused) == (13, [])
 
 
-def test_a_right_function_is_right_in_each_row_of_many_heads() -> None:
+def test_a_right_function_is_right_in_each_row_of_many_heads():
     """Where the gradient of a score is by chance the small difference of large numbers, too."""
     size = Size(2, 8, 100, 128)
     found = checked("fused", size=size)
@@ -222,7 +220,7 @@ def test_a_right_function_is_right_in_each_row_of_many_heads() -> None:
     assert found.deviation_fraction < TOLERANCES[torch.float32] / 4
 
 
-def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own() -> None:
+def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own():
     found = checked("only_tens")
     assert found.cases == 3
     assert len(found.refused) == 10
@@ -233,7 +231,7 @@ def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own()
         checked("only_tens", size=Size(1, 1, 41, 16))
 
 
-def test_the_check_leaves_the_runs_random_numbers_alone() -> None:
+def test_the_check_leaves_the_runs_random_numbers_alone():
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
@@ -256,9 +254,7 @@ def test_the_check_leaves_the_runs_random_numbers_alone() -> None:
         ("wrong_between_the_ends", "heads 3"),
     ],
 )
-def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(
-    function: str, where: str, dtype: torch.dtype
-) -> None:
+def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(function, where, dtype):
     with pytest.raises(UsageError, match=where) as caught:
         checked(function, dtype)
     told = str(caught.value)
@@ -267,7 +263,7 @@ def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(
     assert "\n" not in told
 
 
-def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_alone() -> None:
+def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_alone():
     checked("takes_v_for_contiguous")
     with pytest.raises(UsageError, match="incorrect: "):
         checked("takes_v_for_contiguous", is_strided=True)
@@ -275,9 +271,7 @@ def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_a
 
 @pytest.mark.parametrize(("function", "letter"), [("writes_to_q", "q"), ("writes_to_k_afterwards", "k")])
 @pytest.mark.parametrize("has_backward", [True, False])
-def test_a_function_that_writes_to_what_it_is_given_is_incorrect(
-    function: str, letter: str, has_backward: bool
-) -> None:
+def test_a_function_that_writes_to_what_it_is_given_is_incorrect(function, letter, has_backward):
     with pytest.raises(UsageError, match=f"^incorrect: test_attention_check:{function} changes its {letter}, "):
         checked(function, has_backward=has_backward)
 
@@ -299,14 +293,14 @@ def test_a_function_that_writes_to_what_it_is_given_is_incorrect(
         ("", "name a function with its module"),
     ],
 )
-def test_what_cannot_be_attention_is_told_in_one_line(function: str, line: str) -> None:
+def test_what_cannot_be_attention_is_told_in_one_line(function, line):
     with pytest.raises(UsageError, match=line) as caught:
         checked(function)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["mine.py:fused", "./folder/mine.py:fused"])
-def test_a_file_instead_of_a_module_is_told_in_one_line(path: str) -> None:
+def test_a_file_instead_of_a_module_is_told_in_one_line(path):
     with pytest.raises(UsageError, match=r"name the module as in an import, mine:fused, from its folder$"):
         attention_kind(path)
 
@@ -332,9 +326,7 @@ def measured(folder: Path, *words: str) -> RunRecord:
     [(LAYER, []), (LAYER, ["--trainer.compile.backend", "aot_eager"]), (MODEL, [])],
     ids=["layer", "compiled layer", "model"],
 )
-def test_a_librarys_operator_is_checked_and_measured(
-    subject: list[str], compiled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_librarys_operator_is_checked_and_measured(subject, compiled, tmp_path, capsys):
     name = "test_attention_check:operator"
     found = measured(tmp_path, *subject, "--model.attention", name, *compiled)
     assert found.model.attention == name
@@ -355,9 +347,7 @@ def refuses(graph, inputs):
 """
 
 
-def test_a_function_that_cannot_be_compiled_is_the_users_code_and_the_compilers_reason_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_cannot_be_compiled_is_the_users_code_and_the_compilers_reason_is_told(tmp_path, capsys):
     found: dict[str, Any] = {}
     exec(compile(REFUSES, torch.__file__, "exec"), found)
     torch._dynamo.register_backend(found["refuses"], name="refuses")
@@ -369,7 +359,7 @@ def test_a_function_that_cannot_be_compiled_is_the_users_code_and_the_compilers_
     assert told.count("\n") == 1
 
 
-def test_a_function_that_is_not_compiled_as_a_whole_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_is_not_compiled_as_a_whole_is_told(tmp_path, capsys):
     torch._dynamo.reset()
     words = ["--model.attention", "test_attention_check:breaks_the_graph", "--trainer.compile.backend", "aot_eager"]
     breaks = measured(tmp_path, *LAYER, *words).compile.graph_break_count
@@ -379,9 +369,7 @@ def test_a_function_that_is_not_compiled_as_a_whole_is_told(tmp_path: Path, caps
     assert "--trainer.compile.fullgraph true" in told
 
 
-def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(tmp_path, capsys):
     words = [*MODEL, "--model.attention", "test_attention_check:scaled", *SHORT]
     assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
     told = capsys.readouterr()
@@ -392,9 +380,7 @@ def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(
 
 
 @pytest.mark.parametrize("subject", [LAYER, MODEL], ids=["layer", "model"])
-def test_a_function_that_was_right_only_before_the_run_has_no_speed(
-    subject: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_was_right_only_before_the_run_has_no_speed(subject, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["test_attention_check"], "CALLS", [])
     words = [*subject, "--model.attention", "test_attention_check:right_at_first", *SHORT]
     assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
@@ -407,7 +393,7 @@ def test_a_function_that_was_right_only_before_the_run_has_no_speed(
     assert (record.error.message or "").startswith("incorrect: after the run, though it was right before: ")
 
 
-def test_a_table_says_incorrect_instead_of_the_phase() -> None:
+def test_a_table_says_incorrect_instead_of_the_phase():
     error = RunError("UsageError", "incorrect: my_module:mine is off by 0.2 in the output at ...", "setup")
     record = RunRecord(SCHEMA_VERSION, "error", error=error)
     assert outcome_label(Run(Path("run"), record, [], "error")) == "error: incorrect"

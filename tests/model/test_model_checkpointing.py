@@ -40,7 +40,7 @@ def gradients(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("attention", ["naive", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_and_gradients_are_those_without_checkpoints(name: str, attention: str, autocast: bool) -> None:
+def test_loss_and_gradients_are_those_without_checkpoints(name, attention, autocast):
     expected = gradients(network(attention, "none"), autocast)
     found = gradients(network(attention, name), autocast)
     assert len(found) == len(expected) > 20
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_those_without_checkpoints(name: str, attention: 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_what_is_computed_again_is_what_the_counter_finds(name: str, attention: str) -> None:
+def test_what_is_computed_again_is_what_the_counter_finds(name, attention):
     def flops(checkpoint: str) -> int:
         model = network(attention, checkpoint)
         with FlopCounterMode(display=False) as counter:
@@ -65,7 +65,7 @@ def test_what_is_computed_again_is_what_the_counter_finds(name: str, attention: 
     assert flops(name) - flops("none") == (again - unseen) * tokens().numel()
 
 
-def test_each_choice_keeps_less_than_none_and_blocks_keep_least() -> None:
+def test_each_choice_keeps_less_than_none_and_blocks_keep_least():
     def kept(checkpoint: str) -> int:
         model, seen = network("naive", checkpoint), dict[int, int]()
 
@@ -82,7 +82,7 @@ def test_each_choice_keeps_less_than_none_and_blocks_keep_least() -> None:
 
 
 @pytest.mark.parametrize(("name", "by_block"), [("block", False), ("selective", True)])
-def test_compiled_networks_and_blocks_give_the_same_gradients(name: str, by_block: bool) -> None:
+def test_compiled_networks_and_blocks_give_the_same_gradients(name, by_block):
     expected = gradients(network("naive", "none", 1))
     model = network("naive", name, 1)
     for compiled in model.blocks if by_block else [model]:
@@ -92,12 +92,12 @@ def test_compiled_networks_and_blocks_give_the_same_gradients(name: str, by_bloc
         torch.testing.assert_close(a, b)
 
 
-def test_an_unknown_choice_is_refused_with_what_there_is() -> None:
+def test_an_unknown_choice_is_refused_with_what_there_is():
     with pytest.raises(UsageError, match=r"unknown checkpoint 'blocks'; choose one of none, block, every_2, selective"):
         LanguageModel(size="tiny", checkpoint="blocks")
 
 
-def test_hardware_flops_count_what_is_computed_again_and_model_flops_do_not() -> None:
+def test_hardware_flops_count_what_is_computed_again_and_model_flops_do_not():
     plain, again = (LanguageModel(size="tiny", checkpoint=name).flops_per_token() for name in ("none", "block"))
     assert plain.per_token_flops == again.per_token_flops
     assert plain.recomputed_per_token_flops == 0

@@ -43,7 +43,7 @@ def first_weights_and_loss(precision: str) -> tuple[list[Tensor], float]:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)])
-def test_one_seed_gives_one_set_of_weights_in_every_precision(precision: str, dtype: torch.dtype) -> None:
+def test_one_seed_gives_one_set_of_weights_in_every_precision(precision, dtype):
     full, full_loss = first_weights_and_loss("32-true")
     other, other_loss = first_weights_and_loss(precision)
     for one, two in zip(full, other, strict=True):
@@ -52,7 +52,7 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision(precision: str, dt
     assert other_loss == pytest.approx(full_loss, rel=0.01)
 
 
-def test_the_network_is_built_by_configure_model_and_only_once() -> None:
+def test_the_network_is_built_by_configure_model_and_only_once():
     model = LanguageModel(**TINY)
     assert not list(model.parameters())
     with torch.device("meta"):
@@ -64,7 +64,7 @@ def test_the_network_is_built_by_configure_model_and_only_once() -> None:
     assert model.compile_targets() == [first]
 
 
-def test_training_changes_every_weight_and_logs_nothing() -> None:
+def test_training_changes_every_weight_and_logs_nothing():
     watch = FirstLoss()
     model = LanguageModel(**TINY)
     trainer = quiet_trainer(watch, max_steps=3)
@@ -74,7 +74,7 @@ def test_training_changes_every_weight_and_logs_nothing() -> None:
     assert trainer.callback_metrics == {}
 
 
-def test_a_bare_loop_over_the_same_network_gives_the_same_loss() -> None:
+def test_a_bare_loop_over_the_same_network_gives_the_same_loss():
     weights, loss = first_weights_and_loss("32-true")
     seed_everything(3, verbose=False)
     model = LanguageModel(**TINY)
@@ -88,9 +88,7 @@ def test_a_bare_loop_over_the_same_network_gives_the_same_loss() -> None:
     [(None, True, None), ("fused", True, None), ("foreach", None, True), ("loop", False, False)],
 )
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_optimizers_are_the_ones_named(
-    name: str, variant: str | None, fused: bool | None, foreach: bool | None
-) -> None:
+def test_optimizers_are_the_ones_named(name, variant, fused, foreach):
     settings: dict[str, Any] = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     model = LanguageModel(**TINY, optimizer=name, optimizer_variant=variant, **settings)
     model.configure_model()
@@ -105,7 +103,7 @@ def test_optimizers_are_the_ones_named(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_takes_a_step_in_every_variant(name: str) -> None:
+def test_every_optimizer_takes_a_step_in_every_variant(name):
     for variant in OPTIMIZERS[name].variants:
         weight = torch.nn.Parameter(torch.ones(3, 3))
         settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.95)}
@@ -115,14 +113,14 @@ def test_every_optimizer_takes_a_step_in_every_variant(name: str) -> None:
         assert not torch.equal(weight, torch.ones(3, 3))
 
 
-def test_tokens_and_flops_are_told() -> None:
+def test_tokens_and_flops_are_told():
     model = LanguageModel(**TINY)
     tokens = torch.zeros(3, 16, dtype=torch.long)
     assert model.tokens_per_batch((tokens, tokens)) == 48
     assert model.flops_per_token().per_token_flops == 2 * (8 * 64**2 + 6 * 64 * 128 + 4 * 16 * 64) + 2 * 64 * 300
 
 
-def test_validate_runs_without_a_graph() -> None:
+def test_validate_runs_without_a_graph():
     class Watch(Callback):
         outputs: list[Tensor]
 
@@ -153,12 +151,12 @@ def test_validate_runs_without_a_graph() -> None:
         ({"betas": (0.9, 1.0)}, "betas are 0.9 and 1.0"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_built(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_before_anything_is_built(given, message):
     with pytest.raises(UsageError, match=message):
         LanguageModel(**{**TINY, **given})
 
 
-def test_attention_without_a_kernel_here_is_refused_before_the_network_is_built() -> None:
+def test_attention_without_a_kernel_here_is_refused_before_the_network_is_built():
     model = LanguageModel(**TINY, attention="sdpa_cudnn")
     with pytest.raises(UsageError, match="no kernel for float32"):
         quiet_trainer(max_steps=1).fit(model, data())

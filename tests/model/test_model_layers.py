@@ -24,14 +24,14 @@ def rotate_by_formula(x: Tensor, base: float = 10_000.0) -> Tensor:
     return turned
 
 
-def test_rope_turns_pairs_by_the_formula() -> None:
+def test_rope_turns_pairs_by_the_formula():
     x = torch.randn(2, 3, 11, 8, dtype=torch.float64)
     cos, sin = rope_tables(16, 8)
     rotated = RotaryEmbedding()(x, cos[:11].double(), sin[:11].double())
     torch.testing.assert_close(rotated, rotate_by_formula(x), rtol=0, atol=1e-6)
 
 
-def test_rope_makes_products_depend_on_distance_alone() -> None:
+def test_rope_makes_products_depend_on_distance_alone():
     q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     cos, sin = (table.double() for table in rope_tables(64, 8))
     rotated_q = RotaryEmbedding()(q.expand(64, 8), cos, sin)
@@ -42,12 +42,12 @@ def test_rope_makes_products_depend_on_distance_alone() -> None:
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
 
 
-def test_rope_tables_stay_exact_far_out() -> None:
+def test_rope_tables_stay_exact_far_out():
     cos, _ = rope_tables(100_001, 4)
     assert cos[100_000, 0].item() == pytest.approx(math.cos(100_000), abs=1e-7)
 
 
-def test_rms_norm_is_the_formula() -> None:
+def test_rms_norm_is_the_formula():
     x = torch.randn(2, 5, 16)
     norm = RMSNorm(16)
     torch.nn.init.normal_(norm.weight)
@@ -59,7 +59,7 @@ def test_rms_norm_is_the_formula() -> None:
         torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_rms_norm_computes_in_float32_and_returns_its_inputs_dtype() -> None:
+def test_rms_norm_computes_in_float32_and_returns_its_inputs_dtype():
     x = (torch.randn(4, 256) * 300).to(torch.float16)
     result = RMSNorm(256)(x)
     assert result.dtype is torch.float16
@@ -67,7 +67,7 @@ def test_rms_norm_computes_in_float32_and_returns_its_inputs_dtype() -> None:
     torch.testing.assert_close(result.float(), RMSNorm(256)(x.float()), rtol=1e-3, atol=1e-3)
 
 
-def test_swiglu_is_the_formula() -> None:
+def test_swiglu_is_the_formula():
     layer = SwiGLU(8, 12, residual_scale=1.0).double()
     x = torch.randn(3, 8, dtype=torch.float64)
     gate = x @ layer.gate.weight.T
@@ -75,7 +75,7 @@ def test_swiglu_is_the_formula() -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_loss_is_reduced_in_float32() -> None:
+def test_loss_is_reduced_in_float32():
     logits = torch.randn(2, 64, 500, dtype=torch.bfloat16)
     targets = torch.randint(500, (2, 64))
     loss = NextTokenLoss()(logits, targets)
@@ -86,7 +86,7 @@ def test_loss_is_reduced_in_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_float32_and_the_same_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+def test_weights_are_float32_and_the_same_whatever_the_default_dtype(dtype):
     def build() -> list[Tensor]:
         torch.manual_seed(7)
         return [Projection(8, 9, std=0.1).weight, Embedding(10, 8).weight, RMSNorm(8).weight]

@@ -31,7 +31,7 @@ def batch(vocab_size: int, rows: int = 4, seq: int = 64) -> tuple[torch.Tensor, 
         ModelShape(d_model=1024, d_ff=256, num_layers=1, num_heads=8, vocab_size=257),
     ],
 )
-def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape: ModelShape) -> None:
+def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     torch.manual_seed(0)
     network = Transformer(shape, context_length=64)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape: Mo
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
 
 
-def test_the_residual_stream_keeps_its_size_however_deep_the_network() -> None:
+def test_the_residual_stream_keeps_its_size_however_deep_the_network():
     torch.manual_seed(0)
     shape = ModelShape(d_model=128, d_ff=256, num_layers=32, num_heads=4)
     network = Transformer(shape, context_length=64)
@@ -49,7 +49,7 @@ def test_the_residual_stream_keeps_its_size_however_deep_the_network() -> None:
     assert 1 < seen[0].square().mean().sqrt().item() < 1.5
 
 
-def test_every_parameter_gets_a_gradient_of_a_sane_size() -> None:
+def test_every_parameter_gets_a_gradient_of_a_sane_size():
     torch.manual_seed(0)
     network = Transformer(SIZES["tiny"], context_length=64)
     network(*batch(10_000)).backward()
@@ -58,7 +58,7 @@ def test_every_parameter_gets_a_gradient_of_a_sane_size() -> None:
         assert 1e-6 < parameter.grad.norm().item() < 10, name
 
 
-def test_loss_is_the_log_of_torchmetrics_perplexity() -> None:
+def test_loss_is_the_log_of_torchmetrics_perplexity():
     network = Transformer(SHAPE, context_length=64)
     tokens, targets = batch(SHAPE.vocab_size)
     perplexity = Perplexity()
@@ -67,7 +67,7 @@ def test_loss_is_the_log_of_torchmetrics_perplexity() -> None:
 
 
 @pytest.mark.parametrize(("attention", "autocast"), [("naive", True), ("sdpa", False), ("sdpa_math", True)])
-def test_forward_with_loss_is_one_region_without_breaks(attention: str, autocast: bool) -> None:
+def test_forward_with_loss_is_one_region_without_breaks(attention, autocast):
     torch._dynamo.reset()
     network = Transformer(SHAPE, context_length=64, attention=attention)
     inputs = batch(SHAPE.vocab_size)
@@ -77,7 +77,7 @@ def test_forward_with_loss_is_one_region_without_breaks(attention: str, autocast
     assert compiled.item() == pytest.approx(eager.item(), rel=1e-5)
 
 
-def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype() -> None:
+def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
     network = Transformer(SHAPE, context_length=64, attention="naive")
     seen = []
     network.blocks[0].attention.core.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
@@ -88,14 +88,14 @@ def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype() -> N
     assert network.cos.dtype is torch.float32
 
 
-def test_shorter_sequences_run_and_longer_ones_are_refused() -> None:
+def test_shorter_sequences_run_and_longer_ones_are_refused():
     network = Transformer(SHAPE, context_length=32)
     assert network(*batch(SHAPE.vocab_size, seq=7)).isfinite()
     with pytest.raises(UsageError, match="33 tokens is longer than the model's context_length 32"):
         network(*batch(SHAPE.vocab_size, seq=33))
 
 
-def test_tables_are_no_part_of_a_checkpoint() -> None:
+def test_tables_are_no_part_of_a_checkpoint():
     names = set(Transformer(SHAPE, context_length=32, attention="naive").state_dict())
     assert not names & {"cos", "sin", "mask"}
 
@@ -103,7 +103,7 @@ def test_tables_are_no_part_of_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
 )
-def test_every_module_that_computes_belongs_to_a_part(attention: str, inner: set[str]) -> None:
+def test_every_module_that_computes_belongs_to_a_part(attention, inner):
     network = Transformer(SHAPE, context_length=32, attention=attention)
     leaves = [name for name, module in network.named_modules() if name and not list(module.children())]
     parts = {name: part_of(name) for name in leaves}
