@@ -207,7 +207,13 @@ class CommandLine:
         values = self.config[key].clone()
         for name, value in changes.items():
             values[name] = value
-        return _builder(key, used).instantiate_classes({key: values})[key]
+        try:
+            return _builder(key, used).instantiate_classes({key: values})[key]
+        except ValueError as error:
+            # jsonargparse's wrapping of whatever the constructor of a user's class raised.
+            if "Union subtypes" in str(error) and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
 
 
 def settings_of(key: str, used: type, **values: Any) -> Any:

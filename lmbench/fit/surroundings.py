@@ -29,6 +29,22 @@ _SET_ON_MODULE = (
 _HOST = torch.device("cpu")
 
 
+def _restore_variables(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+#: State of the process: how it is read, and how it is set again.
+_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (lambda: dict(os.environ), _restore_variables),
+)
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Whatever is done within, the process is afterwards as it was before.
@@ -38,42 +54,30 @@ def undisturbed() -> Iterator[None]:
     collection, filters of warnings, levels of Lightning's loggers. Not CUDA's peak counters, of which there is one set,
     nor Dynamo's caches.
     """
-    with ExitStack() as stack:
-        for restore in _restorers():
-            stack.callback(restore)
-        stack.enter_context(warnings.catch_warnings())
-        yield
-
-
-def _restorers() -> list[Callable[[], object]]:
     cudnn = torch.backends.cudnn
-    found: list[Callable[[], object]] = [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),
-        partial(torch.set_rng_state, torch.get_rng_state()),
-        partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(setattr, cudnn, "benchmark", cudnn.benchmark),
-        partial(setattr, cudnn, "deterministic", cudnn.deterministic),
-        partial(
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        for read, restore in _STATES:
+            stack.callback(restore, read())
+        stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+        stack.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+        stack.callback(
             torch.use_deterministic_algorithms,
             torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        partial(torch.set_anomaly_enabled, torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        gc.enable if gc.isenabled() else gc.disable,
-        partial(_restore_variables, dict(os.environ)),
-        _cuda_random_state(),
-    ]
-    with suppress(RuntimeError):
-        # Refused where old and new TF32 settings were mixed.
-        found.append(partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        found.append(partial(logger.setLevel, logger.level))
-    if threading.current_thread() is threading.main_thread():
-        handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
-        found.append(partial(_restore_handlers, handlers))
-    return found
+        )
+        stack.callback(torch.set_anomaly_enabled, torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+        stack.callback(gc.enable if gc.isenabled() else gc.disable)
+        stack.callback(_cuda_random_state())
+        with suppress(RuntimeError):
+            # Refused where old and new TF32 settings were mixed.
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        for logger in map(logging.getLogger, _LOGGERS):
+            stack.callback(logger.setLevel, logger.level)
+        if threading.current_thread() is threading.main_thread():
+            handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+            stack.callback(_restore_handlers, handlers)
+        yield
 
 
 def _cuda_random_state() -> Callable[[], object]:
@@ -87,14 +91,6 @@ def _cuda_random_state() -> Callable[[], object]:
             torch.cuda.manual_seed_all(seed)
 
     return restore
-
-
-def _restore_variables(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    for name, value in before.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
 
 
 def _restore_handlers(before: dict[signal.Signals, Any]) -> None:

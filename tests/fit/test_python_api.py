@@ -83,7 +83,7 @@ def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):
     named = lmbench.load(run.path)[0]
     named.record.model.name = "<script>alert(1)</script>"
     read = Reader(named._repr_html_())
-    assert read.tags <= {"div", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert read.tags <= {"div", "table", "caption", "strong", "thead", "tbody", "tr", "th", "td"}
     assert "<script>alert(1)</script>, 577 parameters" in read.text
     # Every figure of the printed table is in it.
     table = [line for line in str(run).splitlines() if line.startswith(("forward", "step  "))]
