@@ -164,7 +164,7 @@ def _find(study: str, results_dir: Path, name: str | None) -> tuple[Path, SweepF
 
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
     """The largest value of an option that a cell has room for on the GPU here, by prediction; None if nobody knows."""
-    from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_for
+    from lmbench.memory.forecast import PredictionFailed, Request, ask_forecast, gpu_for
 
     gpu = gpu_for(None)
     if gpu is None or cell.environment is not None or cell.command != "fit":

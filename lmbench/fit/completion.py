@@ -11,7 +11,7 @@ from typing import Any
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import UsageError, tell
-from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_of
+from lmbench.memory.forecast import PredictionFailed, Request, ask_forecast, gpu_of
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryPrediction
@@ -84,8 +84,8 @@ def _prediction(recorder: RunRecorder) -> MemoryPrediction:
     )
     phases: PerPhase[int] = PerPhase()
     for each in forecast.phases:
-        phases.set(each.phase, each.peak.total_bytes)
-    peak_bytes, measured_bytes = forecast.highest.peak.total_bytes, run.memory.steady_peak_allocated_bytes
+        phases.set(each.phase, each.total_bytes)
+    peak_bytes, measured_bytes = forecast.highest.total_bytes, run.memory.steady_peak_allocated_bytes
     return MemoryPrediction(
         method=forecast.method,
         peak_allocated_bytes=peak_bytes,

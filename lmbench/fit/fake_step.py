@@ -19,12 +19,13 @@ from lmbench.errors import UsageError
 from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
-from lmbench.memory.allocations import replay
-from lmbench.memory.forecast import CategoryBytes, PhasePeak, Trial
-from lmbench.memory.prediction.alike import AlikeBlocks, find_alike_blocks, parameter_ids
+from lmbench.memory.allocator import peaks_of
+from lmbench.memory.categories import CATEGORIES
+from lmbench.memory.forecast import PhasePeak
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.cuda_on_cpu import CudaAttention
 from lmbench.memory.prediction.tracker import Tracker
+from lmbench.memory.predictor import Trial
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES, Phase
 
@@ -32,6 +33,8 @@ from lmbench.records.vocabulary import PHASES, Phase
 STEPS = 2
 #: What further micro-batches do, the second one does.
 MOST_MICRO_BATCHES = 2
+#: With fewer alike blocks there is nothing to win by a step with few of them.
+LEAST_BLOCKS = 6
 
 
 class _Batches:
@@ -58,13 +61,20 @@ class _Batches:
 
 
 class _Watch(LeanCallback):
-    """Tells the tracker what is a parameter, a gradient or optimizer state, and where the steady step begins."""
+    """Tells the tracker what is a parameter, a gradient or optimizer state, and where the steady step begins.
 
-    def __init__(self, tracker: Tracker, track: PhaseTrack, found: list[AlikeBlocks]) -> None:
+    Args:
+        blocks: of the lists of alike blocks, how many there were, once they were cut; empty without any.
+    """
+
+    def __init__(
+        self, tracker: Tracker, track: PhaseTrack, blocks: list[tuple[list[nn.Sequential], int]],
+        compile_options: CompileOptions | None,
+    ) -> None:  # fmt: skip
         self.tracker = tracker
         self.steady_from = 0
-        self.compile_options: CompileOptions | None = None
-        self._found = found
+        self._compile_options = compile_options
+        self._blocks = blocks
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
         track.listeners.append(self._border)
@@ -77,11 +87,11 @@ class _Watch(LeanCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
-        if self.compile_options is not None:
-            for target in compile_targets(pl_module, self.compile_options):
+        if self._compile_options is not None:
+            for target in compile_targets(pl_module, self._compile_options):
                 simulate_compiled(target, self.tracker)
-        if self._found:
-            self._last_block = parameter_ids([p for p in self._found[0].parameters_at(-1) if p.requires_grad])
+        for lists, _ in self._blocks:
+            self._last_block = {id(p) for blocks in lists for p in blocks[-1].parameters() if p.requires_grad}
         for tensor in (*pl_module.parameters(), *pl_module.buffers()):
             self.tracker.note(tensor, "parameters")
         for parameter in pl_module.parameters():
@@ -138,34 +148,36 @@ def run_fake_step(
         workspace_bytes: what a thread that multiplies matrices takes for it.
     """
     tracker, track = Tracker(workspace_bytes), PhaseTrack()
-    found: list[AlikeBlocks] = []
+    blocks: list[tuple[list[nn.Sequential], int]] = []
     with FakeTensorMode(allow_non_fake_inputs=True), tracker, CudaAttention():
         module = build()
-        _cut_when_built(module, found, keep_blocks)
-        watch = _Watch(tracker, track, found)
+        _cut_when_built(module, blocks, keep_blocks)
+        watch = _Watch(tracker, track, blocks, compile_options)
         trainer = make_trainer([watch])
         trainer.strategy.precision_plugin = _precision_plugin(precision)
         # It is where it shall be; and a fake parameter cannot be moved in place.
-        trainer.strategy.model_to_device = _nothing  # type: ignore[method-assign]
+        trainer.strategy.model_to_device = lambda: None  # type: ignore[method-assign]
         trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
-        watch.compile_options = compile_options
         with tracker.paused():
             batch = make_batch(module)
         batches = _Batches(batch, STEPS * micro_batches, tracker, resident_count)
         trainer.fit(module, train_dataloaders=batches)
         tracker.finish()
-    return _trial(tracker, watch.steady_from, found[0].count if found else None)
+    return _trial(tracker, watch.steady_from, blocks[0][1] if blocks else None)
 
 
-def _cut_when_built(module: LightningModule, found: list[AlikeBlocks], keep_blocks: int | None) -> None:
+def _cut_when_built(
+    module: LightningModule, cut_blocks: list[tuple[list[nn.Sequential], int]], keep_blocks: int | None
+) -> None:
     """Cut the lists of alike blocks now, or as soon as Lightning has the module build them."""
 
     def cut() -> None:
-        blocks = None if found else find_alike_blocks(module)
-        if blocks is not None:
-            found.append(blocks)
+        lists = [] if cut_blocks else _alike_blocks(module)
+        if len({len(blocks) for blocks in lists}) == 1:
+            cut_blocks.append((lists, len(lists[0])))
             if keep_blocks is not None:
-                blocks.keep(keep_blocks)
+                for blocks in lists:
+                    del blocks[keep_blocks:]
 
     cut()
     if type(module).configure_model is LightningModule.configure_model:
@@ -179,8 +191,21 @@ def _cut_when_built(module: LightningModule, found: list[AlikeBlocks], keep_bloc
     module.configure_model = configure_model  # type: ignore[method-assign]
 
 
-def _nothing() -> None:
-    pass
+def _alike_blocks(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists whose members have parameters of the same names, shapes and types."""
+    lists: list[nn.Sequential] = []
+    inside: set[nn.Module] = set()
+    for child in module.modules():
+        if not isinstance(child, nn.ModuleList | nn.Sequential) or child in inside or len(child) < LEAST_BLOCKS:
+            continue
+        kinds = {
+            (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
+            for block in child
+        }
+        if len(kinds) == 1 and next(iter(kinds))[1]:
+            lists.append(cast(nn.Sequential, child))
+            inside |= set(child.modules())
+    return lists
 
 
 class _FakeHalfPrecision(HalfPrecision):
@@ -228,27 +253,27 @@ def _trial(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial
     """The peak of each phase and region of the steps from an event on, in their order."""
     _tell_categories(tracker)
     steady = [s for s in tracker.stretches if s.start >= steady_from and s.phase in PHASES]
-    found: dict[tuple[str, str], PhasePeak] = {}
-    replayed = replay(tracker.allocations, steady)
-    for stretch, peak in zip(steady, replayed, strict=True):
+    highest: dict[tuple[str, str], PhasePeak] = {}
+    peaks = peaks_of(tracker.allocations, steady)
+    for stretch, peak in zip(steady, peaks, strict=True):
         key = (stretch.phase, stretch.region)
-        if key not in found or found[key].peak.total_bytes < peak.total_bytes:
-            by_category = CategoryBytes(**peak.bytes_by_category)
-            found[key] = PhasePeak(cast(Phase, stretch.phase), by_category, peak.made_by, stretch.region)
-    return Trial(list(found.values()), replayed[-1].reserved_bytes, block_count)
+        if key not in highest or highest[key].total_bytes < peak.total_bytes:
+            sizes = {category: peak.bytes_by_category.get(category, 0) for category in CATEGORIES}
+            highest[key] = PhasePeak(cast(Phase, stretch.phase), sizes, peak.made_by, stretch.region)
+    return Trial(list(highest.values()), peaks[-1].reserved_bytes, block_count)
 
 
 def _tell_categories(tracker: Tracker) -> None:
     """What nobody told of, by when it came and went: activations are what outlives the forward that made it."""
     forwards = [(s.start, s.end) for s in tracker.stretches if s.phase == "forward"]
     setup_ends = next(s.end for s in tracker.stretches if s.phase == "setup")
-    for one in tracker.allocations:
-        if one.category is not None:
+    for piece in tracker.allocations:
+        if piece.category is not None:
             continue
-        if tracker.logits_numel is not None and tracker.numels[id(one)] == tracker.logits_numel:
-            one.category = "logits"
-        elif one.born <= setup_ends:
-            one.category = "unknown"
+        if tracker.logits_numel is not None and tracker.numels[id(piece)] == tracker.logits_numel:
+            piece.category = "logits"
+        elif piece.born <= setup_ends:
+            piece.category = "unknown"
         else:
-            outlives = any(start <= one.born <= end and (one.died is None or one.died > end) for start, end in forwards)
-            one.category = "activations" if outlives else "temporaries"
+            outlives = any(a <= piece.born <= b and (piece.died is None or piece.died > b) for a, b in forwards)
+            piece.category = "activations" if outlives else "temporaries"

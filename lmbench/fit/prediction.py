@@ -35,13 +35,9 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_lines
-from lmbench.memory.asking import Request
-from lmbench.memory.forecast import (
-    Forecast,
-    Predictor,
-    Trial,
-)
+from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
+from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
 
 # What changes nothing of the memory, or would end two steps too soon.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import PARTS
+from lmbench.kernels.step_chart import step_chart
+from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline
 from lmbench.records.instruments import PhaseKernels
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
@@ -21,6 +24,7 @@ from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.palette import FUSED, MUTED, part_colour
 from lmbench.report.palette import KINDS as KIND_COLOURS
+from lmbench.report.timeline import page_charts
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import ChartSpec
 
@@ -225,6 +229,11 @@ def _colour(kind: str, name: str) -> int:
     return KIND_COLOURS.get(name, MUTED) if kind == "kinds" else part_colour(name)
 
 
+def _timelines(frame: Frame) -> list[Chart]:
+    is_meant = attrgetter("record.is_profiled")
+    return page_charts(frame, TIMELINE_FILE, is_meant, step_chart, read_timeline)
+
+
 KERNELS = Feature(
     columns=COLUMNS,
     chart_kinds={
@@ -232,4 +241,5 @@ KERNELS = Feature(
         for kind, spans in {"parts": SHARED_SPANS, "kinds": SHARED_SPANS, "attention": ("forward", "backward")}.items()
     },
     row_notes=no_kernels,
+    charts=_timelines,
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
+from lmbench.memory.timeline import TIMELINE_FILE, memory_chart, read_timeline
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.load import Run
 from lmbench.records.schema import value_at
+from lmbench.report.answer import Chart
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.frame import Frame
+from lmbench.report.timeline import page_charts
 from lmbench.report.units import GIB, PERCENT, Unit
 
 
@@ -43,6 +46,12 @@ def _no_history(frame: Frame, cell: int) -> list[str]:
     return list(dict.fromkeys([*reasons, *cut]))
 
 
+def _timelines(frame: Frame) -> list[Chart]:
+    return page_charts(
+        frame, TIMELINE_FILE, lambda run: run.record.memory_history is not None, memory_chart, read_timeline
+    )
+
+
 MEMORY = Feature(
     columns=(
         _of_prediction("predicted_peak_bytes", "predicted", "peak_allocated_bytes", GIB),
@@ -54,4 +63,5 @@ MEMORY = Feature(
         _of_history("saved_for_backward_bytes", "saved for backward", "saved_bytes"),
     ),
     row_notes=_no_history,
+    charts=_timelines,
 )

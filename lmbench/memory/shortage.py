@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.memory.asking import PredictionFailed, Request, ask_forecast, gpu_of
-from lmbench.memory.forecast import Forecast, Gpu
+from lmbench.memory.forecast import Forecast, Gpu, PredictionFailed, Request, ask_forecast, gpu_of
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -30,6 +29,11 @@ class Remedy:
     words: tuple[str, ...]
     forecast: Forecast | None = None
     reason: str = ""
+
+    @property
+    def peak_bytes(self) -> float:
+        """The predicted peak; infinite where there is none, so that it is sorted last."""
+        return self.forecast.highest.total_bytes if self.forecast else float("inf")
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,19 @@ class Shortage:
         return held.reserved_bytes - held.allocated_bytes
 
     @property
+    def is_of_host(self) -> bool:
+        """Whether it was the host's memory."""
+        return self.run.error is not None and self.run.error.where == "host"
+
+    @property
     def is_fragmented(self) -> bool:
         """By its tensors the run fits, and what was asked for would have fitted into what was held in vain and what
         was free: only the pieces were too small."""
-        held, unused, made = self.refused, self.unused_bytes, self.as_it_is.forecast
-        if held is None or unused is None or held.requested_bytes is None or made is None or self.gpu is None:
+        refused, unused_bytes = self.refused, self.unused_bytes
+        if refused is None or unused_bytes is None or refused.requested_bytes is None or self.gpu is None:
             return False
-        if not self.gpu.fits(made.highest.peak.total_bytes):
-            return False
-        return unused + (held.device_free_bytes or 0) >= held.requested_bytes
+        has_room = unused_bytes + (refused.device_free_bytes or 0) >= refused.requested_bytes
+        return has_room and self.as_it_is.forecast is not None and self.gpu.fits(int(self.as_it_is.peak_bytes))
 
 
 def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Forecast] = ask_forecast) -> Shortage:
@@ -79,25 +87,24 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Fore
     def predicted(remedy: Remedy) -> Remedy:
         finds_largest = not remedy.words and gpu is not None
         try:
-            made = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest))
+            forecast = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest))
         except (UsageError, PredictionFailed) as error:
-            return Remedy(remedy.change, remedy.words, reason=str(error))
-        return Remedy(remedy.change, remedy.words, made)
+            return replace(remedy, reason=str(error))
+        return replace(remedy, forecast=forecast)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        as_it_is, *others = pool.map(predicted, [Remedy("as it is", ()), *_changes(run)])
-    remedies = [*_smaller_batch(run, as_it_is, predicted), *others]
+        as_it_is, *remedies = pool.map(predicted, [Remedy("as it is", ()), *_changes(run)])
+    if (smaller := _smaller_batch(run, as_it_is)) is not None:
+        remedies.append(predicted(smaller))
     # The ones that help most come first; what could not be predicted last.
-    remedies.sort(key=lambda each: each.forecast.highest.peak.total_bytes if each.forecast else float("inf"))
-    return Shortage(path, run, gpu, as_it_is, remedies)
+    return Shortage(path, run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
 
 
 def _changes(run: RunRecord) -> Iterator[Remedy]:
     """What may help, leaving out what the run had already."""
-    precision = run.precision
-    if precision == "32-true":
+    if run.precision == "32-true":
         yield Remedy("bfloat16 autocast", ("--trainer.precision=bf16-mixed",))
-    if precision != "bf16-true":
+    if run.precision != "bf16-true":
         yield Remedy("bfloat16 throughout: weights too, look at the loss", ("--trainer.precision=bf16-true",))
     if run.model.name != _OWN_MODEL:
         return
@@ -108,16 +115,16 @@ def _changes(run: RunRecord) -> Iterator[Remedy]:
         yield Remedy("selective checkpoints", ("--model.checkpoint=selective",))
 
 
-def _smaller_batch(run: RunRecord, as_it_is: Remedy, predicted: Callable[[Remedy], Remedy]) -> Sequence[Remedy]:
+def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Remedy | None:
     """The largest batch that fits, accumulated to what the batch was; that changes no result but the time."""
-    batch, made = run.data.batch_size, as_it_is.forecast
-    if batch is None or made is None or made.largest_batch_size is None or not made.largest_batch_size.value:
-        return []
-    fits = made.largest_batch_size.value
-    size = next((each for each in range(min(fits, batch), 0, -1) if batch % each == 0), 1)
+    batch, forecast = run.data.batch_size, as_it_is.forecast
+    largest = forecast.largest_batch_size.value if forecast and forecast.largest_batch_size else None
+    if batch is None or not largest:
+        return None
+    size = next(size for size in range(min(largest, batch), 0, -1) if batch % size == 0)
     if size == batch:
-        return []
+        return None
     before = value_at(run, "config.trainer.accumulate_grad_batches")
     times = batch // size * (before if isinstance(before, int) else 1)
     words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
-    return [predicted(Remedy(f"batch {size}, {times} of them accumulated: the same step", words))]
+    return Remedy(f"batch {size}, {times} of them accumulated: the same step", words)

@@ -125,7 +125,7 @@ def _section(
             *(Line("measured", line) for line in environment),
         ],
         tables=view_tables(view, timed, catalogue, options.has_reference),
-        charts=_Charts(charts, timed, catalogue),
+        charts=_Charts(charts, frame, catalogue),
         notes=[*(Line("not ok", text) for text in _failures(shown)), *(Line("note", note) for note in notes)],
     )
 

@@ -49,7 +49,8 @@ def themed(spec: Spec) -> dict[str, Any]:
     }  # fmt: skip
     legend = {
         "labelColor": "var(--text)", "titleColor": "var(--muted)", "orient": "bottom", "columns": 4, "title": None,
-        "labelFontSize": 12, "symbolType": "square",
+        "labelFontSize": 12, "symbolType": "square", "titleFontWeight": "normal",
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
     }  # fmt: skip
     config = {
         **_VIEW, "axis": axis, "legend": legend, "title": {"color": "var(--text)", "fontSize": 13},
@@ -64,8 +65,10 @@ def fragment(spec: Spec) -> str:
 
     With `usermeta: {zoom: {signal, start, end}}` it is as wide as the page and has buttons that move and zoom the
     x axis; `signal` is Vega's name for the bound interval, such as `zoom_start` for a parameter `zoom` and a field
-    `start`.
+    `start`. An empty specification, of a chart that cannot be drawn, is nothing.
     """
+    if not spec:
+        return ""
     themed_spec = themed(spec)
     columns, rows = _in_columns(themed_spec)
     text = shown_json(json.dumps(columns, separators=(",", ":"), allow_nan=False, ensure_ascii=False))

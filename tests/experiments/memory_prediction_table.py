@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from paths import RUNS
 
-from lmbench.memory.asking import Request, ask_forecast, gpu_for
-from lmbench.memory.forecast import Forecast
+from lmbench.memory.forecast import Forecast, Request, ask_forecast, gpu_for
 
 MEASURED = RUNS / "h200_memory.csv"
 PHASES = ("forward", "backward", "optimizer")
@@ -69,11 +68,11 @@ def errors(cell: Cell, made: Forecast) -> Errors:
         return told_bytes / (cell.measured_bytes(column) or 1) - 1
 
     phases = {
-        one.phase: error(one.peak.total_bytes, one.phase)
+        one.phase: error(one.total_bytes, one.phase)
         for one in made.phases
         if one.phase in PHASES and cell.measured_bytes(one.phase)
     }
-    peak = error(made.highest.peak.total_bytes, "peak_allocated")
+    peak = error(made.highest.total_bytes, "peak_allocated")
     return Errors(peak, error(made.reserved_bytes, "peak_reserved"), phases)
 
 
@@ -88,7 +87,7 @@ def main(words: list[str]) -> int:
             measured = cell.measured_bytes("peak_allocated") or 0
             phases = [f"{told.phases[phase]:+9.2%}" if phase in told.phases else f"{'-':>9}" for phase in PHASES]
             print(
-                f"{cell.name:<44} {made.highest.peak.total_bytes / 2**30:9.3f} {measured / 2**30:8.3f} "
+                f"{cell.name:<44} {made.highest.total_bytes / 2**30:9.3f} {measured / 2**30:8.3f} "
                 f"{told.peak:+9.2%} {told.reserved:+8.2%} | {' '.join(phases)} | {made.took_s:.0f} s",
                 flush=True,
             )

@@ -18,7 +18,7 @@ from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments.schedule import Schedule
-from lmbench.memory.history.findings import Findings, examine
+from lmbench.memory.findings import Findings, examine
 
 from conftest import quiet_trainer
 

@@ -24,7 +24,7 @@ from torch import fx, nn
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lmbench.memory.allocations import Allocation
+from lmbench.memory.allocator import Allocation
 from lmbench.memory.prediction.tracker import MATMULS, Tracker
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs

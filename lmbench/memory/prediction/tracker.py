@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmbench.memory.allocations import Allocation, Stretch
+from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.categories import Category
 
 #: Operators that cuBLAS runs.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmbench.memory.caching_allocator import rounded_bytes
+from lmbench.memory.allocator import rounded_bytes
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,13 @@ from torch import nn
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments import ranges
 from lmbench.instruments.schedule import Schedule
-from lmbench.memory.categories import CATEGORIES
-from lmbench.memory.history.findings import Findings, examine
+from lmbench.memory.findings import Findings, examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.memory.recording import held, ledger
 from lmbench.records.load import load_run
 
 from conftest import quiet_trainer
 
-LOGITS = CATEGORIES.index("logits")
 BATCH, WIDTH, VOCAB = 64, 128, 1000
 
 
@@ -128,8 +126,8 @@ def test_saved_tensors_are_found_by_block_and_operator(found: Findings) -> None:
 
 
 def test_logits_are_what_has_their_size_for_the_loss(found: Findings) -> None:
-    made = [each for each in range(len(found.played.blocks)) if found.attribution.category[each] == LOGITS]
-    sizes = found.played.blocks.size_bytes[made].tolist()
+    blocks = found.attribution.blocks
+    sizes = blocks[blocks["category"] == "logits"]["size_bytes"].tolist()
     # The head's output, its logarithm of softmax, which is saved, and its gradient: in each of two steps.
     assert sizes.count(rounded(BATCH * VOCAB)) == 2 * 3
 
@@ -141,17 +139,12 @@ def test_gradients_are_complete_when_the_optimizer_runs(found: Findings) -> None
 
 
 def test_temporaries_of_the_backward_have_the_part_whose_backward_it_is(found: Findings) -> None:
-    told = found.attribution
-    names = [told.owners[owner] if owner >= 0 else "" for owner in told.owner]
-    in_backward = [
-        (names[block], int(found.played.blocks.size_bytes[block]))
-        for block in range(len(names))
-        if told.phase[block] >= 0 and told.bands.phase_at.names[told.phase[block]] == "backward"
-    ]
+    blocks = found.attribution.blocks
+    in_backward = blocks[blocks["phase"] == "backward"]
     # The gradient of relu's output is made by `down`, for each of two blocks in each of two steps.
     for block in range(2):
-        made = [size for name, size in in_backward if name == f"blocks.{block}.down"]
-        assert made.count(rounded(4 * BATCH * WIDTH)) >= 2
+        sizes = in_backward[in_backward["owner"] == f"blocks.{block}.down"]["size_bytes"]
+        assert sizes.tolist().count(rounded(4 * BATCH * WIDTH)) >= 2
 
 
 def test_the_stream_between_blocks_is_seen(found: Findings) -> None:
@@ -235,7 +228,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
     assert run.memory_history is not None
     assert run.memory_history.snapshot_file == SNAPSHOT_FILE
     found = examine(tmp_path / "run")
-    assert [band.name for band in found.attribution.bands.steps][-1] == str(failing_step)
+    assert found.attribution.bands.steps.names[-1] == str(failing_step)
     assert next(each for each in found.phases if each.phase == phase).by_category["parameters"] == rounded(*WEIGHTS)
     last = next(each for each in found.phases if each.phase == "other")
     # What each block's product and relu left for a backward that did not come.

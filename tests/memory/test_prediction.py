@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,9 @@ from paths import RUNS
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.memory.allocations import Allocation, Stretch, replay
-from lmbench.memory.asking import Request, gpu_for
-from lmbench.memory.caching_allocator import CachingAllocator
-from lmbench.memory.forecast import CategoryBytes, Forecast, Gpu, by_phase, largest_batch, largest_context
+from lmbench.memory.allocator import Allocation, CachingAllocator, Stretch, peaks_of
+from lmbench.memory.forecast import Forecast, Gpu, Request, gpu_for
+from lmbench.memory.predictor import Predictor, by_phase, largest_that_fits
 
 ROOM = Gpu("test", 100 * 2**30, 0, is_here=True)
 TINY = ("--model.size", "tiny", "--data.batch_size", "2", "--data.context_length", "16")
@@ -42,8 +42,9 @@ def _forked(work: Callable[..., Any], *given: Any) -> Any:
         return pool.apply(work, given)
 
 
-def peak_of(made: Forecast, phase: str) -> CategoryBytes:
-    return next(one.peak for one in made.phases if one.phase == phase)
+def peak_of(made: Forecast, phase: str) -> SimpleNamespace:
+    peak = next(one for one in made.phases if one.phase == phase)
+    return SimpleNamespace(**peak.peak, total_bytes=peak.total_bytes)
 
 
 # against an H200
@@ -94,7 +95,7 @@ def test_the_efficient_kernel_writes_values_so_that_none_are_copied() -> None:
 @pytest.mark.parametrize(("words", "measured_gib", "source"), COMPILED)
 def test_compiled_peaks_are_within_five_percent_of_an_h200s(words: list[str], measured_gib: float, source: str) -> None:
     made = predict(*words, "--trainer.compile", "true", gpu="H200")
-    assert made.highest.peak.total_bytes / 2**30 == pytest.approx(measured_gib, rel=0.05), source
+    assert made.highest.total_bytes / 2**30 == pytest.approx(measured_gib, rel=0.05), source
 
 
 # by hand
@@ -201,14 +202,14 @@ def _with_a_strangers_operator() -> int:
         strangers.define(f"only_{key.lower()}(Tensor x) -> Tensor")
         strangers.impl(f"only_{key.lower()}", torch.library.fallthrough_kernel, key)
     strangers.impl("warp", torch.library.fallthrough_kernel, "AutocastCUDA")
-    return _forecast([*TINY, "--trainer.precision", "bf16-mixed"], None, False).highest.peak.total_bytes
+    return _forecast([*TINY, "--trainer.precision", "bf16-mixed"], None, False).highest.total_bytes
 
 
 def test_an_operator_of_another_library_in_autocasts_list_changes_nothing() -> None:
     import lmbench.fit.prediction  # noqa: F401
 
     alone = predict(*TINY, "--trainer.precision", "bf16-mixed")
-    assert _forked(_with_a_strangers_operator) == alone.highest.peak.total_bytes
+    assert _forked(_with_a_strangers_operator) == alone.highest.total_bytes
 
 
 def test_checkpointing_keeps_less() -> None:
@@ -237,7 +238,6 @@ def test_the_mode_forward_has_no_optimizer_state() -> None:
 
 def _few(words: list[str]) -> tuple[str, list[int], list[int]]:
     from lmbench.fit.prediction import PredictionCLI
-    from lmbench.memory.forecast import Predictor
     from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
 
     act_like_cuda()
@@ -245,7 +245,7 @@ def _few(words: list[str]) -> tuple[str, list[int], list[int]]:
     predictor = Predictor(lambda b, c, k: cli.step(b, c, k, 0), 4, 512, is_slow=cli.compile_options is not None)
     whole = predictor.phases if predictor.method == "every block" else by_phase(cli.step(4, 512, None, 0).peaks)
     few = predictor.peaks(4, 512)
-    return predictor.method, [one.peak.total_bytes for one in few], [one.peak.total_bytes for one in whole]
+    return predictor.method, [one.total_bytes for one in few], [one.total_bytes for one in whole]
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
@@ -259,57 +259,37 @@ def test_few_blocks_tell_what_all_of_them_take(compiled: str) -> None:
 # what fits
 
 
-def test_a_batch_found_is_the_largest_that_fits() -> None:
-    asked = []
+@pytest.mark.parametrize(
+    ("reserve", "start", "unit", "most_trials"),
+    [
+        pytest.param(lambda batch: 10 * 2**30 + batch * 777 * 2**20, 4, 1, 5, id="line"),
+        pytest.param(lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64, 7, id="parabola"),
+        pytest.param(lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1, 8, id="bent"),
+        pytest.param(lambda batch: 10 * 2**30 + batch * 2**32 - (batch == 22) * 2**30, 4, 1, 5, id="rounded"),
+        pytest.param(lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4, id="far too large"),
+    ],
+)
+def test_the_border_is_the_largest_that_fits(
+    reserve: Callable[[int], int], start: int, unit: int, most_trials: int
+) -> None:
+    trials: list[int] = []
 
-    def peak(batch: int) -> int:
-        asked.append(batch)
-        return 10 * 2**30 + batch * 777 * 2**20
+    def tried(value: int) -> int:
+        trials.append(value)
+        return reserve(value)
 
-    found = largest_batch(peak, ROOM, start=4)
-    assert found.value is not None
-    assert ROOM.fits(peak(found.value))
-    assert not ROOM.fits(peak(found.value + 1))
-    assert len(asked) <= 6
-
-
-def test_a_context_found_is_the_largest_multiple_that_fits_on_a_curve() -> None:
-    def peak(context: int) -> int:
-        return 10 * 2**30 + context * 3 * 2**20 + context**2 * 2**13
-
-    found = largest_context(peak, ROOM, start=512)
-    assert found.value is not None
-    assert found.value % 64 == 0
-    assert ROOM.fits(peak(found.value))
-    assert not ROOM.fits(peak(found.value + 64))
-
-
-def test_what_bends_is_followed_to_the_border() -> None:
-    def peak(batch: int) -> int:
-        return max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30)
-
-    found = largest_batch(peak, ROOM, start=1)
-    assert found.value is not None
-    assert ROOM.fits(peak(found.value))
-    assert not ROOM.fits(peak(found.value + 1))
+    border = largest_that_fits(tried, ROOM, start, unit, 2**20)
+    assert border.value is not None
+    assert border.value % unit == 0
+    assert ROOM.fits(reserve(border.value))
+    assert not ROOM.fits(reserve(border.value + unit))
+    assert len(trials) <= most_trials
 
 
-def test_a_search_goes_on_from_what_was_seen_and_rounding_leads_it_not_astray() -> None:
-    asked = []
-
-    def peak(batch: int) -> int:
-        if batch not in (4, 16, 20, 22):
-            asked.append(batch)
-        # What is left over in segments bends three near points so that a parabola turns round behind them.
-        return 10 * 2**30 + batch * 2**32 - (batch == 22) * 2**30
-
-    found = largest_batch(peak, ROOM, start=4, seen=(4, 16, 20))
-    assert found.value == 22
-    assert len(asked) <= 4
-
-
-def test_nothing_fits_where_the_weights_alone_are_too_much() -> None:
-    assert largest_batch(lambda batch: 200 * 2**30 + batch, ROOM, start=8).value is None
+def test_where_nothing_fits_or_all_does_the_border_says_so() -> None:
+    assert largest_that_fits(lambda batch: 200 * 2**30 + batch, ROOM, 8, 1, 2**16).value is None
+    border = largest_that_fits(lambda batch: batch, ROOM, 8, 1, 2**16)
+    assert (border.value, border.has_more) == (2**16, True)
 
 
 def test_an_unknown_gpu_is_told_with_those_that_are_known() -> None:
@@ -324,7 +304,7 @@ def test_what_lives_at_a_phases_begin_counts_in_its_peak() -> None:
     kept = Allocation(512, born=1, category="parameters", made_by="a")
     passing = Allocation(1024, born=2, category="temporaries", made_by="b", died=3)
     late = Allocation(2048, born=5, category="activations", made_by="c", died=9)
-    found = replay([kept, passing, late], [Stretch(1, 3, "forward", ""), Stretch(4, 8, "backward", "")])
+    found = peaks_of([kept, passing, late], [Stretch(1, 3, "forward", ""), Stretch(4, 8, "backward", "")])
     assert [one.total_bytes for one in found] == [1536, 2560]
     assert found[1].bytes_by_category == {"parameters": 512, "activations": 2048}
     assert found[1].made_by == "c"

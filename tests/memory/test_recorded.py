@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recorded_memory import GOLDEN, printed, unpack
 
-from lmbench.memory.history.findings import Findings, examine
+from lmbench.memory.findings import Findings, examine
 
 MIB = 1 << 20
 #: Batch x context x d_model, in float32: autocast leaves the stream in it.

@@ -13,11 +13,10 @@ from torch import nn
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory import shortage
-from lmbench.memory.asking import PredictionFailed
-from lmbench.memory.forecast import CategoryBytes, Forecast, Largest, PhasePeak
+from lmbench.memory.answers import advice
+from lmbench.memory.forecast import Forecast, Largest, PhasePeak, PredictionFailed
 from lmbench.memory.recording.held import held_by
 from lmbench.memory.shortage import explain
-from lmbench.memory.shortage_table import advice
 from lmbench.records.codec import encode_run
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.measured import Memory, RefusedAllocation, RunError
@@ -62,7 +61,7 @@ def ask(words, request):
     """A forecast as if it had been predicted."""
     assert words[0].startswith("--config=")
     peak = PEAKS[words[1] if len(words) > 1 else ""] * GIB
-    phases = [PhasePeak("forward", CategoryBytes(activations=peak), "aten.mm")]
+    phases = [PhasePeak("forward", {"activations": peak}, "aten.mm")]
     largest = Largest(80, 139 * GIB) if request.finds_largest else None
     return Forecast(
         batch_size=96,
@@ -128,8 +127,8 @@ def test_the_command_prints_what_was_held_and_what_fits(tmp_path, capsys, monkey
     assert "model.checkpoint=block" in out
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["refused"]["allocated_bytes"] == 137 * GIB
-    assert len(told["remedies"]) == 6
+    assert told["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
+    assert len(told["shortage"]["remedies"]) == 6
 
 
 def test_a_history_of_the_step_that_ran_out_is_told_with_what_would_fit(tmp_path, capsys, monkeypatch):
@@ -145,7 +144,7 @@ def test_a_history_of_the_step_that_ran_out_is_told_with_what_would_fit(tmp_path
     assert places == sorted(places)
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["peak"]["allocated_bytes"] == 252 << 20
+    assert told["sections"][0]["peak"]["allocated_bytes"] == 252 << 20
     assert told["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
 
 

@@ -1,0 +1,174 @@
+"""Peaks of any batch and context from fake steps, and the largest batch and context that fit. Works without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.polynomial import Polynomial
+
+from lmbench.memory.categories import CATEGORIES
+from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
+from lmbench.records.vocabulary import PHASES
+
+#: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the
+#: README's run of the large model, compiled, on an H200.
+FRAGMENTATION_FRACTION = 0.025
+#: Contexts are tried in multiples of this.
+CONTEXT_UNIT = 64
+MAX_BATCH, MAX_CONTEXT = 2**16, 2**22
+#: A prediction from few blocks counts where it meets a third point, or all blocks, as near as this;
+ALIKE_FRACTION = 0.01
+#: phases that are not the highest as near as this: how the allocator rounds is no line.
+ROUGHLY_FRACTION = 0.05
+#: Searches for a border, each with the reserved bytes for an allocated one of the border before.
+_MAX_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The peaks of one fake step, what the allocator held in the end, and how many alike blocks the whole module has
+    (None: no such)."""
+
+    peaks: list[PhasePeak]
+    reserved_bytes: int
+    block_count: int | None
+
+
+#: A fake step of a batch size and a context, with so many of the alike blocks (None: all of them).
+TakeStep = Callable[[int, int | None, int | None], Trial]
+
+
+class Predictor:
+    """Peaks of any batch and context, from few blocks where that is as good as from all.
+
+    Args:
+        take_step: one fake step.
+        batch_size, context_length: the configuration that is asked for; `phases` are its peaks.
+        is_slow: a whole step takes long (it is compiled), so three points on a line have to do for a proof.
+
+    `method` says what `phases` come from; `reserved_bytes` is what the allocator holds for them.
+    """
+
+    def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
+        # A search comes by the same place more than once.
+        self._take_step = cache(take_step)
+        self.batch_size, self.context_length = batch_size, context_length
+        self._is_slow = is_slow
+        self._block_count: int | None = None
+        self.method = "every block"
+        trial = self._take_step(batch_size, context_length, 3 if is_slow else None)
+        self.phases, count = by_phase(trial.peaks), trial.block_count
+        #: Reserved bytes for each that is allocated at the peak.
+        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(self.phases)
+        if count is not None:
+            # Two and four blocks have to tell what three take, or all of them.
+            told = self._from_few(batch_size, context_length, 3 if is_slow else count)
+            if told is not None and _are_alike(told, self.phases):
+                self._block_count = count
+            if is_slow:
+                self.phases = self.peaks(batch_size, context_length)
+            if is_slow and self._block_count is not None:
+                self.method = f"2 and 4 of {count} alike blocks, checked by 3"
+        self.reserved_bytes = round(peak_bytes(self.phases) * self._held_ratio)
+
+    def largest_batch(self, gpu: Gpu) -> Largest:
+        """The largest batch size that fits."""
+        return self._largest(lambda size: (size, self.context_length), self.batch_size, 1, MAX_BATCH, gpu)
+
+    def largest_context(self, gpu: Gpu) -> Largest:
+        """The largest context that fits, a multiple of CONTEXT_UNIT tokens."""
+        start = self.context_length or CONTEXT_UNIT
+        return self._largest(lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT, gpu)
+
+    def _largest(
+        self, shape: Callable[[int], tuple[int, int | None]], start: int, unit: int, limit: int, gpu: Gpu
+    ) -> Largest:
+        """Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that."""
+        ratio = self._held_ratio
+        peak = cache(lambda value: peak_bytes(self.peaks(*shape(value))))
+
+        def reserve(value: int) -> int:
+            return round(peak(value) * ratio)
+
+        for _ in range(_MAX_ROUNDS):
+            border = largest_that_fits(reserve, gpu, start, unit, limit)
+            if self._is_slow or border.value in (None, start):
+                break
+            # Peaks stay those from few blocks, so that they stay on one curve.
+            start = border.value
+            ratio = self._take_step(*shape(start), None).reserved_bytes / peak(start)
+        return border
+
+    def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
+        """The peak of each phase of a configuration."""
+        few = self._from_few(batch_size, context_length, self._block_count)
+        return few or by_phase(self._take_step(batch_size, context_length, None).peaks)
+
+    def _from_few(self, batch_size: int, context_length: int | None, count: int | None) -> list[PhasePeak] | None:
+        """What `count` blocks take, on the line through what 2 and 4 do; None where these differ in more than figures,
+        and without a count."""
+        if count is None:
+            return None
+        two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
+        if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
+            return None
+        weight = (count - 2) / 2
+
+        def on_line(a: PhasePeak, b: PhasePeak) -> PhasePeak:
+            sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * weight) for name in CATEGORIES}
+            return PhasePeak(b.phase, sizes, b.operator, b.region)
+
+        return by_phase([on_line(*pair) for pair in zip(two, four, strict=True)])
+
+
+def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
+    """One peak for each phase, in their order: the highest of its regions."""
+    of_phase = {phase: [peak for peak in peaks if peak.phase == phase] for phase in PHASES}
+    return [max(same, key=lambda peak: peak.total_bytes) for same in of_phase.values() if same]
+
+
+def peak_bytes(peaks: list[PhasePeak]) -> int:
+    """The highest of all."""
+    return max(peak.total_bytes for peak in peaks)
+
+
+def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
+    """Whether the highest peaks agree, and roughly all."""
+    if [peak.phase for peak in left] != [peak.phase for peak in right]:
+        return False
+    pairs = [(a.total_bytes, max(b.total_bytes, 1)) for a, b in zip(left, right, strict=True)]
+    is_highest_alike = abs(peak_bytes(left) / peak_bytes(right) - 1) <= ALIKE_FRACTION
+    return is_highest_alike and all(abs(a / b - 1) <= ROUGHLY_FRACTION for a, b in pairs)
+
+
+def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:
+    """The largest multiple of `unit` up to `limit` that fits, by what is reserved for each; the search begins at
+    `start`.
+
+    Bisects between a value that fits and one that does not, at the place where the parabola through the three nearest
+    known values meets the GPU's size: a batch's figures lie on a line, a context's on a parabola, so that the border is
+    known after about five values. Every fourth one halves what is left, as the allocator's rounding bends the curve.
+    """
+    low, high, known = 0, limit // unit + 1, dict[int, int]()
+    guess = max(1, min(start // unit, limit // unit))
+    while high - low > 1:
+        known[guess] = reserve(guess * unit)
+        if gpu.fits(known[guess]):
+            low = guess
+        else:
+            high = guess
+        guess = (low + high) // 2 if high in known else high - 1
+        if len(known) > 1 and (len(known) % 4 or high not in known):
+            nearest = sorted(known, key=lambda value: abs(value - (low or high)))[:3]
+            room = [known[value] - (gpu.total_bytes - CONTEXT_BYTES) for value in nearest]
+            curve = Polynomial.fit(nearest, room, len(nearest) - 1)
+            roots = np.asarray(curve.trim(1e-9 * abs(curve.coef).max()).roots(), complex)
+            borders = roots.real[(roots.imag == 0) & (roots.real >= low) & (roots.real < high)]
+            guess = int(borders.min()) if len(borders) else guess
+        # Far beyond what is known the curve tells little.
+        most = high - 1 if high in known else 4 * low
+        guess = min(max(guess, low + 1), high - 1, most)
+    return Largest(low * unit or None, known.get(low), has_more=low == limit // unit)

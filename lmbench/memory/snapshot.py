@@ -1,0 +1,172 @@
+"""A snapshot of PyTorch's CUDA allocator, read as plain typed values.
+
+The layout is that of `torch.cuda.memory._snapshot()` (torch/csrc/cuda/memory_snapshot.cpp, torch/csrc/cuda/Module.cpp).
+A pickle is a program: this reader makes containers, text and numbers only, refuses every name of a class or function,
+and opens no file above a size. A history of a million entries (60 MB) takes 0.5 GB and a few seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lmbench.errors import UsageError
+from lmbench.files import Unreadable, open_file
+from lmbench.text import one_line
+
+#: A history of some 30 million entries.
+MAX_FILE_BYTES = 2 << 30
+#: No Python stack is deeper; frames of a damaged file beyond are not read.
+MAX_FRAMES = 400
+NO_STACK = -1
+
+_Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+#: Up to a PiB, beyond which sums would overflow.
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
+class Frame(Struct, frozen=True):
+    """A frame of a stack."""
+
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line} {self.name}"
+
+
+class Entry(Struct):
+    """What the allocator did: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map,
+    segment_unmap, oom (which has no address) or snapshot; `frames` from the innermost, None without a stack."""
+
+    action: str
+    addr: _Int64 = 0
+    size: _Bytes = 0
+    time_us: _Int64 = 0
+    frames: Any = None
+
+
+class Block(Struct):
+    """A piece of a segment. Its state is active_allocated, inactive, or active_pending_free, which the docstring of
+    torch.cuda.memory calls active_awaiting_free: given back while another stream still uses it."""
+
+    address: _Int64
+    size: _Bytes
+    state: str
+    requested_size: _Bytes = 0
+    frames: Any = None
+
+
+class Segment(Struct):
+    """Memory that the allocator held when the snapshot was taken."""
+
+    device: int
+    address: _Int64
+    total_size: _Bytes
+    blocks: list[Block] = []
+
+
+class Annotation(Struct):
+    """The beginning or end of a range (`record_function`) that was open while the history was recorded."""
+
+    name: str
+    stage: Literal["START", "END"]
+    time_us: _Int64
+    device: int = 0
+
+
+class Snapshot(Struct):
+    """A whole snapshot; `device_traces` has the history of each device, oldest entry first."""
+
+    segments: list[Segment]
+    device_traces: Annotated[list[list[Entry]], Meta(max_length=64)]
+    external_annotations: list[Annotation] = []
+
+    def choose_device(self, device: int | None) -> int:
+        """The device to look at: `device`, or the only one with a history.
+
+        Raises:
+            UsageError: that device has no history, or several have and none was named.
+        """
+        present = [place for place, trace in enumerate(self.device_traces) if trace]
+        known = ", ".join(map(str, present))
+        if not present:
+            raise UsageError(
+                "this snapshot has no history, only what was held when it was taken: call "
+                "torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks='python') before the steps"
+            )
+        if device is None and len(present) > 1:
+            raise UsageError(f"this snapshot has the history of several devices; name one: --device {known}")
+        if device not in (None, *present):
+            raise UsageError(f"--device {device} has no history in this snapshot; devices with one: {known}")
+        return present[0] if device is None else device
+
+
+class Stacks:
+    """Different stacks, each once: in the file many entries share one list of frames."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Frame]] = []
+        self._places = {id(None): NO_STACK}
+
+    def places(self, lists: Iterable[Any]) -> list[int]:
+        """The place of each list in `frames`, NO_STACK of None and of an empty list."""
+        return [self._places[id(frames)] if id(frames) in self._places else self._add(frames) for frames in lists]
+
+    def _add(self, frames: Any) -> int:
+        try:
+            stack = msgspec.convert(frames[:MAX_FRAMES], list[Frame])
+        except (TypeError, msgspec.ValidationError) as error:
+            raise UsageError(f"no snapshot of PyTorch's: a stack is no list of frames ({error})") from None
+        self._places[id(frames)] = len(self.frames) if stack else NO_STACK
+        self.frames += [stack] if stack else []
+        return self._places[id(frames)]
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Makes containers, text and numbers; refuses every name of a class or function, and persistent ids."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot names nothing; not run")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it has a persistent id, and a snapshot has none")
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The snapshot in a file; no code of the file runs.
+
+    Raises:
+        UsageError: there is no such file, it is too large, truncated, no snapshot, or names a class or function.
+    """
+    # Walking over millions of containers, none of them garbage, would take more than half of the time.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with open_file(path, follows_links=True) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > MAX_FILE_BYTES:
+                raise UsageError(
+                    f"{path} has {size_bytes / 2**30:.1f} GiB; up to {MAX_FILE_BYTES >> 30} GiB are read: record fewer "
+                    "steps, or give _record_memory_history a max_entries"
+                )
+            return msgspec.convert(PlainUnpickler(file).load(), Snapshot)
+    except UsageError:
+        raise
+    except Unreadable as error:
+        raise UsageError(f"{path}: {error}") from None
+    except Exception as error:
+        # A damaged pickle raises whatever its nonsense leads to: UnpicklingError, KeyError, TypeError, MemoryError, ...
+        reason = "the file ends too early" if isinstance(error, EOFError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path}: no snapshot of PyTorch's: {one_line(reason)[:300]}") from None
+    finally:
+        if is_collecting:
+            gc.enable()

@@ -1,0 +1,113 @@
+"""Snapshots are pickles of strangers: nothing in one runs, and what is none is said in a line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import planted_memory
+import pytest
+
+from lmbench.errors import UsageError
+from lmbench.memory import snapshot
+from lmbench.memory.replay import replay
+from lmbench.memory.snapshot import read_snapshot
+
+EMPTY: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+
+
+class Touches:
+    """Unpickled by `pickle.load`, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def refusal(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as refused:
+        read_snapshot(path)
+    message = str(refused.value)
+    assert ("\n" in message, len(message) < 500) == (False, True)
+    return message
+
+
+def of_entry(**entry: Any) -> bytes:
+    return pickle.dumps({"segments": [], "device_traces": [[entry]]})
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "frames"])
+def test_code_in_a_snapshot_does_not_run(tmp_path: Path, place: str) -> None:
+    mark = tmp_path / "ran"
+    evil = Touches(mark)
+    entry = {"action": "alloc", "frames": [evil]}
+    wrapped = {"top": evil, "nested": {**EMPTY, "x": evil}, "frames": {"segments": [], "device_traces": [[entry]]}}
+    content = pickle.dumps(wrapped[place])
+    pickle.loads(content)
+    assert mark.exists(), "the pickle must be one that runs code"
+    mark.unlink()
+    assert "names posix.system" in refusal(tmp_path / "evil.pickle", content)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"(ios\nsystem\n.", "names os.system"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
+        (b"Pfoo\n.", "persistent id"),
+        (b"\x80\x02\x82\x01.", "ValueError"),
+        (b"", "too early"),
+        (b"hello world", "UnpicklingError"),
+        (pickle.dumps([1, 2]), "Expected `object`, got `array`"),
+        (pickle.dumps({"a": 1}), "missing required field `segments`"),
+        (of_entry(addr=1), "missing required field `action` - at `$.device_traces[0][0]`"),
+        (of_entry(action=[]), "Expected `str`"),
+        (of_entry(action="alloc", addr="x"), "Expected `int`"),
+        (of_entry(action="alloc", size=1 << 70), "size"),
+        (of_entry(action="alloc", size=-1), "size"),
+        (of_entry(action="alloc", size=1 << 60), "size"),
+        (pickle.dumps({**EMPTY, "external_annotations": [{"name": 1}]}), "external_annotations[0]"),
+        (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
+        (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
+    ],
+)
+def test_what_is_no_snapshot_is_said_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    assert said in refusal(tmp_path / "s.pickle", content)
+
+
+@pytest.mark.parametrize("frames", [3, [{"line": []}], [7]])
+def test_what_is_no_stack_is_said(tmp_path: Path, frames: object) -> None:
+    path = tmp_path / "s.pickle"
+    path.write_bytes(of_entry(action="alloc", frames=frames))
+    with pytest.raises(UsageError, match="no list of frames"):
+        replay(read_snapshot(path), 0)
+
+
+def test_a_torn_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    whole = planted_memory.write(tmp_path / "s.pickle", planted_memory.planted_run().memory).read_bytes()
+    for part in (0.1, 0.5, 0.999):
+        refusal(tmp_path / "torn.pickle", whole[: int(len(whole) * part)])
+
+
+def test_what_is_too_large_missing_or_no_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 1 << 20)
+    assert "are read" in refusal(tmp_path / "s.pickle", bytes((1 << 20) + 1))
+    for path in (tmp_path / "none.pickle", tmp_path):
+        with pytest.raises(UsageError, match=str(path)):
+            read_snapshot(path)
+
+
+def test_a_list_of_frames_is_read_once_however_often_it_stands(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "g.py", "line": 1}] * 20_000
+    entries = [{"action": "alloc", "addr": 1 << 40, "size": 512, "frames": frames} for _ in range(20_000)]
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [entries]}))
+    played = replay(read_snapshot(path), 0)
+    assert (played.entry_count, len(played.stacks.frames), len(played.stacks.frames[0])) == (20_000, 1, 400)

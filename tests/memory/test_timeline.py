@@ -1,0 +1,171 @@
+"""The timeline of a history: its sums are the replay's; as a chart, in a report's page and as a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from browser import look, needs_browser, operate
+from paths import RUNS
+from planted_memory import MIB, Allocator, notes_of, planted_run, write
+
+from lmbench.cli import main
+from lmbench.memory.findings import examine
+from lmbench.memory.timeline import (
+    TIMELINE_FILE,
+    examine_run,
+    memory_chart,
+    memory_timeline,
+    read_timeline,
+    write_timeline,
+)
+from lmbench.records.codec import DamagedRecord, as_dict
+from lmbench.records.instruments import MemoryHistoryRecord
+
+H200 = json.loads((RUNS / "h200_run.json").read_text())
+
+
+def remembered(folder: Path, max_entries: int | None = None) -> Path:
+    """A run as lmbench leaves it, with a planted history."""
+    folder.mkdir()
+    step = planted_run(max_entries)
+    write(folder / "memory_snapshot.pickle", step.memory)
+    (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
+    record = MemoryHistoryRecord(steps=2, snapshot_file="memory_snapshot.pickle")
+    (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
+    record, _ = examine_run(folder)
+    (folder / "run.json").write_text(json.dumps({**copy.deepcopy(H200), "memory_history": as_dict(record)}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: Any) -> Path:
+    return remembered(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Path:
+    target = run.parent / "page.html"
+    assert main(["memory", str(run), "--output", str(target)]) == 0
+    return target
+
+
+def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run: Path) -> None:
+    """There are fewer entries than columns, so each has one of its own, and few blocks, so none is left out."""
+    findings = examine(run)
+    timeline = memory_timeline(findings)
+    sums = [sum(sizes) for sizes in zip(*timeline.sizes_bytes, strict=True)]
+    assert sums == findings.played.allocated_bytes.tolist()
+    assert timeline.peak == findings.peak
+    assert (timeline.bands[0].name, timeline.bands[0].first) == ("forward", 0)
+    for column, total in enumerate(sums):
+        held = [block.size_bytes for block in timeline.blocks if block.first <= column <= block.last]
+        assert sum(held) == total
+
+
+def test_blocks_lie_within_their_category(run: Path) -> None:
+    history = read_timeline(run)
+    _, areas, blocks, *_ = [layer["data"]["values"] for layer in memory_chart("run", history).spec["layer"]]
+    for column in range(len(history.time_us)):
+        for label in history.labels:
+            area, own = (
+                [(span["low"], span["high"]) for span in spans
+                 if span["name"] == label and span["start"] <= column < span["end"]]
+                for spans in (areas, blocks)
+            )  # fmt: skip
+            edges = sorted({edge for span in own for edge in span})
+            assert (edges[:1] + edges[-1:] if edges else []) == pytest.approx([e for span in area for e in span])
+
+
+def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path: Path) -> None:
+    memory = Allocator()
+    for number in range(2000):
+        address = memory.alloc((200 if number == 1234 else 1) * MIB)
+        memory.free(address)
+    timeline = memory_timeline(examine(write(tmp_path / "s.pickle", memory)))
+    assert len(timeline.time_us) == 480
+    assert timeline.sizes_bytes[0][timeline.peak] == 200 * MIB
+
+
+def test_the_file_comes_back_and_a_damaged_one_is_refused(run: Path, tmp_path: Path) -> None:
+    timeline = read_timeline(run)
+    write_timeline(timeline, tmp_path)
+    assert read_timeline(tmp_path) == timeline
+    timeline.sizes_bytes[0].pop()
+    write_timeline(timeline, tmp_path)
+    for content in (None, b"torn"):
+        if content is not None:
+            (tmp_path / TIMELINE_FILE).write_bytes(content)
+        with pytest.raises(DamagedRecord):
+            read_timeline(tmp_path)
+
+
+def test_names_from_a_hostile_file_are_text(tmp_path: Path) -> None:
+    memory = Allocator()
+    memory.mark("<script>alert(1)</script>", "START")
+    for _ in range(50):
+        memory.alloc(MIB, (('"><img src=x onerror=alert(1)>', "<b>.py", 3),))
+    memory.mark("<script>alert(1)</script>", "END")
+    path, page, picture = write(tmp_path / "s.pickle", memory), tmp_path / "page.html", tmp_path / "s.svg"
+    for target in (page, picture):
+        assert main(["memory", str(path), "--output", str(target)]) == 0
+    assert "<script>alert" not in page.read_text()
+    assert "<img src=x" not in page.read_text()
+    assert "alert" in picture.read_text()
+    ElementTree.fromstring(picture.read_text())
+
+
+@pytest.mark.parametrize("max_entries", [None, 44])
+def test_a_cut_history_says_so_below_its_picture(tmp_path: Path, max_entries: int | None) -> None:
+    chart = memory_chart("run", read_timeline(remembered(tmp_path / "run", max_entries)))
+    assert chart.caption.startswith("Not complete: ") == (max_entries is not None)
+
+
+def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path: Path) -> None:
+    """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
+    full, cut = (
+        memory_timeline(examine(remembered(tmp_path / name, kept))) for name, kept in (("full", None), ("cut", 36))
+    )
+    expected, sizes = (dict(zip(t.categories, t.sizes_bytes, strict=True)) for t in (full, cut))
+    for column, entry in ((1, 45), (20, 64), (35, 79)):
+        for name in ("parameters", "optimizer_state", "gradients"):
+            assert sizes[name][column] == expected[name][entry], (name, column)
+
+
+@pytest.mark.parametrize(("is_damaged", "said"), [(False, '"optimizer state"'), (True, "cannot be used")])
+def test_the_report_shows_it_or_says_that_it_is_damaged(tmp_path: Path, is_damaged: bool, said: str) -> None:
+    run, target = remembered(tmp_path / "run"), tmp_path / "page.html"
+    if is_damaged:
+        (run / TIMELINE_FILE).write_bytes(b"torn")
+    assert main(["report", str(run), "--output", str(target)]) == 0
+    assert said in target.read_text()
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser_it_fits_and_tells_what_a_block_is(page: Path, width: int) -> None:
+    seen = look(page, width)
+    assert seen["requests"] == []
+    assert seen["scroll_width"] <= seen["client_width"] <= width
+    legends, size, told = operate(page, width, """
+        while (!page.querySelector(".vega[data-rows]")) await wait();
+        const marks = page.querySelector("svg.marks");
+        const block = [...marks.querySelectorAll("path")].find(path => path.__data__?.datum?.part === "blocks.1.ffn");
+        const {x, y} = block.getBoundingClientRect();
+        block.dispatchEvent(new view.PointerEvent("pointermove", {bubbles: true, clientX: x + 1, clientY: y + 1}));
+        await wait();
+        return [
+          [...marks.querySelectorAll(".role-legend")].map(legend => legend.textContent),
+          view.getComputedStyle(marks.querySelector("text")).fontSize,
+          page.querySelector("#vg-tooltip-element").textContent,
+        ];
+    """)  # fmt: skip
+    assert legends[0].startswith("parametersoptimizer state")
+    assert legends[1].startswith("forwardbackwardoptimizer")
+    assert float(size.removesuffix("px")) >= 10
+    assert "blocks.1.ffn" in told
+    assert "MiB" in told
