@@ -215,8 +215,8 @@ class WallClock(ControlWindow, Callback):
         trainer.should_stop = self.step_ended(losses)
 
 
-def measure_control(arm: str, words: list[str]) -> RunRecord:
-    """Measure a configuration of `lmbench fit` without lmbench's callbacks.
+def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningModule]:
+    """Measure a configuration of `lmbench fit` without lmbench's callbacks; returns the record and the trained module.
 
     Args:
         arm: `trainer` is Lightning's Trainer with everything off, zeroing gradients where Lightning does. For `bare`
@@ -241,21 +241,21 @@ def measure_control(arm: str, words: list[str]) -> RunRecord:
     if arm == "trainer":
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)
-        return clock.record
+        return clock.record, module
     trainer.strategy.setup_environment()
     # The module asks its trainer for the precision, the data for the device.
     module.trainer = data.trainer = trainer
     data.prepare_data()
     data.setup("fit")
     BareLoop(module, trainer, plan.mode, plan.zero_grad, compiler.options).run(data.train_dataloader(), clock)
-    return clock.record
+    return clock.record, module
 
 
 def main(argv: list[str]) -> int:
     """Run one arm; returns the exit code."""
     arm, result, _, *words = argv
     try:
-        record = measure_control(arm, words)
+        record, _ = measure_control(arm, words)
     except UsageError as error:
         tell(str(error))
         return ExitCode.USAGE

@@ -15,7 +15,7 @@ import torch
 from lmbench.cli import main
 from lmbench.errors import ExitCode, UsageError
 from lmbench.overhead.arms import ArmFailed, check_same_work, execute, measure_arm
-from lmbench.overhead.control import CONTROLS, plain_precision
+from lmbench.overhead.control import measure_control, plain_precision
 from lmbench.overhead.result import ARMS, Interval, Measurement, bottleneck, overhead_answer
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord
@@ -32,8 +32,8 @@ TINY = [
 
 def control(arm, *options):
     """Run a control arm in this process; returns its record and the trained weights."""
-    cli = CONTROLS[arm]([*TINY, *options])
-    return cli.clock.record, {name: weight.detach().clone() for name, weight in cli.model.named_parameters()}
+    record, module = measure_control(arm, [*TINY[1:], *options])
+    return record, {name: weight.detach().clone() for name, weight in module.named_parameters()}
 
 
 @pytest.mark.parametrize(
