@@ -21,7 +21,7 @@ from lmbench.kernels.tables import MS, NUMBER, SHARE, US, Reading, counted, row,
 from lmbench.records.guard import not_passed
 from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
-from lmbench.report.text import KERNEL_WIDTH, shortened
+from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import COUNT, WORDS, Unit, milliseconds, percent
 
 #: Phases that have their advice in the answer; parts, kinds and operators that are named in it.

@@ -19,7 +19,7 @@ from lmbench.kernels.tables import MS, NUMBER, SHARE, Reading, counted, row, tab
 from lmbench.records.guard import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.answer import BLANK, Answer, Line, Table
-from lmbench.report.text import KERNEL_WIDTH, shortened
+from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import WORDS, Unit, milliseconds, percent, signed_percent, whole
 
 STEP = "step"

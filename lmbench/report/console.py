@@ -23,6 +23,8 @@ _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 #: Least width of a word by how its column narrows.
 _LEAST_WIDTH = {"fold": 20, "shorten": 12}
+#: Width of a kernel's name within a sentence.
+KERNEL_WIDTH = 40
 
 
 class _Pipe(Console):

@@ -17,7 +17,7 @@ from lmbench.records.run import Model, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table
-from lmbench.report.console import shortened
+from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import MS, PERCENT, count, gib, mean_and_std, milliseconds, percent
 
 #: From this share of the step on it is the host that sets its time; so many phases are named.
@@ -26,7 +26,6 @@ _NAMED = 2
 #: The title of the table says the unit, once for five columns.
 _MS = replace(MS, word="")
 #: Width of a kernel's name within a sentence.
-_KERNEL_WIDTH = 40
 _STATUSES = ("pass", "warn", "fail", "n/a")
 _STATISTICS = ("mean", "std", "median", "min", "max")
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
@@ -313,7 +312,7 @@ def _dtype_lines(run: RunRecord) -> list[Line]:
 
 def top_other_words(name: str, share_fraction: float) -> str:
     """The longest kernel that is no matrix product, to follow their share in a line of text."""
-    return f"; top other kernel {shortened(name, _KERNEL_WIDTH)}, {percent(share_fraction)}"
+    return f"; top other kernel {shortened(name, KERNEL_WIDTH)}, {percent(share_fraction)}"
 
 
 def warning_lines(run: RunRecord) -> list[Line]:
