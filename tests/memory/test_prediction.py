@@ -237,13 +237,13 @@ def test_the_mode_forward_has_no_optimizer_state() -> None:
 
 
 def _few(words: list[str]) -> tuple[str, list[int], list[int]]:
-    from lmbench.fit.prediction import PredictionCLI
+    from lmbench.fit.prediction import Prediction
     from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
 
     act_like_cuda()
-    cli = PredictionCLI(["fit", *words])
-    predictor = Predictor(lambda b, c, k: cli.step(b, c, k, 0), 4, 512, is_slow=cli.compile_options is not None)
-    whole = predictor.phases if predictor.method == "every block" else by_phase(cli.step(4, 512, None, 0).peaks)
+    plan = Prediction(words)
+    predictor = Predictor(lambda b, c, k: plan.step(b, c, k, 0), 4, 512, is_slow=plan.compile_options is not None)
+    whole = predictor.phases if predictor.method == "every block" else by_phase(plan.step(4, 512, None, 0).peaks)
     few = predictor.peaks(4, 512)
     return predictor.method, [one.total_bytes for one in few], [one.total_bytes for one in whole]
 
