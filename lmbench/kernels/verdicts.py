@@ -94,7 +94,9 @@ def judge_phases(
     if first is None or count is None:
         steps = []
     else:
-        steps = [one for one in steps if one.step is not None and first + clocks.skipped <= one.step < first + count]
+        steps = [
+            each for each in steps if each.step is not None and first + clocks.skipped <= each.step < first + count
+        ]
     return [_judge(clock, shares_of.get(clock.phase), run, steps, long_s) for clock in clocks.phases]
 
 
