@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, set_dumper
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_dumper
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.errors import UsageError, suggest
@@ -196,7 +196,7 @@ class CommandLine:
         for key, default in DEFAULTS.items():
             used = getattr(self, key)
             if used not in (default, None):
-                content[key] = {"class_path": path_of(used), "init_args": content[key]}
+                content[key] = {"class_path": path_of(used), "init_args": content.get(key) or {}}
         return content
 
     def build(self, key: str, **changes: Any) -> Any:
@@ -204,7 +204,7 @@ class CommandLine:
         used = {**_GROUPS, "trainer": BenchTrainer, "model": self.model, "data": self.data}[key]
         if used is None:
             return None
-        values = self.config[key].clone()
+        values = self.config.get(key, Namespace()).clone()
         for name, value in changes.items():
             values[name] = value
         try:
