@@ -204,7 +204,7 @@ class CommandLine:
         used = {**_GROUPS, "trainer": BenchTrainer, "model": self.model, "data": self.data}[key]
         if used is None:
             return None
-        values = self.config.get(key, Namespace()).clone()
+        values = self.config.get(key, Namespace()).clone()  # type: ignore[no-untyped-call]
         for name, value in changes.items():
             values[name] = value
         try:
