@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmbench.errors import UsageError
-from lmbench.fit.run import Measurement, run
+from lmbench.fit.run import run
 from lmbench.fit.surroundings import undisturbed
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
@@ -49,7 +49,6 @@ def nothing_is_left_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def forget() -> None:
-    Measurement.latest = None
     gc.collect()
     torch.cuda.empty_cache()
 
