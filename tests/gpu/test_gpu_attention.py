@@ -40,11 +40,11 @@ def triton_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left_of_the_test_before() -> Iterator[None]:
     """Neither the folder that it compiled into, nor what it compiled: after 8 shapes PyTorch compiles no more."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 100)
     torch._dynamo.reset()
-    with undisturbed():
+    # PyTorch's own patch: pytest's deletes an attribute that is not in the module's dictionary when it takes it back.
+    with torch._dynamo.config.patch(recompile_limit=100), undisturbed():
         yield
 
 
