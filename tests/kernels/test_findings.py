@@ -146,7 +146,9 @@ def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")]
+    "content",
+    [b"", b"\x1f\x8b broken", gzip.compress(b'{"traceEvents": [{"ph": "X", "na'), gzip.compress(b"[1, 2]")],
+    ids=["empty", "broken", "torn", "list"],
 )
 def test_a_trace_that_cannot_be_read_never_loses_the_run(content: bytes, tmp_path: Path, capsys: Any) -> None:
     folder = copied("small_fp32_inference", tmp_path)
