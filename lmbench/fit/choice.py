@@ -187,7 +187,7 @@ def _arguments(choice: Choice, key: str, parts: list[tuple[Any, bool]]) -> dict[
     chosen: type | None = getattr(choice, key)
     arguments: dict[str, Any] = {}
     for part, is_shipped in parts:
-        if not isinstance(part, Mapping):
+        if not isinstance(part, Mapping) or part.get("class_path") == _NULL:
             continue
         if "class_path" in part and part.keys() - {"class_path", "init_args", "dict_kwargs"}:
             reason = "keep one (a class has its init_args)"

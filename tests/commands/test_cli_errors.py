@@ -20,7 +20,7 @@ MISTAKES = {
     "no such precision": (["--trainer.precision", "bf8"], "trainer.precision is 'bf8'; allowed: "),
     "no such attention": (["--model.attention", "foo"], "unknown attention 'foo'"),
     "no such optimizer": (["--model.optimizer", "sgd"], "choose one of AdamW, SGD; did you mean SGD?"),
-    "a variant for an optimizer": (["--model.optimizer", "fused"], "is a variant: --model.optimizer_variant fused"),
+    "a variant for an optimizer": (["--model.optimizer", "fused"], "but a variant: --model.optimizer_variant fused"),
     "a setting that follows": (["--model.context_length", "8"], "set that: --data.context_length 8"),
     "the end of an option": (["--batch_size", "4"], "did you mean --data.batch_size?"),
     "the end of two": (["--steps", "3"], "did you mean --measure.steps or --memory.steps?"),

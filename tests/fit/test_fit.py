@@ -19,6 +19,7 @@ from lmbench.records.vocabulary import PHASES
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_API_KEY", "planted-secret-key")
+        patch.setenv("WANDB_MODE", "disabled")
         return bench(tmp_path_factory.mktemp("fit"))
 
 

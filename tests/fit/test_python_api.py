@@ -287,7 +287,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
 def test_a_report_does_not_pool_modules_of_other_sizes(tmp_path, capsys):
     for width in (8, 16):
         measure(OwnLoaders(width), results_dir=tmp_path)
-    assert main(["report", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path), "--format", "markdown"]) == 0
     printed = capsys.readouterr().out
     assert "2 cells, 2 runs (2 ok)" in printed
     assert "| parameter_count |" in printed
