@@ -137,6 +137,27 @@ def test_inference_is_a_mode():
     assert measure(OwnLoaders(), mode="inference").record.mode == "inference"
 
 
+@pytest.mark.parametrize(
+    ("instrument", "is_there"),
+    [
+        ("dtypes", lambda record: record.dtypes.tensors),
+        ("kernels", lambda record: record.is_profiled and record.kernels),
+        ("sync", lambda record: not record.is_profiled),
+    ],
+)
+def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, is_there):
+    run = measure(OwnLoaders(), instrument=instrument, gradient_norm=True, probe_steps=1)
+    assert is_there(run.record)
+    assert run.steps[-1].gradient_norm > 0
+
+
+def test_an_instrument_that_is_not_there_is_refused():
+    with pytest.raises(lmbench.UsageError, match="the history is of a GPU's allocator"):
+        measure(OwnLoaders(), instrument="memory")
+    with pytest.raises(lmbench.UsageError, match="did you mean kernels"):
+        measure(OwnLoaders(), instrument="kernel")
+
+
 # the process and the module
 
 
