@@ -6,6 +6,7 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_memory_history.py
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,14 +57,20 @@ class OneBatch:
             yield self.batch
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    folder = tmp_path_factory.mktemp("results")
+def record(folder: str) -> None:
+    """Train the planted module with the allocator's history, into FOLDER/run."""
     session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
     flags: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
-    quiet_trainer(MemoryHistory(steps=2), RunRecorder(str(folder), run_id="run"), session, **flags).fit(
-        Planted(), OneBatch()
-    )
+    callbacks = [MemoryHistory(steps=2), RunRecorder(folder, run_id="run"), session]
+    quiet_trainer(*callbacks, **flags).fit(Planted(), OneBatch())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Recorded in a process of its own: what other tests left on the device would be `unknown` here."""
+    folder = tmp_path_factory.mktemp("results")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, env=environment)
     return examine(folder / "run")
 
 
@@ -122,3 +129,7 @@ def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path):
     # Blocks that the allocator left whole are up to 1 MiB larger than the tensor: 3.72 for 3.61 GiB on an H200.
     assert weights <= found.by_category["parameters"] <= 1.05 * weights
     assert found.by_category["activations"] > 0.5 * found.peak_bytes
+
+
+if __name__ == "__main__":
+    record(sys.argv[1])
