@@ -44,7 +44,7 @@ def fields(*names: str) -> Answer:
         for group in groups
     ]
     every = [[group, *row] for (group, _), row in rows.items()]
-    return Answer(tables=tables, data=Table("fields", "Fields", [Column("group"), *_COLUMNS], every))
+    return Answer(tables=tables, data=lambda: Table("fields", "Fields", [Column("group"), *_COLUMNS], every))
 
 
 def _is_called(alias: str, name: str) -> bool:

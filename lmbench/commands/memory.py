@@ -24,7 +24,10 @@ def run(args: list[str]) -> int:
     if is_config:
         words[words.index(first)] = f"--config={first}"
     is_option = first.startswith("-") and first.partition("=")[0] not in _OF_RECORDED
-    is_to_come = is_config or is_option or (first == "validate" and not Path(first).exists())
+    if not Path(first).exists() and "validate" in words:
+        tell("memory predicts a training step, not validate's; leave `validate` out")
+        return ExitCode.USAGE
+    is_to_come = is_config or is_option
     return run_typed("memory", predicted_memory if is_to_come else memory, words)
 
 

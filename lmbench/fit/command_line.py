@@ -103,6 +103,8 @@ class CommandLine:
     """
 
     def __init__(self, command: str, words: list[str]) -> None:
+        # As in a file, whose classes have their arguments under `init_args`.
+        words = [re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word) for word in words]
         self.command, self.words = command, words
         choice = choose(command, words)
         self.model, self.data, self.ignored = choice.model, choice.data, choice.ignored
@@ -252,5 +254,7 @@ def translate(text: str, options: Iterable[str]) -> str:
     name = key[2] or key[1]
     words = [word for literal in re.findall(r"Literal\[(.*?)\]", text) for word in re.findall(r"[\w.-]+", literal)]
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
+    if nested := re.search(r"NestedArg\(key='(\w+)'", value[1]):
+        return f"--{name}.{nested[1]} is an option of a class; name the class before it, as in --{name} CLASS"
     allowed = ", ".join(dict.fromkeys(words or types)) or " ".join(text.split())
     return f"{name} is {MASK if is_secret(name) else repr(value[1].strip())}; allowed: {allowed}"

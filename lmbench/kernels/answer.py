@@ -93,7 +93,7 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
     if findings.guards:
         tally = Counter(guard.status for guard in findings.guards)
         notes.append(Line("guards", ", ".join(f"{count} {status}" for status, count in tally.items())))
-    return Answer(headline, tables, notes, figures=_figures(findings, roof), data=data, first=())
+    return Answer(headline, tables, notes, figures=_figures(findings, roof), data=lambda: data, first=())
 
 
 def _figures(findings: Findings, roof: Answer | None) -> dict[str, Any]:

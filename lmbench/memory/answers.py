@@ -95,7 +95,7 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
         notes=_closing(findings),
         charts=[memory_chart(f"Memory over time: {findings.title}", memory_timeline(findings))],
         figures=figures,
-        data=_allocations(findings.largest),
+        data=lambda: _allocations(findings.largest),
         first=("peak",),
     )
 

@@ -8,7 +8,7 @@ page show the same figures that CSV and JSON hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -135,9 +135,9 @@ class Answer:
     """What a command says. The terminal shows the headline, the tables that `first` names (all where it is None) and,
     unless some tables wait for `--table` or `--all`, the notes; every other format has everything.
 
-    `figures` are numbers that stand in sentences and in no table, for JSON. `data` is the table that CSV gives where
-    that is not the first one. `sections` are parts of a longer answer, each with its own title. `exit_code` is the
-    command's.
+    `figures` are numbers that stand in sentences and in no table, for JSON. `data` works out the table that CSV gives
+    where that is not the first one. `sections` are parts of a longer answer, each with its own title. `exit_code` is
+    the command's.
     """
 
     headline: Sequence[Line] = ()
@@ -146,7 +146,7 @@ class Answer:
     charts: Sequence[Chart] = ()
     title: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    data: Table | None = None
+    data: Callable[[], Table] | None = None
     first: Sequence[str] | None = None
     sections: Sequence[Answer] = ()
     exit_code: int = 0

@@ -247,7 +247,7 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 def _csv(answer: Answer) -> str:
     """The answer's data, or its first table, in SI units (RFC 4180 but for plain line feeds)."""
-    tables = [answer.data] if answer.data is not None else answer.all_tables()
+    tables = [answer.data()] if answer.data is not None else answer.all_tables()
     stream = io.StringIO()
     for table in tables[:1]:
         writer = csv.writer(stream, lineterminator="\n")
@@ -280,7 +280,7 @@ def _json(answer: Answer) -> str:
 
 def _plain(answer: Answer) -> dict[str, Any]:
     """An answer as plain values: the headline's sentences, its figures, and every table as rows of SI values."""
-    tables = [*answer.tables, *([answer.data] if answer.data is not None else [])]
+    tables = [*answer.tables, *([answer.data()] if answer.data is not None else [])]
     plain: dict[str, Any] = {
         "title": answer.title,
         **_finite(msgspec.to_builtins(dict(answer.figures), str_keys=True)),

@@ -101,7 +101,7 @@ def test_the_example_of_an_own_module_is_measured_as_the_readme_says(tmp_path, m
     assert main([*shlex.split(second, comments=True)[1:], *QUICK]) == 0
     printed = capsys.readouterr()
     assert "forward_backward" in printed.out
-    assert "left out of the shipped configuration: model.size" in printed.err
+    assert "ignored model.size of the shipped configuration" in printed.err
 
 
 def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):

@@ -135,5 +135,4 @@ def test_noise_measures_its_repeats_in_fresh_processes(tmp_path, capsys):
     runs = [load_run(folder) for folder in find_runs([tmp_path])]
     assert len({(run.record.pid, run.record.process_start_s) for run in runs}) == 6
     assert stored(tmp_path)[0]["metrics"]["step_s"]["n"] == 6
-    assert floor(tmp_path) > 0
     assert "6 of 6:" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_the_tiny_study_of_attention_is_measured_and_shown(sweep, tmp_path, caps
         assert (model.num_heads, model.head_dim, model.is_causal) == (1, 16, True)
         # The weights, and nothing else of their size.
         assert model.attention != "naive" or run.record.memory.saved_bytes == 2 * length**2 * 4
-    for view, said in (("attention", "| context | attention |"), ("attention_backends", "**Fastest by forward")):
+    for view, said in (("attention", "| context | attention |"), ("attention_backends", "Fastest by forward")):
         assert main(["report", str(tmp_path / "tiny_attention"), "--view", view, "--format", "markdown"]) == 0
         assert said in capsys.readouterr().out
 
