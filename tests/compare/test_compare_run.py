@@ -228,7 +228,7 @@ def test_budgets_are_durations():
 
 def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["--model.vocab_size", "64", "--data.context_length", "16", "--measure.steps", "3"]
+    words = ["--model.vocab_size", "64", "--data.context_length", "16", "--measure.steps", "20"]
     words += ["--measure.min_window_s", "0", "--measure.probe_steps", "0", "--budget", "0.1s"]
     with warm_servers() as servers:
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
