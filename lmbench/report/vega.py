@@ -2,8 +2,8 @@
 
 Specifications are plain mappings, not altair objects: altair takes 0.42 s to import and builds the same mappings;
 vl-convert takes 0.01 s. Its bundle of Vega, Vega-Lite and vega-embed is 0.9 MB of JavaScript, once in a page; plotly.js
-is 4 to 5 MB. A timeline of 20,000 spans adds 0.9 MB to the page, since the data lie in columns
-(tests/experiments/timeline_page.py). The bundle takes 1.5 s to make and is kept in the user's cache folder.
+is 4 to 5 MB. A timeline of 20,000 spans adds 0.4 MB to the page, since the data lie in columns. The bundle takes 1.5 s
+to make and is kept in the user's cache folder.
 
 Colours are the custom properties of page.css, such as `var(--series-3)`, so that one specification serves light and
 dark pages. Expressions are interpreted (vega-interpreter): the page's policy allows no `eval`.
