@@ -238,7 +238,7 @@ def rows_of(*folders: Path, **options: Any) -> list[dict[str, Any]]:
     """A row for each cell, as CSV has them."""
     data = answer_of(*folders, **options).data
     assert data is not None
-    return data.records()
+    return data().records()
 
 
 def table_rows(table: Table) -> list[dict[str, str]]:
