@@ -53,6 +53,11 @@ class Column:
         return self.unit is not WORDS
 
     @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return shown(f"{self.title} ({self.unit.word})" if self.unit.word else self.title)
+
+    @property
     def key(self) -> str:
         return self.name or re.sub(r"\W+", "_", self.title).strip("_")
 

@@ -107,14 +107,9 @@ def _least_needed(columns: Sequence[Column]) -> int:
     return max(extra or numbers or later)
 
 
-def heading(column: Column) -> str:
-    """A column's title with its unit."""
-    return shown(f"{column.title} ({column.unit.word})" if column.unit.word else column.title)
-
-
 def _drawn(columns: Sequence[Column], texts: Sequence[Sequence[str]], width: int, has_total: bool) -> ScreenTable:
     screen = ScreenTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    headings = [heading(column) for column in columns]
+    headings = [column.heading for column in columns]
     widths = [max(map(len, values)) for values in zip(headings, *texts, strict=True)]
     least = {place: _LEAST_WIDTH[each.narrowing] for place, each in enumerate(columns) if each.narrowing != "keep"}
     while sum(widths) + 2 * (len(widths) - 1) > width:

@@ -61,8 +61,8 @@ def _lines(lines: Sequence[Line]) -> str:
 def _table(table: Table) -> str:
     """One table with its notes; alignment stands in the cells, so that it needs no style sheet."""
     head = "".join(
-        f'<th scope="col"{_class("number" if column.is_number else "")}{_side(column)}>{escape(title)}</th>'
-        for column, title in zip(table.columns, _titles(table), strict=True)
+        f'<th scope="col"{_class("number" if column.is_number else "")}{_side(column)}>{escape(column.heading)}</th>'
+        for column in table.columns
     )
     body = []
     for place, (row, texts) in enumerate(zip(table.rows, table.texts(), strict=True)):
@@ -79,10 +79,6 @@ def _table(table: Table) -> str:
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         + (f'<ol class="notes">{notes}</ol>' if notes else "")
     )
-
-
-def _titles(table: Table) -> list[str]:
-    return [shown(f"{each.title} ({each.unit.word})" if each.unit.word else each.title) for each in table.columns]
 
 
 def _class(name: str) -> str:

@@ -175,7 +175,7 @@ def _markdown_lines(lines: Iterable[Line]) -> list[str]:
 
 
 def _markdown_table(table: Table) -> list[str]:
-    titles = [escaped(text) for text in _headings(table)]
+    titles = [escaped(column.heading) for column in table.columns]
     rows = [[escaped(text) for text in row] for row in table.texts()]
     widths = [max(3, *map(len, values)) for values in zip(titles, *rows, strict=True)]
     is_number = [column.is_number for column in table.columns]
@@ -224,12 +224,13 @@ def _latex_table(table: Table) -> str:
     if table.has_total and len(rows) > 1:
         rows.insert(-1, r"\midrule")
     places = "".join("r" if column.is_number else "l" for column in table.columns)
+    headings = " & ".join(_latex_text(column.heading) for column in table.columns)
     caption = ": ".join(filter(None, [table.title, table.caption]))
     notes = [rf"\par\footnotesize [{number}] {_latex_text(note)}" for number, note in enumerate(table.notes, start=1)]
     return "\n".join(
         [
             r"\begin{table}", rf"\caption{{{_latex_text(caption)}}}", r"\centering", rf"\begin{{tabular}}{{{places}}}",
-            r"\toprule", " & ".join(map(_latex_text, _headings(table))) + r" \\", r"\midrule", *rows, r"\bottomrule",
+            r"\toprule", headings + r" \\", r"\midrule", *rows, r"\bottomrule",
             r"\end{tabular}", *notes, r"\end{table}", "",
         ]
     )  # fmt: skip
@@ -324,10 +325,6 @@ def _svg(answer: Answer) -> str:
     if not charts:
         raise UsageError("there is no chart here; choose another format")
     return vega.svg(charts[0].spec)
-
-
-def _headings(table: Table) -> list[str]:
-    return [f"{each.title} ({each.unit.word})" if each.unit.word else each.title for each in table.columns]
 
 
 FORMATS: dict[str, Callable[[Answer], str]] = {
