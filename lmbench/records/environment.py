@@ -1,35 +1,49 @@
 # ruff: noqa: E501 (tables, one field a line)
-# fmt: off
 """What a run's times may depend on: versions, code, GPU, host, flags, variables."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from msgspec import Struct, field
 
-from lmbench.records.field import Bytes, Count, Flag, Seconds, Text
+from lmbench.records.field import Bytes, Count, Flag, Hertz, Seconds, Text, Watts
 
 
 class Versions(Struct):
-    """Environment: versions of what takes part."""
+    """Environment: versions of what takes part.
 
-    python: Annotated[Text, "python", "Version of Python."] = None
-    torch: Annotated[Text, "torch", "Version of PyTorch."] = None
-    cuda: Annotated[Text, "cuda", "CUDA that PyTorch was built with."] = None
-    cudnn: Annotated[Text, "cudnn", "cuDNN that PyTorch loaded."] = None
-    driver: Annotated[Text, "driver", "NVIDIA driver."] = None
-    lightning: Annotated[Text, "lightning", "Version of Lightning."] = None
-    torchmetrics: Annotated[Text, "torchmetrics", "Version of torchmetrics."] = None
-    wandb: Annotated[Text, "wandb", "Version of wandb."] = None
-    lmbench: Annotated[Text, "lmbench", "Version of lmbench."] = None
+    Attributes:
+        python: python. Version of Python.
+        torch: torch. Version of PyTorch.
+        cuda: cuda. CUDA that PyTorch was built with.
+        cudnn: cudnn. cuDNN that PyTorch loaded.
+        driver: driver. NVIDIA driver.
+        lightning: lightning. Version of Lightning.
+        torchmetrics: torchmetrics. Version of torchmetrics.
+        wandb: wandb. Version of wandb.
+        lmbench: lmbench. Version of lmbench.
+    """
+
+    python: Text = None
+    torch: Text = None
+    cuda: Text = None
+    cudnn: Text = None
+    driver: Text = None
+    lightning: Text = None
+    torchmetrics: Text = None
+    wandb: Text = None
+    lmbench: Text = None
 
 
 class Revision(Struct):
-    """Environment: where a git checkout stands."""
+    """Environment: where a git checkout stands.
 
-    commit: Annotated[Text, "commit", "Git commit of the folder's repository."] = None
-    is_dirty: Annotated[Flag, "dirty", "Tracked files there differ from the commit."] = None
+    Attributes:
+        commit: commit. Git commit of the folder's repository.
+        is_dirty: dirty. Tracked files there differ from the commit.
+    """
+
+    commit: Text = None
+    is_dirty: Flag = None
 
 
 class Code(Struct):
@@ -40,57 +54,103 @@ class Code(Struct):
 
 
 class Gpu(Struct):
-    """Environment: the GPU."""
+    """Environment: the GPU.
 
-    name: Annotated[Text, "GPU", "Name of the device."] = None
-    uuid: Annotated[Text, "UUID", "The device's UUID."] = None
-    sku: Annotated[Text, "SKU", "Board part number."] = None
-    pci_bus_id: Annotated[Text, "PCI id", "PCI bus id."] = None
-    compute_capability: Annotated[Text, "capability", "CUDA compute capability."] = None
-    memory_total_bytes: Annotated[Bytes, "memory", "Memory of the device."] = None
-    power_limit_w: Annotated[float | None, "W", "power limit", "Power limit in force."] = None
-    power_limit_default_w: Annotated[float | None, "W", "default limit", "Power limit by default."] = None
-    max_sm_clock_hz: Annotated[float | None, "Hz", "max SM clock", "Highest SM clock."] = None
-    is_mig: Annotated[Flag, "MIG", "The device is split by MIG."] = None
+    Attributes:
+        name: GPU. Name of the device.
+        uuid: UUID. The device's UUID.
+        sku: SKU. Board part number.
+        pci_bus_id: PCI id. PCI bus id.
+        compute_capability: capability. CUDA compute capability.
+        memory_total_bytes: memory. Memory of the device.
+        power_limit_w: power limit. Power limit in force.
+        power_limit_default_w: default limit. Power limit by default.
+        max_sm_clock_hz: max SM clock. Highest SM clock.
+        is_mig: MIG. The device is split by MIG.
+    """
+
+    name: Text = None
+    uuid: Text = None
+    sku: Text = None
+    pci_bus_id: Text = None
+    compute_capability: Text = None
+    memory_total_bytes: Bytes = None
+    power_limit_w: Watts = None
+    power_limit_default_w: Watts = None
+    max_sm_clock_hz: Hertz = None
+    is_mig: Flag = None
 
 
 class Host(Struct):
-    """Environment: the machine."""
+    """Environment: the machine.
 
-    hostname: Annotated[Text, "host", "Name of the machine."] = None
-    system: Annotated[Text, "system", "Operating system and kernel."] = None
-    cpu_model: Annotated[Text, "CPU", "Model of the processor."] = None
-    core_count: Annotated[Count, "cores", "Logical cores of the machine."] = None
-    affinity: Annotated[list[int] | None, "tree", "affinity", "Cores that the process may use."] = None
-    memory_total_bytes: Annotated[Bytes, "host memory", "Memory of the machine."] = None
-    python_iteration_s: Annotated[Seconds, "Python score", "Host score: one turn of a small pure-Python loop.", "down"] = None
-    kernel_launch_s: Annotated[Seconds, "launch score", "Host score: issuing one tiny kernel (on a CPU: one tiny operator).", "down"] = None
+    Attributes:
+        hostname: host. Name of the machine.
+        system: system. Operating system and kernel.
+        cpu_model: CPU. Model of the processor.
+        core_count: cores. Logical cores of the machine.
+        affinity: affinity. Cores that the process may use.
+        memory_total_bytes: host memory. Memory of the machine.
+        python_iteration_s: Python score (lower is better). Host score: one turn of a small pure-Python loop.
+        kernel_launch_s: launch score (lower is better). Host score: issuing one tiny kernel (on a CPU: one tiny operator).
+    """
+
+    hostname: Text = None
+    system: Text = None
+    cpu_model: Text = None
+    core_count: Count = None
+    affinity: list[int] | None = None
+    memory_total_bytes: Bytes = None
+    python_iteration_s: Seconds = None
+    kernel_launch_s: Seconds = None
 
 
 class GarbageCollection(Struct):
-    """Environment: garbage collection outside the window."""
+    """Environment: garbage collection outside the window.
 
-    is_enabled: Annotated[Flag, "gc", "Automatic garbage collection is on outside the window."] = None
-    thresholds: Annotated[list[int] | None, "tree", "gc thresholds", "Its thresholds."] = None
-    frozen_count: Annotated[Count, "gc frozen", "Objects frozen before the window."] = None
+    Attributes:
+        is_enabled: gc. Automatic garbage collection is on outside the window.
+        thresholds: gc thresholds. Its thresholds.
+        frozen_count: gc frozen. Objects frozen before the window.
+    """
+
+    is_enabled: Flag = None
+    thresholds: list[int] | None = None
+    frozen_count: Count = None
 
 
 class Flags(Struct):
-    """Environment: PyTorch's global switches."""
+    """Environment: PyTorch's global switches.
 
-    float32_matmul_precision: Annotated[Text, "float32 matmuls", "`highest` is fp32, `high` is TF32."] = None
-    cuda_matmul_allow_tf32: Annotated[Flag, "TF32 matmul", "TF32 allowed in matmuls."] = None
-    cudnn_allow_tf32: Annotated[Flag, "TF32 cuDNN", "TF32 allowed in cuDNN."] = None
-    cudnn_benchmark: Annotated[Flag, "cudnn.benchmark", "cuDNN tries its algorithms."] = None
-    cudnn_deterministic: Annotated[Flag, "cudnn.deterministic", "cuDNN is kept to deterministic algorithms."] = None
-    deterministic_algorithms: Annotated[Flag, "deterministic", "PyTorch is kept to deterministic algorithms."] = None
-    anomaly_mode: Annotated[Flag, "anomaly mode", "Autograd's anomaly detection is on."] = None
-    allocator_backend: Annotated[Text, "allocator", "CUDA memory allocator."] = None
-    thread_count: Annotated[Count, "threads", "PyTorch's threads within an operator."] = None
+    Attributes:
+        float32_matmul_precision: float32 matmuls. `highest` is fp32, `high` is TF32.
+        cuda_matmul_allow_tf32: TF32 matmul. TF32 allowed in matmuls.
+        cudnn_allow_tf32: TF32 cuDNN. TF32 allowed in cuDNN.
+        cudnn_benchmark: cudnn.benchmark. cuDNN tries its algorithms.
+        cudnn_deterministic: cudnn.deterministic. cuDNN is kept to deterministic algorithms.
+        deterministic_algorithms: deterministic. PyTorch is kept to deterministic algorithms.
+        anomaly_mode: anomaly mode. Autograd's anomaly detection is on.
+        allocator_backend: allocator. CUDA memory allocator.
+        thread_count: threads. PyTorch's threads within an operator.
+    """
+
+    float32_matmul_precision: Text = None
+    cuda_matmul_allow_tf32: Flag = None
+    cudnn_allow_tf32: Flag = None
+    cudnn_benchmark: Flag = None
+    cudnn_deterministic: Flag = None
+    deterministic_algorithms: Flag = None
+    anomaly_mode: Flag = None
+    allocator_backend: Text = None
+    thread_count: Count = None
 
 
 class Environment(Struct):
-    """Environment: everything around a run."""
+    """Environment: everything around a run.
+
+    Attributes:
+        variables: variables. Environment variables from an allow-list; never a secret.
+    """
 
     versions: Versions = field(default_factory=Versions)
     code: Code = field(default_factory=Code)
@@ -98,4 +158,4 @@ class Environment(Struct):
     host: Host = field(default_factory=Host)
     gc: GarbageCollection = field(default_factory=GarbageCollection)
     flags: Flags = field(default_factory=Flags)
-    variables: Annotated[dict[str, str] | None, "tree", "variables", "Environment variables from an allow-list; never a secret."] = None
+    variables: dict[str, str] | None = None

@@ -1,17 +1,19 @@
 """How a field of a record says what it is, and what a record has of each phase.
 
-A field is written `name: Annotated[Seconds, "title", "Meaning.", "down"] = None`: the type with its unit, a short
-heading for tables, the meaning, and which direction is good, if one is. `<phase>` in title and meaning stands for the
-phase that the field belongs to. A part that occurs more than once has the placeholder of its name instead:
-`Annotated[DeviceReading, "<end>"]`. `lmbench fields` and the README's table read all of it from here, by `About`.
+A field is written with its type and unit, `mean_s: Seconds = None`, and documented in its class's docstring by a line
+`mean_s: mean (lower is better). Mean device span of <phase>.`: a short heading for tables, which direction is good, if
+one is, and the meaning. `<phase>` there stands for the phase that the field belongs to; in a field's name, for each of
+the phases. A part that occurs more than once has the placeholder of its name as `Annotated[DeviceReading, "<end>"]`.
+`lmbench fields` and the README's table read all of it from here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -20,35 +22,51 @@ from lmbench.records.vocabulary import SPANS, Span
 Better = Literal["up", "down"]
 T = TypeVar("T")
 
-Text: TypeAlias = Annotated[str | None, "text"]
-Flag: TypeAlias = Annotated[bool | None, "flag"]
-Seconds: TypeAlias = Annotated[float | None, "s"]
+Text: TypeAlias = str | None
+Flag: TypeAlias = bool | None
+Count: TypeAlias = int | None
+Number: TypeAlias = float | None
+Index: TypeAlias = Annotated[int | None, "index"]
 Bytes: TypeAlias = Annotated[int | None, "bytes"]
-Count: TypeAlias = Annotated[int | None, "count"]
+FlopCount: TypeAlias = Annotated[int | None, "FLOP"]
+Seconds: TypeAlias = Annotated[float | None, "s"]
 Fraction: TypeAlias = Annotated[float | None, "fraction"]
-Number: TypeAlias = Annotated[float | None, "1"]
+Nats: TypeAlias = Annotated[float | None, "nat"]
+Hertz: TypeAlias = Annotated[float | None, "Hz"]
+Watts: TypeAlias = Annotated[float | None, "W"]
+Joules: TypeAlias = Annotated[float | None, "J"]
+Celsius: TypeAlias = Annotated[float | None, "°C"]
+FlopsPerSecond: TypeAlias = Annotated[float | None, "FLOP/s"]
 
-#: Units of what is not a number.
-NOT_NUMBERS = ("text", "flag", "tree")
+#: Units of types that name none; of any other type it is `tree`.
+UNITS: dict[Any, str] = {str: "text", bool: "flag", int: "count", float: "1"}
+_FIELD = re.compile(r"^ +([\w<>]+): (.+?)(?: \((lower|higher) is better\))?\. (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a field says about itself, read off its `Annotated` type.
+    """What a field says about itself, read off its type and its class's docstring.
 
     `unit` is an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
-    `tree` (a list, or what others make up). `pattern` is the name that several fields share in the table of fields.
+    `tree` (a list, or what others make up).
     """
 
     unit: str
     title: str
     meaning: str
     better: Better | None = None
-    pattern: str | None = None
 
     @property
     def is_number(self) -> bool:
-        return self.unit not in NOT_NUMBERS
+        return self.unit not in ("text", "flag", "tree")
+
+
+def documented(record: type[Struct]) -> dict[str, tuple[str, str, Better | None]]:
+    """Title, meaning and good direction of each field that a class's docstring documents, by name, which may have a
+    placeholder in it."""
+    directions: dict[str, Better] = {"lower": "down", "higher": "up"}
+    lines = _FIELD.findall(str(record.__doc__).partition("Attributes:")[2])
+    return {name: (title, meaning, directions.get(better)) for name, title, better, meaning in lines}
 
 
 @dataclass(frozen=True)
@@ -91,3 +109,6 @@ class PerPhase(Struct, Generic[T], omit_defaults=True):
     def items(self) -> Iterator[tuple[Span, T]]:
         """Every phase that was seen with its value: the step first, then phases in the order of a table."""
         return ((span, value) for span in SPANS if (value := self.get(span)) is not None)
+
+
+PhaseBytes: TypeAlias = Annotated[PerPhase[int] | None, "bytes"]

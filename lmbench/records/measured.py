@@ -1,5 +1,4 @@
 # ruff: noqa: E501 (tables, one field a line)
-# fmt: off
 """What a run measured: window, phases, rates, memory, device state, probe steps."""
 
 from __future__ import annotations
@@ -8,184 +7,344 @@ from typing import Annotated, Literal
 
 from msgspec import Struct, field
 
-from lmbench.records.field import Bytes, Count, Flag, Fraction, Number, PerPhase, Seconds, Text
+from lmbench.records.field import (
+    Bytes,
+    Celsius,
+    Count,
+    Flag,
+    FlopsPerSecond,
+    Fraction,
+    Hertz,
+    Index,
+    Joules,
+    Nats,
+    Number,
+    PerPhase,
+    PhaseBytes,
+    Seconds,
+    Text,
+    Watts,
+)
 from lmbench.records.vocabulary import INCORRECT
 
 LagWord = Literal["host-bound", "queued", "mixed"]
 
 
 class Window(Struct):
-    """Window: the steps between two synchronizes."""
+    """Window: the steps between two synchronizes.
 
-    warmup_steps: Annotated[Count, "warm-up", "Steps before the window."] = None
-    requested_steps: Annotated[Count, "steps asked for", "Steps the window was to have at least; null until training ends."] = None
-    requested_s: Annotated[Seconds, "time asked for", "Seconds the window was to last at least."] = None
-    steps: Annotated[Count, "steps", "Steps in the window, skipped and short ones included."] = None
-    first_step: Annotated[int | None, "index", "first step", "Index of the window's first step."] = None
-    micro_batches: Annotated[Count, "micro-batches", "Micro-batches of a full step."] = None
-    skipped_count: Annotated[Count, "skipped", "Steps the fp16 scaler skipped; in no statistic.", "down"] = None
-    short_count: Annotated[Count, "short", "Steps with fewer micro-batches than a full one; in no statistic."] = None
-    tokens: Annotated[Count, "tokens", "Tokens of all steps, micro-batches and ranks."] = None
-    tokens_reason: Annotated[Text, "no tokens because", "Why `tokens` is not known, where it is not."] = None
-    wall_s: Annotated[Seconds, "wall", "Wall time between the two synchronizes, `excluded_s` subtracted; clocked apart from the steps."] = None
-    steps_sum_s: Annotated[Seconds, "sum of steps", "Sum of `step_s` over the window."] = None
-    excluded_s: Annotated[Seconds, "excluded", "Validation, checkpoints and record writing within the window, already subtracted."] = None
-    excluded_count: Annotated[Count, "exclusions", "How often that happened."] = None
-    clock_drift_fraction: Annotated[Fraction, "clock drift", "How much faster the device's clock ran than the host's; corrected in the lags."] = None
-    identity_error_fraction: Annotated[Fraction, "identity error", "Signed: (`steps_sum_s` - `wall_s`) / `wall_s`."] = None
+    Attributes:
+        warmup_steps: warm-up. Steps before the window.
+        requested_steps: steps asked for. Steps the window was to have at least; null until training ends.
+        requested_s: time asked for. Seconds the window was to last at least.
+        steps: steps. Steps in the window, skipped and short ones included.
+        first_step: first step. Index of the window's first step.
+        micro_batches: micro-batches. Micro-batches of a full step.
+        skipped_count: skipped (lower is better). Steps the fp16 scaler skipped; in no statistic.
+        short_count: short. Steps with fewer micro-batches than a full one; in no statistic.
+        tokens: tokens. Tokens of all steps, micro-batches and ranks.
+        tokens_reason: no tokens because. Why `tokens` is not known, where it is not.
+        wall_s: wall. Wall time between the two synchronizes, `excluded_s` subtracted; clocked apart from the steps.
+        steps_sum_s: sum of steps. Sum of `step_s` over the window.
+        excluded_s: excluded. Validation, checkpoints and record writing within the window, already subtracted.
+        excluded_count: exclusions. How often that happened.
+        clock_drift_fraction: clock drift. How much faster the device's clock ran than the host's; corrected in the lags.
+        identity_error_fraction: identity error. Signed: (`steps_sum_s` - `wall_s`) / `wall_s`.
+    """
+
+    warmup_steps: Count = None
+    requested_steps: Count = None
+    requested_s: Seconds = None
+    steps: Count = None
+    first_step: Index = None
+    micro_batches: Count = None
+    skipped_count: Count = None
+    short_count: Count = None
+    tokens: Count = None
+    tokens_reason: Text = None
+    wall_s: Seconds = None
+    steps_sum_s: Seconds = None
+    excluded_s: Seconds = None
+    excluded_count: Count = None
+    clock_drift_fraction: Fraction = None
+    identity_error_fraction: Fraction = None
 
 
 class Warmup(Struct):
-    """Window: what the warm-up showed."""
+    """Window: what the warm-up showed.
 
-    gradient_norm: Annotated[Number, "warm-up gradient norm", "2-norm of all gradients at the last warm-up step, before clipping: the same step whatever the window."] = None
+    Attributes:
+        gradient_norm: warm-up gradient norm. 2-norm of all gradients at the last warm-up step, before clipping: the same step whatever the window.
+    """
+
+    gradient_norm: Number = None
 
 
 class HostSpan(Struct):
-    """Phases: host spans."""
+    """Phases: host spans.
 
-    mean_s: Annotated[Seconds, "host mean", "Mean host span of <phase>.", "down"] = None
-    min_s: Annotated[Seconds, "host min", "Smallest host span.", "down"] = None
-    median_s: Annotated[Seconds, "host median", "Median host span.", "down"] = None
-    max_s: Annotated[Seconds, "host max", "Largest host span.", "down"] = None
+    Attributes:
+        mean_s: host mean (lower is better). Mean host span of <phase>.
+        min_s: host min (lower is better). Smallest host span.
+        median_s: host median (lower is better). Median host span.
+        max_s: host max (lower is better). Largest host span.
+    """
+
+    mean_s: Seconds = None
+    min_s: Seconds = None
+    median_s: Seconds = None
+    max_s: Seconds = None
 
 
 class Lag(Struct):
-    """Phases: lags."""
+    """Phases: lags.
 
-    min_s: Annotated[Seconds, "lag min", "Smallest lag at the end of <phase>."] = None
-    median_s: Annotated[Seconds, "lag median", "Median lag at the end of <phase>."] = None
-    max_s: Annotated[Seconds, "lag max", "Largest lag at the end of <phase>."] = None
+    Attributes:
+        min_s: lag min. Smallest lag at the end of <phase>.
+        median_s: lag median. Median lag at the end of <phase>.
+        max_s: lag max. Largest lag at the end of <phase>.
+    """
+
+    min_s: Seconds = None
+    median_s: Seconds = None
+    max_s: Seconds = None
 
 
 class PhaseSummary(Struct):
-    """Phases: statistics of one phase, or of the step, over the window's full and unskipped steps."""
+    """Phases: statistics of one phase, or of the step, over the window's full and unskipped steps.
 
-    n: Annotated[Count, "n", "Steps behind the statistics of <phase>: in the window, full, not skipped."] = None
-    mean_s: Annotated[Seconds, "mean", "Mean device span of <phase>.", "down"] = None
-    std_s: Annotated[Seconds, "std", "Sample standard deviation (n - 1).", "down"] = None
-    min_s: Annotated[Seconds, "min", "Smallest value.", "down"] = None
-    p5_s: Annotated[Seconds, "p5", "5th percentile, from 20 steps on.", "down"] = None
-    p25_s: Annotated[Seconds, "p25", "25th percentile, linear between order statistics.", "down"] = None
-    median_s: Annotated[Seconds, "median", "Median.", "down"] = None
-    p75_s: Annotated[Seconds, "p75", "75th percentile.", "down"] = None
-    p95_s: Annotated[Seconds, "p95", "95th percentile, from 20 steps on.", "down"] = None
-    p99_s: Annotated[Seconds, "p99", "99th percentile, from 100 steps on.", "down"] = None
-    max_s: Annotated[Seconds, "max", "Largest value.", "down"] = None
-    cv_fraction: Annotated[Fraction, "CV", "Standard deviation divided by the mean.", "down"] = None
-    median_low_s: Annotated[Seconds, "median low", "Lower end of the median's interval within this run (order statistics, 6 steps on)."] = None
-    median_high_s: Annotated[Seconds, "median high", "Upper end of that interval."] = None
-    median_coverage_fraction: Annotated[Fraction, "coverage", "That interval's real coverage, at least 0.95, if steps are independent."] = None
-    lag1_autocorrelation: Annotated[Number, "autocorrelation", "Correlation of a step with the next one."] = None
-    outlier_count: Annotated[Count, "outliers", "Values over 3.5 robust deviations (from the MAD) off the median.", "down"] = None
-    trend_fraction: Annotated[Fraction, "trend", "Drift over the window by Theil and Sen's line, within what the steps span, as a fraction of the median."] = None
-    trend_p: Annotated[Number, "trend p", "How likely such an order of values is without a trend (Kendall)."] = None
-    share_fraction: Annotated[Fraction, "share", "Mean of <phase> divided by the mean step."] = None
+    Attributes:
+        n: n. Steps behind the statistics of <phase>: in the window, full, not skipped.
+        mean_s: mean (lower is better). Mean device span of <phase>.
+        std_s: std (lower is better). Sample standard deviation (n - 1).
+        min_s: min (lower is better). Smallest value.
+        p5_s: p5 (lower is better). 5th percentile, from 20 steps on.
+        p25_s: p25 (lower is better). 25th percentile, linear between order statistics.
+        median_s: median (lower is better). Median.
+        p75_s: p75 (lower is better). 75th percentile.
+        p95_s: p95 (lower is better). 95th percentile, from 20 steps on.
+        p99_s: p99 (lower is better). 99th percentile, from 100 steps on.
+        max_s: max (lower is better). Largest value.
+        cv_fraction: CV (lower is better). Standard deviation divided by the mean.
+        median_low_s: median low. Lower end of the median's interval within this run (order statistics, 6 steps on).
+        median_high_s: median high. Upper end of that interval.
+        median_coverage_fraction: coverage. That interval's real coverage, at least 0.95, if steps are independent.
+        lag1_autocorrelation: autocorrelation. Correlation of a step with the next one.
+        outlier_count: outliers (lower is better). Values over 3.5 robust deviations (from the MAD) off the median.
+        trend_fraction: trend. Drift over the window by Theil and Sen's line, within what the steps span, as a fraction of the median.
+        trend_p: trend p. How likely such an order of values is without a trend (Kendall).
+        share_fraction: share. Mean of <phase> divided by the mean step.
+    """
+
+    n: Count = None
+    mean_s: Seconds = None
+    std_s: Seconds = None
+    min_s: Seconds = None
+    p5_s: Seconds = None
+    p25_s: Seconds = None
+    median_s: Seconds = None
+    p75_s: Seconds = None
+    p95_s: Seconds = None
+    p99_s: Seconds = None
+    max_s: Seconds = None
+    cv_fraction: Fraction = None
+    median_low_s: Seconds = None
+    median_high_s: Seconds = None
+    median_coverage_fraction: Fraction = None
+    lag1_autocorrelation: Number = None
+    outlier_count: Count = None
+    trend_fraction: Fraction = None
+    trend_p: Number = None
+    share_fraction: Fraction = None
     host: HostSpan = field(default_factory=HostSpan)
     lag: Lag | None = None
 
 
 class Throughput(Struct):
-    """Throughput: rates of the window."""
+    """Throughput: rates of the window.
 
-    tokens_per_s: Annotated[float | None, "tokens/s", "tokens/s", "`window.tokens` / `window.wall_s`.", "up"] = None
-    model_flops_per_s: Annotated[float | None, "FLOP/s", "model FLOP/s", "Tokens/s times model FLOPs per token.", "up"] = None
-    mfu_fraction: Annotated[Fraction, "MFU", "Model FLOP/s of one device over its peak, attention counted full.", "up"] = None
-    mfu_causal_fraction: Annotated[Fraction, "causal MFU", "The same with attention halved.", "up"] = None
-    hfu_fraction: Annotated[Fraction, "HFU", "Hardware FLOP/s over the peak: model FLOPs and those that activation checkpointing computes again.", "up"] = None
-    mfu_reason: Annotated[Text, "no MFU because", "Why there is no MFU, null where there is one."] = None
-    joules_per_token: Annotated[float | None, "J/token", "J/token", "`device_state.energy_j` / `window.tokens`.", "down"] = None
+    Attributes:
+        tokens_per_s: tokens/s (higher is better). `window.tokens` / `window.wall_s`.
+        model_flops_per_s: model FLOP/s (higher is better). Tokens/s times model FLOPs per token.
+        mfu_fraction: MFU (higher is better). Model FLOP/s of one device over its peak, attention counted full.
+        mfu_causal_fraction: causal MFU (higher is better). The same with attention halved.
+        hfu_fraction: HFU (higher is better). Hardware FLOP/s over the peak: model FLOPs and those that activation checkpointing computes again.
+        mfu_reason: no MFU because. Why there is no MFU, null where there is one.
+        joules_per_token: J/token (lower is better). `device_state.energy_j` / `window.tokens`.
+    """
+
+    tokens_per_s: Annotated[float | None, "tokens/s"] = None
+    model_flops_per_s: FlopsPerSecond = None
+    mfu_fraction: Fraction = None
+    mfu_causal_fraction: Fraction = None
+    hfu_fraction: Fraction = None
+    mfu_reason: Text = None
+    joules_per_token: Annotated[float | None, "J/token"] = None
 
 
 class Loss(Struct):
-    """Throughput: losses."""
+    """Throughput: losses.
 
-    first: Annotated[float | None, "nat", "first loss", "Loss of step 0, warm-up included.", "down"] = None
-    last: Annotated[float | None, "nat", "last loss", "Loss of the window's last step.", "down"] = None
-    mean: Annotated[float | None, "nat", "mean loss", "Mean loss over the window.", "down"] = None
-    perplexity: Annotated[Number, "perplexity", "exp(`loss.mean`).", "down"] = None
+    Attributes:
+        first: first loss (lower is better). Loss of step 0, warm-up included.
+        last: last loss (lower is better). Loss of the window's last step.
+        mean: mean loss (lower is better). Mean loss over the window.
+        perplexity: perplexity (lower is better). exp(`loss.mean`).
+    """
+
+    first: Nats = None
+    last: Nats = None
+    mean: Nats = None
+    perplexity: Number = None
 
 
 class RefusedAllocation(Struct):
-    """Memory: what the device held when it had no room for one more tensor."""
+    """Memory: what the device held when it had no room for one more tensor.
 
-    phase: Annotated[Text, "refused in", "Phase in which the allocator was refused."] = None
-    requested_bytes: Annotated[Bytes, "refused", "Bytes asked for, as the allocator rounds them.", "down"] = None
-    allocated_bytes: Annotated[Bytes, "held", "Allocated at that moment.", "down"] = None
-    reserved_bytes: Annotated[Bytes, "reserved then", "Reserved by the allocator at that moment.", "down"] = None
-    device_free_bytes: Annotated[Bytes, "free then", "Free on the device at that moment, held by nobody.", "up"] = None
-    parameters_bytes: Annotated[Bytes, "parameters held", "Of `allocated_bytes`: parameters and buffers.", "down"] = None
-    gradients_bytes: Annotated[Bytes, "gradients held", "Of `allocated_bytes`: gradients of parameters.", "down"] = None
-    optimizer_state_bytes: Annotated[Bytes, "optimizer state held", "Of `allocated_bytes`: state of the optimizers.", "down"] = None
-    rest_bytes: Annotated[Bytes, "activations and the rest", "What remains of `allocated_bytes`: activations, inputs, temporaries, workspaces.", "down"] = None
+    Attributes:
+        phase: refused in. Phase in which the allocator was refused.
+        requested_bytes: refused (lower is better). Bytes asked for, as the allocator rounds them.
+        allocated_bytes: held (lower is better). Allocated at that moment.
+        reserved_bytes: reserved then (lower is better). Reserved by the allocator at that moment.
+        device_free_bytes: free then (higher is better). Free on the device at that moment, held by nobody.
+        parameters_bytes: parameters held (lower is better). Of `allocated_bytes`: parameters and buffers.
+        gradients_bytes: gradients held (lower is better). Of `allocated_bytes`: gradients of parameters.
+        optimizer_state_bytes: optimizer state held (lower is better). Of `allocated_bytes`: state of the optimizers.
+        rest_bytes: activations and the rest (lower is better). What remains of `allocated_bytes`: activations, inputs, temporaries, workspaces.
+    """
+
+    phase: Text = None
+    requested_bytes: Bytes = None
+    allocated_bytes: Bytes = None
+    reserved_bytes: Bytes = None
+    device_free_bytes: Bytes = None
+    parameters_bytes: Bytes = None
+    gradients_bytes: Bytes = None
+    optimizer_state_bytes: Bytes = None
+    rest_bytes: Bytes = None
 
 
 class Memory(Struct):
-    """Memory: peaks of the allocator and of the process."""
+    """Memory: peaks of the allocator and of the process.
 
-    run_peak_allocated_bytes: Annotated[Bytes, "run peak", "Peak allocated on the device over the whole run (decides what fits).", "down"] = None
-    run_peak_reserved_bytes: Annotated[Bytes, "run peak reserved", "Peak reserved by the allocator over the whole run.", "down"] = None
-    steady_peak_allocated_bytes: Annotated[Bytes, "steady peak", "Peak allocated within the window.", "down"] = None
-    steady_peak_reserved_bytes: Annotated[Bytes, "steady peak reserved", "Peak reserved within the window.", "down"] = None
-    phase_peak_allocated_bytes: Annotated[PerPhase[int] | None, "bytes", "peak in <phase>", "Peak allocated in <phase>, from the probe steps.", "down"] = None
-    phase_begin_allocated_bytes: Annotated[PerPhase[int] | None, "bytes", "before <phase>", "Allocated when <phase> begins, from the probe steps: before backward, what forward keeps for it is in it.", "down"] = None
-    saved_bytes: Annotated[Bytes, "saved", "What autograd saves in one forward of attention by itself, besides its inputs: tensors counted where it saves them, each storage once.", "down"] = None
-    expected_saved_bytes: Annotated[Bytes, "saved by shape", "The same by shape, of eager attention: softmax's result if written out, output and logsumexp if fused; null where nobody knows.", "down"] = None
-    device_total_bytes: Annotated[Bytes, "device total", "Memory of the device."] = None
-    run_alloc_retry_count: Annotated[Count, "retries", "Allocations that worked only after the cache was emptied.", "down"] = None
-    window_alloc_retry_count: Annotated[Count, "retries in window", "The same within the window.", "down"] = None
-    window_reserved_growth_bytes: Annotated[Bytes, "growth", "What the allocator reserved more at the window's end than at its start.", "down"] = None
+    Attributes:
+        run_peak_allocated_bytes: run peak (lower is better). Peak allocated on the device over the whole run (decides what fits).
+        run_peak_reserved_bytes: run peak reserved (lower is better). Peak reserved by the allocator over the whole run.
+        steady_peak_allocated_bytes: steady peak (lower is better). Peak allocated within the window.
+        steady_peak_reserved_bytes: steady peak reserved (lower is better). Peak reserved within the window.
+        phase_peak_allocated_bytes: peak in <phase> (lower is better). Peak allocated in <phase>, from the probe steps.
+        phase_begin_allocated_bytes: before <phase> (lower is better). Allocated when <phase> begins, from the probe steps: before backward, what forward keeps for it is in it.
+        saved_bytes: saved (lower is better). What autograd saves in one forward of attention by itself, besides its inputs: tensors counted where it saves them, each storage once.
+        expected_saved_bytes: saved by shape (lower is better). The same by shape, of eager attention: softmax's result if written out, output and logsumexp if fused; null where nobody knows.
+        device_total_bytes: device total. Memory of the device.
+        run_alloc_retry_count: retries (lower is better). Allocations that worked only after the cache was emptied.
+        window_alloc_retry_count: retries in window (lower is better). The same within the window.
+        window_reserved_growth_bytes: growth (lower is better). What the allocator reserved more at the window's end than at its start.
+        host_peak_rss_bytes: host peak (lower is better). Peak resident memory of the process.
+    """
+
+    run_peak_allocated_bytes: Bytes = None
+    run_peak_reserved_bytes: Bytes = None
+    steady_peak_allocated_bytes: Bytes = None
+    steady_peak_reserved_bytes: Bytes = None
+    phase_peak_allocated_bytes: PhaseBytes = None
+    phase_begin_allocated_bytes: PhaseBytes = None
+    saved_bytes: Bytes = None
+    expected_saved_bytes: Bytes = None
+    device_total_bytes: Bytes = None
+    run_alloc_retry_count: Count = None
+    window_alloc_retry_count: Count = None
+    window_reserved_growth_bytes: Bytes = None
     refused: RefusedAllocation | None = None
-    host_peak_rss_bytes: Annotated[Bytes, "host peak", "Peak resident memory of the process.", "down"] = None
+    host_peak_rss_bytes: Bytes = None
 
 
 class DeviceReading(Struct):
-    """Device state: one reading by NVML."""
+    """Device state: one reading by NVML.
 
-    read_at_s: Annotated[Seconds, "read at", "Monotonic clock at the reading."] = None
-    sm_clock_hz: Annotated[float | None, "Hz", "SM clock", "SM clock at the window's <end>."] = None
-    memory_clock_hz: Annotated[float | None, "Hz", "memory clock", "Memory clock."] = None
-    temperature_c: Annotated[float | None, "°C", "temperature", "Temperature of the GPU."] = None
-    power_w: Annotated[float | None, "W", "power", "Power draw."] = None
-    energy_j: Annotated[float | None, "J", "energy counter", "Energy since the driver was loaded."] = None
-    power_capped_s: Annotated[Seconds, "power-capped", "Counter of the time that the power cap held the clock down."] = None
-    thermal_capped_s: Annotated[Seconds, "thermal-capped", "The same for temperature."] = None
-    throttle_reasons: Annotated[list[str] | None, "tree", "throttle reasons", "What holds the clock at this moment."] = None
-    memory_used_bytes: Annotated[Bytes, "used", "Memory used on the device by all processes."] = None
-    other_process_pids: Annotated[list[int] | None, "tree", "other pids", "Other processes on the GPU, where the driver shows them."] = None
-    other_process_count: Annotated[Count, "other processes", "How many; null where the driver hides processes."] = None
+    Attributes:
+        read_at_s: read at. Monotonic clock at the reading.
+        sm_clock_hz: SM clock. SM clock at the window's <end>.
+        memory_clock_hz: memory clock. Memory clock.
+        temperature_c: temperature. Temperature of the GPU.
+        power_w: power. Power draw.
+        energy_j: energy counter. Energy since the driver was loaded.
+        power_capped_s: power-capped. Counter of the time that the power cap held the clock down.
+        thermal_capped_s: thermal-capped. The same for temperature.
+        throttle_reasons: throttle reasons. What holds the clock at this moment.
+        memory_used_bytes: used. Memory used on the device by all processes.
+        other_process_pids: other pids. Other processes on the GPU, where the driver shows them.
+        other_process_count: other processes. How many; null where the driver hides processes.
+    """
+
+    read_at_s: Seconds = None
+    sm_clock_hz: Hertz = None
+    memory_clock_hz: Hertz = None
+    temperature_c: Celsius = None
+    power_w: Watts = None
+    energy_j: Joules = None
+    power_capped_s: Seconds = None
+    thermal_capped_s: Seconds = None
+    throttle_reasons: list[str] | None = None
+    memory_used_bytes: Bytes = None
+    other_process_pids: list[int] | None = None
+    other_process_count: Count = None
 
 
 class DeviceState(Struct):
-    """Device state: what two readings say of the window between them."""
+    """Device state: what two readings say of the window between them.
+
+    Attributes:
+        mean_power_w: power (lower is better). Mean power between the two readings, from the energy counter.
+        mean_temperature_c: mean temperature (lower is better). Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.
+        energy_j: energy (lower is better). Mean power times `window.wall_s`.
+        power_capped_fraction: power-capped (lower is better). Share of the time that the power cap held the clock down.
+        thermal_capped_fraction: thermal-capped (lower is better). The same for temperature.
+        sm_clock_drop_fraction: clock drop (lower is better). SM clock lost from the window's start to its end.
+        other_process_count: other processes (lower is better). The larger of both readings.
+    """
 
     open: Annotated[DeviceReading, "<end>"] = field(default_factory=DeviceReading)
     close: Annotated[DeviceReading, "<end>"] = field(default_factory=DeviceReading)
-    mean_power_w: Annotated[float | None, "W", "power", "Mean power between the two readings, from the energy counter.", "down"] = None
-    mean_temperature_c: Annotated[float | None, "°C", "mean temperature", "Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.", "down"] = None
-    energy_j: Annotated[float | None, "J", "energy", "Mean power times `window.wall_s`.", "down"] = None
-    power_capped_fraction: Annotated[Fraction, "power-capped", "Share of the time that the power cap held the clock down.", "down"] = None
-    thermal_capped_fraction: Annotated[Fraction, "thermal-capped", "The same for temperature.", "down"] = None
-    sm_clock_drop_fraction: Annotated[Fraction, "clock drop", "SM clock lost from the window's start to its end.", "down"] = None
-    other_process_count: Annotated[Count, "other processes", "The larger of both readings.", "down"] = None
+    mean_power_w: Watts = None
+    mean_temperature_c: Celsius = None
+    energy_j: Joules = None
+    power_capped_fraction: Fraction = None
+    thermal_capped_fraction: Fraction = None
+    sm_clock_drop_fraction: Fraction = None
+    other_process_count: Count = None
 
 
 class HostState(Struct):
-    """Host state: what else the machine did in the window; null where the system does not tell."""
+    """Host state: what else the machine did in the window; null where the system does not tell.
 
-    load_per_core: Annotated[Number, "load", "The machine's load of the last minute at the window's end, divided by its cores.", "down"] = None
-    other_cpu_fraction: Annotated[Fraction, "other processes", "Share of the time of the cores this process may use that others (its children left out) took in the window.", "down"] = None
-    steal_fraction: Annotated[Fraction, "steal", "Share that the hypervisor gave to other machines.", "down"] = None
-    waited_fraction: Annotated[Fraction, "waited for a core", "Share of the window in which the training thread could have run and had no core.", "down"] = None
+    Attributes:
+        load_per_core: load (lower is better). The machine's load of the last minute at the window's end, divided by its cores.
+        other_cpu_fraction: other processes (lower is better). Share of the time of the cores this process may use that others (its children left out) took in the window.
+        steal_fraction: steal (lower is better). Share that the hypervisor gave to other machines.
+        waited_fraction: waited for a core (lower is better). Share of the window in which the training thread could have run and had no core.
+    """
+
+    load_per_core: Number = None
+    other_cpu_fraction: Fraction = None
+    steal_fraction: Fraction = None
+    waited_fraction: Fraction = None
 
 
 class LagVerdict(Struct):
-    """Probe steps: whether a phase waits for the host."""
+    """Probe steps: whether a phase waits for the host.
 
-    verdict: Annotated[LagWord | None, "text", "<phase> verdict", "`host-bound`, `queued` or `mixed`, by the smallest lag within <phase>."] = None
-    min_lag_s: Annotated[Seconds, "<phase> min lag", "Median over probe steps of the smallest lag within <phase>."] = None
-    agree_fraction: Annotated[Fraction, "<phase> agreement", "Share of probe steps that gave this verdict."] = None
-    marks: Annotated[Count, "<phase> marks", "Marks within <phase> in one step."] = None
+    Attributes:
+        verdict: <phase> verdict. `host-bound`, `queued` or `mixed`, by the smallest lag within <phase>.
+        min_lag_s: <phase> min lag. Median over probe steps of the smallest lag within <phase>.
+        agree_fraction: <phase> agreement. Share of probe steps that gave this verdict.
+        marks: <phase> marks. Marks within <phase> in one step.
+    """
+
+    verdict: Annotated[LagWord | None, "text"] = None
+    min_lag_s: Seconds = None
+    agree_fraction: Fraction = None
+    marks: Count = None
 
 
 class HiddenSync(Struct):
@@ -197,27 +356,47 @@ class HiddenSync(Struct):
 
 
 class TrainingFacts(Struct):
-    """Probe steps: did it train?"""
+    """Probe steps: did it train?
 
-    parameters: Annotated[Count, "checked", "Trainable tensors that were checked; null if none were."] = None
-    missing_gradients: Annotated[list[str], "tree", "no gradient", "Names of those without a gradient."] = []
-    zero_gradients: Annotated[list[str], "tree", "zero gradient", "Names of those whose gradient is all zero."] = []
-    nonfinite_gradients: Annotated[list[str], "tree", "non-finite gradient", "Names of those whose gradient is not finite."] = []
-    unmoved_parameters: Annotated[list[str] | None, "tree", "unmoved", "Names of those that the optimizer left as they were; null without one."] = None
-    gradient_norm: Annotated[Number, "gradient norm", "2-norm of all gradients, before clipping."] = None
-    is_skipped: Annotated[Flag, "check skipped", "The fp16 scaler skipped the checked step."] = None
+    Attributes:
+        parameters: checked. Trainable tensors that were checked; null if none were.
+        missing_gradients: no gradient. Names of those without a gradient.
+        zero_gradients: zero gradient. Names of those whose gradient is all zero.
+        nonfinite_gradients: non-finite gradient. Names of those whose gradient is not finite.
+        unmoved_parameters: unmoved. Names of those that the optimizer left as they were; null without one.
+        gradient_norm: gradient norm. 2-norm of all gradients, before clipping.
+        is_skipped: check skipped. The fp16 scaler skipped the checked step.
+    """
+
+    parameters: Count = None
+    missing_gradients: list[str] = []
+    zero_gradients: list[str] = []
+    nonfinite_gradients: list[str] = []
+    unmoved_parameters: list[str] | None = None
+    gradient_norm: Number = None
+    is_skipped: Flag = None
 
 
 class RunError(Struct):
-    """Run: what ended it."""
+    """Run: what ended it.
 
-    kind: Annotated[Text, "error", "Type of the exception that ended the run."] = None
-    message: Annotated[Text, "error message", "Its message, in one line."] = None
-    phase: Annotated[Text, "error phase", "Phase it happened in; `setup` before the first step, `recording` or `summary` for lmbench's own work."] = None
-    requested_bytes: Annotated[Bytes, "asked", "Bytes asked for when memory ran out, where the message says."] = None
-    where: Annotated[Text, "where", "`device` or `host`: whose memory ran out."] = None
-    location: Annotated[Text, "line of yours", "The last line of your own code that the exception came through: `my_module.py:31 in training_step`."] = None
-    traceback_file: Annotated[Text, "traceback", "All frames of the exception, in the result folder."] = None
+    Attributes:
+        kind: error. Type of the exception that ended the run.
+        message: error message. Its message, in one line.
+        phase: error phase. Phase it happened in; `setup` before the first step, `recording` or `summary` for lmbench's own work.
+        requested_bytes: asked. Bytes asked for when memory ran out, where the message says.
+        where: where. `device` or `host`: whose memory ran out.
+        location: line of yours. The last line of your own code that the exception came through: `my_module.py:31 in training_step`.
+        traceback_file: traceback. All frames of the exception, in the result folder.
+    """
+
+    kind: Text = None
+    message: Text = None
+    phase: Text = None
+    requested_bytes: Bytes = None
+    where: Text = None
+    location: Text = None
+    traceback_file: Text = None
 
     @property
     def is_incorrect(self) -> bool:
@@ -226,13 +405,22 @@ class RunError(Struct):
 
 
 class Probe(Struct):
-    """Probe steps: unmeasured steps after the window."""
+    """Probe steps: unmeasured steps after the window.
 
-    requested_steps: Annotated[Count, "probe steps asked for", "Steps that were to look at the lag."] = None
-    is_complete: Annotated[Flag, "probed", "Every kind of probe step was taken."] = None
-    error: Annotated[RunError | None, "tree", "probe error", "What ended the probe steps too soon, after a complete window: like `error`."] = None
-    steps: Annotated[Count, "probe steps", "Steps after the window that were probed; in no statistic."] = None
-    marked_modules: Annotated[Count, "marked modules", "Modules whose ends were marked in the probe steps."] = None
-    hidden_syncs: Annotated[list[HiddenSync] | None, "tree", "hidden syncs", "Synchronizes found in a probe step: location, stack, count; null if not looked for."] = None
+    Attributes:
+        requested_steps: probe steps asked for. Steps that were to look at the lag.
+        is_complete: probed. Every kind of probe step was taken.
+        error: probe error. What ended the probe steps too soon, after a complete window: like `error`.
+        steps: probe steps. Steps after the window that were probed; in no statistic.
+        marked_modules: marked modules. Modules whose ends were marked in the probe steps.
+        hidden_syncs: hidden syncs. Synchronizes found in a probe step: location, stack, count; null if not looked for.
+    """
+
+    requested_steps: Count = None
+    is_complete: Flag = None
+    error: RunError | None = None
+    steps: Count = None
+    marked_modules: Count = None
+    hidden_syncs: list[HiddenSync] | None = None
     verdicts: PerPhase[LagVerdict] | None = None
     training: TrainingFacts | None = None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from lmbench.records.codec import as_dict
-from lmbench.records.field import About, PerPhase
+from lmbench.records.field import UNITS, About, documented
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import SPANS
@@ -61,38 +61,34 @@ def fields(kind: Kind) -> dict[str, SchemaField]:
 
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
     """Fields of a class, then those of its parts."""
-    group = str(record.__doc__).partition(":")[0].strip()
+    group = record.__doc__.partition(":")[0]
+    texts = documented(record)
     parts: list[tuple[str, Any, str, str]] = []
-    for name, hint in _hints(record).items():
+    for name, hint in typing.get_type_hints(record, include_extras=True).items():
         kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
         part = next((kind for kind in kinds if _is_record(typing.get_origin(kind) or kind)), None)
-        is_per_phase = typing.get_origin(part) is PerPhase
-        about = next((note for note in notes if isinstance(note, About)), About(*notes) if len(notes) > 1 else None)
-        if about is not None and is_per_phase:
+        inner = typing.get_args(part)
+        about = next((note for note in notes if isinstance(note, About)), None)
+        shared, place = name, span
+        for known, (title, meaning, better) in texts.items():
+            if match := re.fullmatch(_PLACEHOLDER.sub("(.+)", known), name):
+                about = About(notes[0] if notes else UNITS.get(kinds[0], "tree"), title, meaning, better)
+                shared, place = known, match[1] if match.groups() else span
+        if about is None:
+            phases = [(f"{name}.{phase}", inner[0], f"{name}.<phase>", phase) for phase in SPANS if inner]
+            parts += phases or ([(name, part, notes[0] if notes else name, span)] if part else [])
+        elif inner:
             for phase in SPANS:
                 yield SchemaField(f"{prefix}{name}.{phase}", about, group, f"{pattern}{name}.<phase>", phase)
-        elif about is not None:
-            shared = about.pattern or name
-            same = re.fullmatch(_PLACEHOLDER.sub("(.+)", shared), name)
-            own_span = same[1] if same and same.groups() else span
-            yield SchemaField(f"{prefix}{name}", about, group, pattern + shared, own_span)
-        elif is_per_phase:
-            (inner,) = typing.get_args(part)
-            parts += [(f"{name}.{span}", inner, f"{name}.<phase>", span) for span in SPANS]
-        elif part is not None:
-            parts.append((name, part, notes[0] if notes else name, span))
-    for name, part, placeholder, own_span in parts:
-        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{placeholder}.", own_span)
+        else:
+            yield SchemaField(f"{prefix}{name}", about, group, pattern + shared, place)
+    for name, part, shared, place in parts:
+        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{shared}.", place)
 
 
 def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-@cache
-def _hints(record: Any) -> dict[str, Any]:
-    return typing.get_type_hints(record, include_extras=True)
 
 
 def value_at(record: Struct, name: str) -> Any:

@@ -1,62 +1,90 @@
 # ruff: noqa: E501 (tables, one field a line)
-# fmt: off
 """A step record: one line of steps.jsonl; and which of a run's steps statistics rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from msgspec import Struct, defstruct
 
-from lmbench.records.field import Count, Flag, Scalar, Seconds
+from lmbench.records.field import Count, Flag, Index, Nats, Scalar, Seconds
 from lmbench.records.vocabulary import Border, Span, Stage
-
-HostSeconds: TypeAlias = Annotated[Seconds, "<phase> (host)", "Wall time the host needed to issue <phase>.", "down", "<phase>_host_s"]
-LagSeconds: TypeAlias = Annotated[Seconds, "lag at <border>'s end", "How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU.", None, "lag_<border>_s"]
 
 
 class StepRecord(Struct):
-    """Step records: one optimizer step, all its micro-batches included."""
+    """Step records: one optimizer step, all its micro-batches included.
 
-    step: Annotated[int | None, "index", "step", "Index of the optimizer step, from 0, warm-up included."] = None
-    stage: Annotated[Stage | None, "text", "stage", "`warmup` or `window`."] = None
-    is_warmup: Annotated[Flag, "warm-up", "The step came before the window and is in no statistic."] = None
-    micro_batches: Annotated[Count, "micro-batches", "Micro-batches of this step; the last group of an epoch can be short."] = None
-    tokens: Annotated[Count, "tokens", "Tokens of all micro-batches of this rank."] = None
-    loss: Annotated[float | None, "nat", "loss", "Mean loss over the micro-batches, as `training_step` returned it.", "down"] = None
-    gradient_norm: Annotated[float | None, Scalar("1", "gradient norm", "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.", fold="norm")] = None
-    is_skipped: Annotated[Flag, "skipped", "The fp16 scaler skipped the update; the step is in no statistic."] = None
-    excluded_s: Annotated[Seconds, "excluded", "Validation, checkpoints and record writing between this step and the one before; already subtracted."] = None
-    rank: Annotated[int | None, "index", "rank", "Rank of the process that measured."] = None
-    nonfinite: Annotated[dict[str, str], "tree", "non-finite", "Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason."] = {}
-    step_s: Annotated[Seconds, "step", "From the end of the last step's last batch to the end of this one's, exclusions subtracted.", "down"] = None
-    data_s: Annotated[Seconds, "data", "Waiting for the loader.", "down"] = None
-    transfer_s: Annotated[Seconds, "transfer", "Copying the batch from host to device.", "down"] = None
-    forward_s: Annotated[Seconds, "forward", "`training_step`, the loss included.", "down"] = None
-    backward_s: Annotated[Seconds, "backward", "The backward pass.", "down"] = None
-    clip_s: Annotated[Seconds, "clip", "Gradient clipping, and the gradient norm where it is recorded.", "down"] = None
-    optimizer_s: Annotated[Seconds, "optimizer", "The parameter update.", "down"] = None
-    zero_grad_s: Annotated[Seconds, "zero_grad", "Zeroing the gradients.", "down"] = None
-    other_s: Annotated[Seconds, "other", "The remainder of `step_s`: the framework between the phases.", "down"] = None
-    step_host_s: HostSeconds = None
-    data_host_s: HostSeconds = None
-    transfer_host_s: HostSeconds = None
-    forward_host_s: HostSeconds = None
-    backward_host_s: HostSeconds = None
-    clip_host_s: HostSeconds = None
-    optimizer_host_s: HostSeconds = None
-    zero_grad_host_s: HostSeconds = None
-    other_host_s: HostSeconds = None
-    lag_data_s: LagSeconds = None
-    lag_transfer_s: LagSeconds = None
-    lag_forward_s: LagSeconds = None
-    lag_backward_s: LagSeconds = None
-    lag_clip_s: LagSeconds = None
-    lag_optimizer_s: LagSeconds = None
-    lag_zero_grad_s: LagSeconds = None
-    lag_step_s: LagSeconds = None
+    Attributes:
+        step: step. Index of the optimizer step, from 0, warm-up included.
+        stage: stage. `warmup` or `window`.
+        is_warmup: warm-up. The step came before the window and is in no statistic.
+        micro_batches: micro-batches. Micro-batches of this step; the last group of an epoch can be short.
+        tokens: tokens. Tokens of all micro-batches of this rank.
+        loss: loss (lower is better). Mean loss over the micro-batches, as `training_step` returned it.
+        is_skipped: skipped. The fp16 scaler skipped the update; the step is in no statistic.
+        excluded_s: excluded. Validation, checkpoints and record writing between this step and the one before; already subtracted.
+        rank: rank. Rank of the process that measured.
+        nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason.
+        step_s: step (lower is better). From the end of the last step's last batch to the end of this one's, exclusions subtracted.
+        data_s: data (lower is better). Waiting for the loader.
+        transfer_s: transfer (lower is better). Copying the batch from host to device.
+        forward_s: forward (lower is better). `training_step`, the loss included.
+        backward_s: backward (lower is better). The backward pass.
+        clip_s: clip (lower is better). Gradient clipping, and the gradient norm where it is recorded.
+        optimizer_s: optimizer (lower is better). The parameter update.
+        zero_grad_s: zero_grad (lower is better). Zeroing the gradients.
+        other_s: other (lower is better). The remainder of `step_s`: the framework between the phases.
+        <phase>_host_s: <phase> (host) (lower is better). Wall time the host needed to issue <phase>.
+        lag_<border>_s: lag at <border>'s end. How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU.
+    """
+
+    step: Index = None
+    stage: Annotated[Stage | None, "text"] = None
+    is_warmup: Flag = None
+    micro_batches: Count = None
+    tokens: Count = None
+    loss: Nats = None
+    gradient_norm: Annotated[
+        float | None,
+        Scalar(
+            "1",
+            "gradient norm",
+            "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.",
+            fold="norm",
+        ),
+    ] = None
+    is_skipped: Flag = None
+    excluded_s: Seconds = None
+    rank: Index = None
+    nonfinite: dict[str, str] = {}
+    step_s: Seconds = None
+    data_s: Seconds = None
+    transfer_s: Seconds = None
+    forward_s: Seconds = None
+    backward_s: Seconds = None
+    clip_s: Seconds = None
+    optimizer_s: Seconds = None
+    zero_grad_s: Seconds = None
+    other_s: Seconds = None
+    step_host_s: Seconds = None
+    data_host_s: Seconds = None
+    transfer_host_s: Seconds = None
+    forward_host_s: Seconds = None
+    backward_host_s: Seconds = None
+    clip_host_s: Seconds = None
+    optimizer_host_s: Seconds = None
+    zero_grad_host_s: Seconds = None
+    other_host_s: Seconds = None
+    lag_data_s: Seconds = None
+    lag_transfer_s: Seconds = None
+    lag_forward_s: Seconds = None
+    lag_backward_s: Seconds = None
+    lag_clip_s: Seconds = None
+    lag_optimizer_s: Seconds = None
+    lag_zero_grad_s: Seconds = None
+    lag_step_s: Seconds = None
 
     def span_s(self, span: Span) -> float | None:
         """Device span of a phase or of the whole step."""
@@ -114,7 +142,14 @@ else:
     ScalarMeans = defstruct(
         "ScalarMeans",
         [
-            (name, Annotated[float | None, replace(about, title=f"mean {about.title}", meaning=f"Mean over the window: {about.meaning}")], None)
+            (
+                name,
+                Annotated[
+                    float | None,
+                    replace(about, title=f"mean {about.title}", meaning=f"Mean over the window: {about.meaning}"),
+                ],
+                None,
+            )
             for name, about in SCALARS.items()
         ],
         namespace={"__doc__": "Scalars: means over the window's steps of what callbacks logged."},
