@@ -37,12 +37,21 @@ def not_applicable(name: str, reason: str) -> Guard:
 
 
 def at_most(
-    name: str, value: float, limit: float, unit: str, message: str, *, advice: str, otherwise: Status = "warn"
+    name: str,
+    value: float | None,
+    limit: float,
+    unit: str,
+    message: str,
+    advice: str,
+    unknown: str = "",
+    otherwise: Status = "warn",
 ) -> Guard:
-    """A guard that passes up to the limit, and says `message` and `advice` (only) where it does not."""
-    if value <= limit:
-        return Guard(name, "pass", value, limit, unit, message)
-    return Guard(name, otherwise, value, limit, unit, message, advice)
+    """A guard that passes up to the limit and gives `advice` only where it does not; `n/a` for the reason `unknown`
+    where there is no figure."""
+    if value is None:
+        return not_applicable(name, unknown)
+    is_passed = value <= limit
+    return Guard(name, "pass" if is_passed else otherwise, value, limit, unit, message, "" if is_passed else advice)
 
 
 def not_passed(guards: Iterable[Guard]) -> list[Guard]:

@@ -76,8 +76,10 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
                 about = About(notes[0] if notes else UNITS.get(kinds[0], "tree"), title, meaning, better)
                 shared, place = known, match[1] if match.groups() else span
         if about is None:
-            phases = [(f"{name}.{phase}", inner[0], f"{name}.<phase>", phase) for phase in SPANS if inner]
-            parts += phases or ([(name, part, notes[0] if notes else name, span)] if part else [])
+            if inner:
+                parts += [(f"{name}.{phase}", inner[0], f"{name}.<phase>", phase) for phase in SPANS]
+            elif part is not None:
+                parts.append((name, part, notes[0] if notes else name, span))
         elif inner:
             for phase in SPANS:
                 yield SchemaField(f"{prefix}{name}.{phase}", about, group, f"{pattern}{name}.<phase>", phase)
