@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from comparison_runs import TEMPLATE, make_run
-from report_results import make_record, write_run
+from runs import make_record, write_run
 
 from lmbench.cli import main
 from lmbench.errors import UsageError

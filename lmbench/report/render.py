@@ -97,8 +97,11 @@ def _chosen(answer: Answer, output: Output) -> Answer:
             raise UsageError(f"--table {name!r} is unknown here; choose among {', '.join(known)}{suggest(name, known)}")
     if names:
         return Answer(tables=[table for table in tables if table.name in names], title=answer.title)
-    if answer.first is None or output.all or output.form != "terminal":
-        return replace(answer, first=None)
+    if output.all or output.form != "terminal":
+        return answer
+    answer = replace(answer, sections=[_chosen(section, output) for section in answer.sections])
+    if answer.first is None:
+        return answer
     more = Line("tables", f"{', '.join(known)}; --table NAME or --all")
     shown_tables = [table for table in answer.tables if table.name in answer.first]
     blank = [BLANK] if shown_tables else []

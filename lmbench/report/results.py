@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from lmbench.errors import UsageError
+from lmbench.masking import masked_message
 from lmbench.records.environment import Revision
 from lmbench.records.load import Run
 from lmbench.records.passes import PASSES, pass_of
@@ -57,6 +58,7 @@ def report_on(paths: Iterable[str | Path], catalogue: Catalogue, options: Option
     options = options or Options()
     groups, unread = read_groups(paths)
     wanted = catalogue.view(options.view) if options.view is not None else None
+    frames = list[Frame]()
     sections, parts, refused = [], list[Callable[[], list[dict[str, Any]]]](), list[UsageError]()
     for group in groups:
         frame, notes = make_frame(group), list[str]()
@@ -75,6 +77,7 @@ def report_on(paths: Iterable[str | Path], catalogue: Catalogue, options: Option
         frame = frame.against(baseline)
         frame = frame.select(frame.ordered([*view.tables[0].rows, *frame.varying()]))
         shown = frame.shows(view.is_profiled)
+        frames.append(frame)
         sections.append(_section(group, view, frame, shown, catalogue, options, notes))
         # Worked out for CSV and JSON alone: of 1,000 cells it takes a second.
         parts.append(partial(_data_rows, group, view, shown, catalogue, options.has_reference))
@@ -84,7 +87,19 @@ def report_on(paths: Iterable[str | Path], catalogue: Catalogue, options: Option
     def data() -> Table:
         return _data([row for part in parts for row in part()])
 
+    sections.append(Answer(title="How to repeat", tables=[_runs_table(frames)], first=[]))
     return Answer(sections=sections, notes=[Line("not read", line) for line in unread], data=data)
+
+
+def _runs_table(frames: Iterable[Frame]) -> Table:
+    """Every run with the command that repeats it."""
+    rows = [
+        (row.run.run_id, row.outcome, masked_message(row.run.record.replay_command or ""))
+        for frame in frames
+        for row in frame.runs.itertuples()
+    ]
+    columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
+    return Table("runs", "Runs", columns, rows)
 
 
 def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]) -> View:

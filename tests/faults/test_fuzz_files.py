@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from planted_memory import planted_run, write
-from report_results import make_record, write_run, write_sweep
+from runs import make_run, make_sweep
 from simulated_cells import SimulatedServers, sweep
 from trace_events import HandWritten
 
@@ -142,14 +142,11 @@ SUBJECTS = [
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a sound folder of each kind."""
     root = tmp_path_factory.mktemp("sound")
-    write_run(root / "pair" / "a" / "r", make_record({"model.size": "small", "trainer.precision": "bf16-mixed"}))
-    write_run(root / "pair" / "b" / "sound", make_record({"model.size": "medium"}))
+    make_run(root / "pair" / "a" / "r", {"model.size": "small", "trainer.precision": "bf16-mixed"})
+    make_run(root / "pair" / "b" / "sound", {"model.size": "medium"})
     for side, precision in (("A", "32-true"), ("B", "bf16-mixed")):
         axes = {"model.size": ["small"], "trainer.precision": [precision]}
-        write_sweep(
-            root / "sides", side, axes, repeats=6,
-            edit=lambda run, _, repeat: run.update(pid=100 + repeat), steps=2,
-        )  # fmt: skip
+        make_sweep(root / "sides" / side, axes, repeats=6, change=lambda _, repeat: {"pid": 100 + repeat}, steps=2)
     assert main(["noise", str(root / "sides" / "A")]) == 0
     sweep(root, SimulatedServers(lambda name: "ok"), SWEEP, "sweep")
     for name in ("study", "trace", "snapshot"):

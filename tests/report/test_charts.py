@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attention_results import write_attention
 from browser import look, needs_browser, operate
-from report_golden import CASES
-from report_results import answer_of, edit_runs, write_sweep
+from report_golden import CASES, make_attention
+from runs import answer_of, make_sweep
 
 from lmbench.cli import main
 from lmbench.kernels.kinds import KINDS
@@ -66,11 +65,7 @@ def test_outcomes_and_units_stand_in_charts(tmp_path: Path) -> None:
 
 def test_whiskers_are_a_standard_deviation_between_processes(tmp_path: Path) -> None:
     means = [0.1, 0.101, 0.104, 0.103]
-
-    def edit(run: dict[str, Any], _axes: Any, repeat: int) -> None:
-        run["phases"]["step"]["mean_s"] = means[repeat]
-
-    write_sweep(tmp_path, "s", {"data.batch_size": [4]}, repeats=4, edit=edit)
+    make_sweep(tmp_path / "s", {}, repeats=4, change=lambda _, repeat: {"phases.step.mean_s": means[repeat]})
     chart = answer_of(tmp_path).sections[0].charts[0]
     (point,) = points_of(chart)
     # std of 100, 101, 104, 103 ms
@@ -81,7 +76,7 @@ def test_whiskers_are_a_standard_deviation_between_processes(tmp_path: Path) -> 
 
 
 def test_the_square_goes_through_the_last_point_and_is_cut_at_the_lowest(tmp_path: Path) -> None:
-    chart = answer_of(write_attention(tmp_path, [256, 1024, 16384], [16])).sections[0].charts[0]
+    chart = answer_of(make_attention(tmp_path / "a", [256, 1024, 16384], [16])).sections[0].charts[0]
     first, last = chart.spec["layer"][0]["data"]["values"]
     points = [point for point in points_of(chart) if "y" in point]
     naive = [point for point in points if point["series"] == "naive"]
@@ -92,11 +87,11 @@ def test_the_square_goes_through_the_last_point_and_is_cut_at_the_lowest(tmp_pat
 
 
 def test_attention_that_is_wrong_is_incorrect_in_a_chart(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [64, 777], [16], repeats=1)
     error = {"kind": "UsageError", "message": "incorrect: my:flex is off by 2", "phase": "setup"}
-    edit_runs(
-        home, lambda run: run.update(outcome="error", error=error) if run["model"]["attention"] == "flex" else None
-    )
+    home = make_attention(
+        tmp_path / "a", [64, 777], [16], repeats=1,
+        change=lambda run, _: {"outcome": "error", "error": error} if run["model"]["attention"] == "flex" else {},
+    )  # fmt: skip
     section = answer_of(home).sections[0]
     assert {point["outcome"] for point in points_of(section.charts[0]) if "outcome" in point} == {"incorrect"}
     assert any("for 12.14x the context" in line.text for line in section.headline)
@@ -104,7 +99,7 @@ def test_attention_that_is_wrong_is_incorrect_in_a_chart(tmp_path: Path) -> None
 
 def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path: Path) -> None:
     axes = {"model.size": ["small", "medium"], "data.context_length": [128, 256], "data.batch_size": list(range(1, 15))}
-    section = answer_of(write_sweep(tmp_path, "step_times", axes, view="step_times", steps=1)).sections[0]
+    section = answer_of(make_sweep(tmp_path / "s", axes, view="step_times", steps=1)).sections[0]
     assert any("left out" in line.text for line in section.notes)
 
 

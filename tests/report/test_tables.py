@@ -1,19 +1,17 @@
-"""Tables of attention by itself and of published figures: who sets the time, growth, bytes, and the fastest."""
+"""Tables of attention by itself and of published figures: bytes, what really ran, the fastest, and what is alike."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from attention_results import make_attention, write_attention
-from report_results import answer_of, edit_runs, rows_of, set_outcome, table_rows
+from report_golden import make_attention
+from runs import Changes, Record, answer_of, ended, rows_of, table_rows
 
 from lmbench.commands.report import make_catalogue
 from lmbench.precision import FP32_MATMUL, TF32_MATMUL
-from lmbench.records.codec import decode_run
 from lmbench.reference.published import load_figures
 from lmbench.report.answer import Cell, Table
 from lmbench.report.facts import EAGER
@@ -27,53 +25,22 @@ def tables_of(home: Path, view: str | None = None) -> list[Table]:
     return list(answer_of(home, view=view).sections[0].tables)
 
 
-def test_a_made_up_run_is_one_that_a_real_one_could_be() -> None:
-    run = decode_run(json.dumps(make_attention({
-        "data.context_length": 256, "model.head_dim": 16, "model.attention": "naive", "trainer.compile": False,
-    })).encode())  # fmt: skip
-    assert run.memory.saved_bytes == 8 * 256 * 256 * 4
-
-
-def test_a_row_says_who_sets_its_time_and_has_the_devices_own_beside_it(tmp_path: Path) -> None:
-    rows = table_rows(tables_of(write_attention(tmp_path, [256, 16384], [64], repeats=1, profiled_contexts=[256]))[0])
-    assert (
-        [row["forward is"] for row in rows]
-        == [row["backward is"] for row in rows]
-        == ["host-bound"] * 4 + ["queued"] * 4
-    )
-    assert [row["forward, device busy"] for row in rows[4:]] == ["-"] * 4
-    for row in rows[:4]:
-        assert 10 * float(row["forward, device busy"]) < float(row["forward"].partition(" ")[0])
-
-
-def test_time_grows_as_the_square_of_a_long_context_and_hardly_with_a_short_one(tmp_path: Path) -> None:
-    rows = table_rows(tables_of(write_attention(tmp_path, [256, 1024, 16384, 32768], [16], repeats=1))[1])
-    naive = [row for row in rows if (row["attention"], row["compile"]) == ("naive", EAGER)]
-    powers = [row["forward ~ context^"] for row in naive]
-    assert (powers[0], powers[3]) == ("-", "2.00")
-    assert float(powers[1]) < 0.2
-
-
 def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [16384], [64], repeats=1)
+    home = make_attention(tmp_path / "a", [16384], [64], repeats=1)
     row = next(row for row in rows_of(home) if row["attention"] == "sdpa")
-    needed = 2 * 8 * 16384**2 * 64
-    assert row["forward_flops_per_s"] == pytest.approx(needed / row["forward_s"])
-    assert row["backward_flops_per_s"] == pytest.approx(2 * needed / row["backward_s"])
-    assert row["forward_mfu_fraction"] == pytest.approx(
-        row["forward_flops_per_s"] / row["backward_flops_per_s"] * row["backward_mfu_fraction"]
-    )
+    flops = 2 * 8 * 16384**2 * 64
+    rates = (row["forward_flops_per_s"], row["backward_flops_per_s"])
+    assert rates == pytest.approx((flops / row["forward_s"], 2 * flops / row["backward_s"]))
+    assert row["forward_mfu_fraction"] / row["backward_mfu_fraction"] == pytest.approx(rates[0] / rates[1])
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4 * 2**20])
 def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [16384, 65536], [64], repeats=1)
+    def ask_for_more(run: Record, _repeat: int) -> Changes:
+        refused = run["memory"].get("refused")
+        return {"memory.refused.requested_bytes": refused["requested_bytes"] + more_bytes} if refused else {}
 
-    def ask_for_more(run: dict[str, Any]) -> None:
-        if run["outcome"] == "oom":
-            run["memory"]["refused"]["requested_bytes"] += more_bytes
-
-    edit_runs(home, ask_for_more)
+    home = make_attention(tmp_path / "a", [16384, 65536], [64], repeats=1, change=ask_for_more)
     table = tables_of(home)[2]
     row = next(row for row in table_rows(table) if (row["context"], row["attention"]) == ("65536", "naive"))
     assert any(text.startswith("OOM (forward) [") for text in row.values())
@@ -85,15 +52,11 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_pat
 
 
 def test_a_row_says_what_really_ran(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [256], [64])
-
-    def fuse(run: dict[str, Any]) -> None:
+    def fuse(run: Record, repeat: int) -> Changes:
         # The first process compiled; the others found its graphs, which do not say.
-        if run["compile"]["is_enabled"] and run["sweep"]["repeat"] == 0:
-            run["compile"]["is_attention_fused"] = True
+        return {"compile.is_attention_fused": True} if run["compile"]["is_enabled"] and repeat == 0 else {}
 
-    edit_runs(home, fuse)
-    table = tables_of(home)[1]
+    table = tables_of(make_attention(tmp_path / "a", [256], [64], change=fuse))[1]
     marked = {(row["attention"], row["compile"]) for row in table_rows(table) if "[" in row["forward"]}
     assert marked == {("naive", "default"), ("sdpa", EAGER)}
     assert set(table.notes) == {
@@ -101,61 +64,35 @@ def test_a_row_says_what_really_ran(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-# the fastest
-
-
-def test_the_fastest_is_named_with_its_margin_and_what_gave_no_figure(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [256, 65536], [64])
-    forward, backward, both = tables_of(home, "attention_backends")[:3]
-    row = table_rows(backward)[1]
-    assert (row["fastest"], row["second"]) == ("sdpa", "flex")
-    interval = backward.rows[1][-2]
-    assert isinstance(interval, Cell)
-    assert interval.low == pytest.approx(0.44, abs=0.01)
-    assert interval.low < float(row["second takes"].removesuffix(" %")) / 100 < interval.high
-    assert table_rows(both)[1]["no figure"] == "OOM: naive, naive compiled"
-    assert table_rows(forward)[0]["fastest"] == "sdpa [1]"
-    assert "the host's time that is compared" in forward.notes[0]
-
-
 @pytest.mark.parametrize(
-    ("repeats", "spread", "fastest"),
+    ("repeats", "spread", "forward", "backward"),
     [
-        (3, 0.0, ["same: flex, sdpa [1]", "naive compiled"]),
-        (3, 0.5, ["same: flex, sdpa [1]", "undecided: naive compiled, sdpa [1]"]),
+        (3, 0.0, "same: flex, sdpa [1]", "naive compiled"),
+        (3, 0.5, "same: flex, sdpa [1]", "undecided: naive compiled, sdpa [1]"),
         (
-            2,
-            0.0,
-            ["undecided: flex, sdpa, naive compiled, naive [1]", "undecided: naive compiled, sdpa, naive, flex [1]"],
+            2, 0.0, "undecided: flex, sdpa, naive compiled, naive [1]",
+            "undecided: naive compiled, sdpa, naive, flex [1]",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_processes_undecided(
-    repeats: int, spread: float, fastest: list[str], tmp_path: Path
+    repeats: int, spread: float, forward: str, backward: str, tmp_path: Path
 ) -> None:
-    home = write_attention(tmp_path, [16384], [64], repeats=repeats)
+    def widen(run: Record, repeat: int) -> Changes:
+        factor = 1 + spread * repeat if run["model"]["attention"] == "sdpa" else 1
+        return {"phases.backward.mean_s": run["phases"]["backward"]["mean_s"] * factor}
 
-    def widen(run: dict[str, Any]) -> None:
-        if run["model"]["attention"] == "sdpa":
-            run["phases"]["backward"]["mean_s"] *= 1 + spread * run["sweep"]["repeat"]
-
-    edit_runs(home, widen)
-    assert [table_rows(table)[0]["fastest"] for table in tables_of(home, "attention_backends")[:2]] == fastest
-    if repeats == 2:
-        told = "Fastest by forward + backward: undecided ("
-        assert any(
-            line.text.startswith(told) for line in answer_of(home, view="attention_backends").sections[0].headline
-        )
+    home = make_attention(tmp_path / "a", [16384], [64], repeats=repeats, change=widen)
+    tables = tables_of(home, "attention_backends")
+    assert [table_rows(table)[0]["fastest"] for table in tables[:2]] == [forward, backward]
 
 
 def test_where_nothing_ran_the_row_says_how_each_ended(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [256, 65536], [64])
+    def end(run: Record, _repeat: int) -> Changes:
+        end = ended("timeout" if run["model"]["attention"] == "flex" else "oom", "forward")
+        return end if run["data"]["context_length"] == 65536 else {}
 
-    def end(run: dict[str, Any]) -> None:
-        if run["data"]["context_length"] == 65536:
-            set_outcome(run, "timeout" if run["model"]["attention"] == "flex" else "oom", "forward")
-
-    edit_runs(home, end)
+    home = make_attention(tmp_path / "a", [256, 65536], [64], change=end)
     assert tables_of(home, "attention_backends")[0].texts()[1] == [
         "65536", "-", "-", "-", "-", "-", "OOM: naive, naive compiled, sdpa; timeout: flex",
     ]  # fmt: skip
@@ -179,10 +116,8 @@ def beside(column: str, *cells: dict[str, Any]) -> dict[str, Cell]:
     """Published figures beside the first of these cells, by source."""
     facts = pd.DataFrame(list(cells), dtype=object)
     frame = Frame(pd.DataFrame(), facts.where(facts.notna(), None).assign(gpu="NVIDIA H200"))
-    found = published(frame, [make_catalogue().column(column)])
-    return {
-        heading.title.removeprefix("ref. ").partition(",")[0]: figures[0] for heading, figures in found if 0 in figures
-    }
+    figures = published(frame, [make_catalogue().column(column)])
+    return {heading.title.removeprefix("ref. ").partition(",")[0]: cells[0] for heading, cells in figures if 0 in cells}
 
 
 @pytest.mark.parametrize(
@@ -229,13 +164,10 @@ def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(
 def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside_one_context_alone() -> None:
     assert beside("step_s", SMALL)["001"].notes == ("ref. 001, GPU unstated: batch, context, warm-up unstated",)
     assert "TF32" in beside("step_s", {**SMALL, "matmul": TF32_MATMUL})["002"].notes[0]
-    assert (
-        beside("step_s", {**SMALL, "size": "large", "mode": "forward", "batch": 32, "matmul": TF32_MATMUL})["002"].text
-        == "OOM"
-    )
+    large = {**SMALL, "size": "large", "mode": "forward", "batch": 32, "matmul": TF32_MATMUL}
+    assert beside("step_s", large)["002"].text == "OOM"
     sources = set(beside("step_s", SMALL, {**SMALL, "context": 512}))
-    assert "003" in sources
-    assert "001" not in sources
+    assert ("003" in sources, "001" in sources) == (True, False)
 
 
 def test_every_published_figure_is_loaded() -> None:
@@ -249,8 +181,7 @@ def test_every_published_figure_is_loaded() -> None:
 
 
 def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path: Path) -> None:
-    home = write_attention(tmp_path, [1024, 4096], [64], repeats=1)
-    rows = rows_of(home, has_reference=True)
+    rows = rows_of(make_attention(tmp_path / "a", [1024, 4096], [64], repeats=1), has_reference=True)
     (row,) = [row for row in rows if (row["context"], row["attention"], row["compile"]) == (4096, "naive", EAGER)]
     label = "reference 001 first table, GPU unstated"
     assert row[f"{label}: forward_s"] == 0.00265901

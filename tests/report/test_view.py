@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_results import write_sweep
+from runs import Changes, Record, make_sweep
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -49,16 +48,16 @@ def study(tmp_path: Path) -> Path:
 def measured(tmp_path: Path, view: Any) -> Path:
     """What `lmbench sweep` leaves of the study, its view in sweep.json as the file was read."""
 
-    def edit(run: dict[str, Any], axes: Mapping[str, Any], repeat: int) -> None:
-        run["device_state"] = {
-            "mean_power_w": 300.0 + 40 * axes["data.batch_size"] + repeat,
-            "mean_temperature_c": 51.5 + repeat,
-            "close": {"temperature_c": 60.0},
+    def change(run: Record, repeat: int) -> Changes:
+        return {
+            "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat,
+            "device_state.mean_temperature_c": 51.5 + repeat,
+            "device_state.close": {"temperature_c": 60.0},
+            "phases.step.p95_s": 0.0125,
         }
-        run["phases"]["step"]["p95_s"] = 0.0125
 
     axes = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}
-    return write_sweep(tmp_path / "results", "heat", axes, view=view, repeats=2, edit=edit)
+    return make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=change)
 
 
 def test_a_study_of_ones_own_is_one_file(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,12 +112,11 @@ def test_every_number_of_a_record_is_a_column_with_its_unit() -> None:
 def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def edit(run: dict[str, Any], _: Mapping[str, Any], repeat: int) -> None:
-        run["memory"]["steady_peak_allocated_bytes"] = (3 + repeat) * 2**30
-        run["loss"]["perplexity"] = 10.0 + repeat
+    def change(_: Record, repeat: int) -> Changes:
+        return {"memory.steady_peak_allocated_bytes": (3 + repeat) * 2**30, "loss.perplexity": 10.0 + repeat}
 
     view = {"title": "Own", "tables": [{"title": "T", "columns": ["memory.steady_*allocated*", "loss.perplexity"]}]}
-    home = write_sweep(tmp_path, "s", {"data.batch_size": [4]}, view=view, repeats=2, edit=edit)
+    home = make_sweep(tmp_path / "s", {}, view=view, repeats=2, change=change)
     assert main(["report", str(home)]) == 0
     assert " 4.00        10.5\n" in capsys.readouterr().out
 
@@ -143,20 +141,20 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("right", "wrong", "said"), [(right, *rest) for right, rest in MISTAKES.items()], ids=str)
+@pytest.mark.parametrize(("right", "wrong", "message"), [(right, *rest) for right, rest in MISTAKES.items()], ids=str)
 def test_a_mistake_in_a_view_is_one_line(
-    right: str, wrong: str, said: str, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    right: str, wrong: str, message: str, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert right in STUDY
     study.write_text(STUDY.replace(right, wrong, 1))
     assert main(["sweep", str(study), "--dry_run"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said.replace("`", "") in err.replace("`", "")
+    assert message.replace("`", "") in err.replace("`", "")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("step_time", "did you mean step_times?"),
         ("missing.yaml", "cannot be read"),
@@ -167,7 +165,7 @@ def test_a_mistake_in_a_view_is_one_line(
     ],
 )
 def test_a_view_that_is_none_is_refused_in_one_line(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = measured(tmp_path, None)
     monkeypatch.chdir(tmp_path)
@@ -177,4 +175,4 @@ def test_a_view_that_is_none_is_refused_in_one_line(
     assert main(["report", str(home), "--view", given]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err

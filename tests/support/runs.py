@@ -1,0 +1,199 @@
+"""Results on the disk for tests: folders such as real runs leave, with figures of a simple model.
+
+A record starts from a real run on an H200 (tests/data/runs/h200_run.json, its bulk taken out). Settings are set in its
+configuration and where it repeats them; times follow from FLOPs and bytes with a small spread that depends on the
+settings alone. Changes are fields of the record by their dotted names: `{"phases.step.mean_s": 0.1}`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paths import RUNS
+
+from lmbench.commands.report import make_catalogue
+from lmbench.records.run import SCHEMA_VERSION
+from lmbench.report.answer import Answer, Table
+from lmbench.report.results import Options, report_on
+from lmbench.sizes import SIZES, ModelShape
+
+Record = dict[str, Any]
+Changes = Mapping[str, Any]
+#: Changes of a run of a sweep, from its record and the number of the repeat.
+Change = Callable[[Record, int], Changes]
+
+BASE: Record = json.loads((RUNS / "h200_run.json").read_text())
+DEVICE_BYTES = 150_109_880_320
+#: Where the record repeats a setting, if not under the setting's own name.
+_RECORDED = {
+    "measure.mode": "mode",
+    "measure.matmul_precision": "matmul_precision",
+    "measure.warmup_steps": "window.warmup_steps",
+    "trainer.precision": "precision",
+}
+_RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
+_SHARES = {
+    "inference": {"forward": 1.0},
+    "forward": {"forward": 1.0},
+    "forward_backward": {"forward": 0.34, "backward": 0.66},
+    "train_step": {"forward": 0.31, "backward": 0.6, "optimizer": 0.09},
+}
+_WORK = {"inference": 1.0, "forward": 1.0, "forward_backward": 3.0, "train_step": 3.2}
+
+
+def put(record: Record, changes: Changes) -> Record:
+    """Set fields by their dotted names."""
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        holder = record
+        for parent in parents:
+            holder = holder.setdefault(parent, {})
+        holder[last] = value
+    return record
+
+
+def make_record(settings: Changes, changes: Changes | None = None, *, repeat: int = 0) -> Record:
+    """run.json of a run with these settings (`model.size`, `trainer.precision`, `mode`, ...) and changes."""
+    run = copy.deepcopy(BASE)
+    for option, value in settings.items():
+        put(run, {f"config.{option}": value, _RECORDED.get(option, option): value})
+    if "model.d_model" in settings:
+        put(run, {"config.model.size": None, "model.size": None})
+    elif size := settings.get("model.size"):
+        shape = SIZES[size]
+        run["model"] |= {"d_model": shape.d_model, "d_ff": shape.d_ff, "num_layers": shape.num_layers}
+    if settings.get("trainer.compile"):
+        counts = {"graph_count": 3, "graph_break_count": 2, "window_recompile_count": 0}
+        run["compile"] = {"is_enabled": True, "mode": "default", "cache": "shared" if repeat else "private", **counts}
+    run["command"] = "validate" if run["mode"] == "inference" else "fit"
+    _measure(run, repeat, random.Random(f"{sorted(settings.items(), key=str)}-{repeat}"))
+    return put(run, changes or {})
+
+
+def _measure(run: Record, repeat: int, rng: random.Random) -> None:
+    model, mode, batch, context = run["model"], run["mode"], run["data"]["batch_size"], run["data"]["context_length"]
+    shape = ModelShape(model["d_model"], model["d_ff"], model["num_layers"], 8)
+    tokens, is_compiled = batch * context, run["compile"]["is_enabled"]
+    token_flops = 2 * shape.parameter_count + 4 * shape.num_layers * context * shape.d_model
+    rate = _RATE.get((run["precision"], run["matmul_precision"]), 380e12) * (1.12 if is_compiled else 1.0)
+    device_s = token_flops * _WORK[mode] * batch * context / rate
+    host_s = shape.num_layers * _WORK[mode] * (0.25e-3 if is_compiled else 0.55e-3)
+    step_s = max(device_s, host_s) * rng.gauss(1.0, 0.002)
+    verdict = "host-bound" if host_s > device_s else "queued"
+    wide = 4 if run["precision"] == "32-true" else 2.6
+    taken = shape.parameter_count * (16 if mode == "train_step" else 8 if "backward" in mode else 4)
+    taken += int(wide * batch * context * shape.num_layers * (14 * shape.d_model + 2 * shape.num_heads * context))
+    model["parameter_count"] = shape.parameter_count
+    run["phases"] = _phases(step_s, mode, rng, 3.0 if run["window"]["warmup_steps"] == 0 else 0.004)
+    run["probe"]["verdicts"] = {phase: {"verdict": verdict} for phase in _SHARES[mode]}
+    run["throughput"] |= {
+        "tokens_per_s": tokens / step_s,
+        "mfu_fraction": tokens / step_s * token_flops * (3 if _WORK[mode] > 1 else 1) / 989.4e12,
+        "joules_per_token": 300 * step_s / tokens,
+    }
+    run["memory"]["run_peak_allocated_bytes"] = taken
+    run["window"]["steps"] = max(20, int(3 / step_s))
+    run["loss"]["first"] = 9.30756 + (0 if run["precision"] == "32-true" else 0.0021)
+    if is_compiled:
+        run["compile"]["first_step_s"] = (9.0 + shape.num_layers * 0.9) * (0.2 if repeat else 1)
+    if taken > DEVICE_BYTES:
+        put(run, ended("oom", "forward", requested_bytes=taken - DEVICE_BYTES))
+
+
+def _phases(step_s: float, mode: str, rng: random.Random, cv: float) -> Record:
+    shares = {"step": 1.0, **{phase: share * 0.997 for phase, share in _SHARES[mode].items()}, "other": 0.003}
+    phases = {}
+    for phase, share in shares.items():
+        mean = step_s * share
+        std = mean * cv * rng.uniform(0.8, 1.2)
+        phases[phase] = {
+            "n": 60, "mean_s": mean, "std_s": std, "min_s": mean * 0.992, "median_s": mean * 0.999,
+            "max_s": mean * 1.03, "cv_fraction": cv, "share_fraction": share,
+        }  # fmt: skip
+    return phases
+
+
+def ended(outcome: str, phase: str | None, message: str = "", **error: Any) -> Changes:
+    """The changes of a run that did not end well: nothing measured."""
+    kind = {"oom": "OutOfMemoryError", "timeout": "Timeout"}.get(outcome, "RuntimeError")
+    message = message or {"oom": "CUDA out of memory.", "timeout": "no end after 60 s"}.get(outcome, "it broke")
+    error |= {"kind": kind, "message": message, "phase": phase}
+    return {"outcome": outcome, "error": error, "phases": {}, "guards": [], "probe": {}, "throughput": {}, "loss": {}}
+
+
+def write_run(folder: Path, record: Record, steps: int = 8) -> None:
+    """A run's folder with a few step records, the first of them slow."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(record))
+    if record["phases"]:
+        mean, warmup = record["phases"]["step"]["mean_s"], record["window"]["warmup_steps"]
+        slow = {0: record["compile"].get("first_step_s") or 0.9 + 3 * mean, 1: mean * 1.6, 2: mean * 1.05}
+        rng = random.Random(mean)
+        lines = (
+            {
+                "step": index, "rank": 0, "stage": "warmup" if index < warmup else "window", "micro_batches": 1,
+                "is_warmup": index < warmup, "step_s": slow.get(index, mean * rng.gauss(1, 0.004)),
+                "forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1, "loss": 9.3,
+            }
+            for index in range(steps)
+        )  # fmt: skip
+        (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def make_run(folder: Path, settings: Changes, changes: Changes | None = None, *, repeat: int = 0) -> Record:
+    """Write the folder of a run with these settings and changes; returns its record."""
+    record = make_record(settings, changes, repeat=repeat)
+    write_run(folder, record)
+    return record
+
+
+def make_sweep(
+    home: Path, axes: Mapping[str, Sequence[Any]] | Sequence[Changes], *, view: Any = None,
+    fixed: Changes | None = None, repeats: int = 1, steps: int = 8, change: Change | None = None,
+) -> Path:  # fmt: skip
+    """A sweep's folder with its runs, one repeat of each pass but the timing one.
+
+    Args:
+        axes: the values of each, of which every combination is a cell; or the cells.
+        fixed: settings of all cells beside their axes.
+    """
+    if isinstance(axes, Mapping):
+        axes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    cells, shared = [], {"schema_version": SCHEMA_VERSION, "name": home.name, "view": view}
+    for place in axes:
+        cell = "-".join(str(value).replace(" ", "_") for value in place.values()) or "cell"
+        settings = {**(fixed or {}), **place}
+        cells.append({"id": cell, "axes": place, "options": {k: v for k, v in settings.items() if k != "mode"}})
+        for repeat in range(repeats if place.get("pass", "timing") == "timing" else 1):
+            sweep = {"name": home.name, "cell": cell, "axes": place, "repeat": repeat}
+            run = make_record(settings, {"run_id": f"{cell}-r{repeat}", "sweep": sweep}, repeat=repeat)
+            put(run, change(run, repeat) if change else {})
+            write_run(home / "runs" / str(run["run_id"]), run, steps)
+    names = dict.fromkeys(name for place in axes for name in place)
+    values = {name: list({str(place[name]): place[name] for place in axes if name in place}.values()) for name in names}
+    (home / "sweep.json").write_text(json.dumps({**shared, "axes": values, "cells": cells}))
+    return home
+
+
+def answer_of(*folders: Path, **options: Any) -> Answer:
+    """What `lmbench report` works out of results; options are those of `report.results.Options`."""
+    return report_on(folders, make_catalogue(), Options(**options))
+
+
+def rows_of(*folders: Path, **options: Any) -> list[Record]:
+    """A row for each cell, as CSV has them."""
+    data = answer_of(*folders, **options).data
+    assert data is not None
+    return data().records()
+
+
+def table_rows(table: Table) -> list[dict[str, str]]:
+    """The rows of a table by its columns' titles, as they are read; of two with one title the first."""
+    titles = [column.title for column in table.columns]
+    return [dict(reversed(list(zip(titles, row, strict=True)))) for row in table.texts()]
