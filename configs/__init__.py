@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.files import Unreadable, read_file
 
 
@@ -17,6 +18,21 @@ def shipped_configs() -> dict[str, Path]:
 def shipped_studies() -> dict[str, Path]:
     """The sweep files, by name."""
     return _shipped("sweeps/*.yaml")
+
+
+def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint: str) -> Path:
+    """A file of the user's, which comes first, or one that ships, by its name or below `folder`.
+
+    Raises:
+        UsageError: neither; `complaint` with what was probably meant.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    is_name = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
+    if is_name and path.stem in shipped:
+        return shipped[path.stem]
+    raise UsageError(complaint + (suggest(path.stem, shipped) or f" ({', '.join(shipped)})"))
 
 
 #: The largest study that ships has 2 kB; a list of a thousand included cells some 100 kB.

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import nn
 
-from lmbench.configs import parse_yaml, read_yaml, shipped_configs
+from lmbench.configs import find_shipped, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
 from lmbench.errors import UsageError, suggest
@@ -32,7 +29,22 @@ DEFAULTS: dict[str, type] = {"model": LanguageModel, "data": TokenData}
 OWN_DATA: dict[type, type] = {LanguageModel: TokenData, AttentionLayer: ShapeData, HuggingFace: TokenData}
 #: The loader that each command needs of a module that has no data module.
 LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"}
+#: Why a class that looks like a LightningModule is none.
+NO_MODULE = (
+    "is no lightning.pytorch.LightningModule (or no instance of one); a torch.nn.Module has to be wrapped in one, a "
+    "module of pytorch_lightning has to import lightning.pytorch instead"
+)
+#: The classes that shipped configurations have settings of.
+_SHIPPED_FOR: dict[str, tuple[type, ...]] = {"model": (LanguageModel,), "data": (TokenData, ShapeData)}
 _NULL = "null"
+
+
+class Subject(NamedTuple):
+    """What one configuration or option says of the model or of the data; the class path `null` stands for none."""
+
+    class_path: str | None
+    arguments: dict[str, Any]
+    is_shipped: bool
 
 
 @dataclass
@@ -42,16 +54,21 @@ class Choice:
     Attributes:
         model: the class of the model.
         data: the class of the data; None where the model has loaders of its own.
-        settings: the content of all configurations; `model` and `data` hold the arguments of the two classes.
+        settings: the contents of all configurations in their order; `model` and `data` hold arguments of the classes.
         words: the options beside configurations and classes.
         ignored: what was left out of shipped configurations and why, in sentences.
     """
 
     model: type
     data: type | None
-    settings: dict[str, Any]
+    settings: list[dict[str, Any]]
     words: list[str]
     ignored: list[str] = field(default_factory=list)
+
+    def is_set(self, key: str, name: str) -> bool:
+        """Whether a configuration or an option sets the argument `name` of the group `key`."""
+        is_in_file = any(name in content.get(key, ()) for content in self.settings)
+        return is_in_file or any(word.partition("=")[0] == f"--{key}.{name}" for word in self.words)
 
 
 def path_of(named: type) -> str:
@@ -69,31 +86,26 @@ def choose(command: str, words: list[str]) -> Choice:
         UsageError: a configuration or class that is not there, a module with neither loaders nor data, or data that it
             has no use for.
     """
-    parts: dict[str, list[tuple[Any, bool]]] = {"model": [], "data": []}
-    settings: dict[str, Any] = {}
-    rest: list[str] = []
-    named: dict[str, str] = {}
-    for option, value in _pairs(words):
-        if option in ("--model", "--data"):
-            named[option[2:]] = value
-        elif option == "--config":
+    subjects: dict[str, list[Subject]] = {"model": [], "data": []}
+    settings, rest = list[dict[str, Any]](), list[str]()
+    for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
+        if option == "--config":
             content, is_shipped = read_config(value)
             for key in BASES.keys() & content.keys():
-                parts[key].append((content.pop(key), is_shipped))
-            settings = _merged(settings, content)
+                subjects[key].append(_subject(content.pop(key), is_shipped))
+            settings.append(content)
+        elif option:
+            is_file = value.endswith((".yaml", ".yml")) and Path(value).is_file()
+            part = read_yaml(Path(value), option)[1] if is_file else parse_yaml(value, option)
+            subjects[option.removeprefix("--")].append(_subject(part, is_shipped=False))
         else:
             rest.append(value)
-    for key, value in named.items():
-        parts[key].append((_part(value), False))
-    model_path = _class_path(parts["model"])
-    if model_path == _NULL:
-        raise UsageError("model is null; leave it out, or give its settings")
+    model_path = _class_path(subjects["model"])
     model = LanguageModel if model_path is None else import_class("model", model_path)
-    is_asked_for = any(not is_shipped for _, is_shipped in parts["data"])
-    is_asked_for |= any(word.startswith("--data.") for word in rest)
-    choice = Choice(model, _data_class(model, command, parts["data"], is_asked_for), settings, rest)
-    for key in BASES:
-        settings[key] = _arguments(choice, key, parts[key])
+    is_data_asked_for = any(not part.is_shipped for part in subjects["data"])
+    is_data_asked_for |= any(word.startswith("--data.") for word in rest)
+    choice = Choice(model, _data_class(model, command, subjects["data"], is_data_asked_for), settings, rest)
+    settings += [{key: _arguments(choice, key, part)} for key in BASES for part in subjects[key]]
     return choice
 
 
@@ -101,43 +113,58 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
     """Configurations and classes as option and value; of everything else the word alone. A first word without an option
     names the configuration: `fit smoke`; the profiler `kernels` is a class, so that its options can follow it."""
     remaining = iter(words)
-    for place, word in enumerate(remaining):
+    for index, word in enumerate(remaining):
         option, equals, value = word.partition("=")
-        if not place and not word.startswith("-"):
+        option = "--config" if option == "-c" else option
+        if index == 0 and not word.startswith("-"):
             yield "--config", word
-        elif option in ("--config", "-c", "--model", "--data"):
+        elif option in ("--config", "--model", "--data", "--trainer.profiler"):
             value = value if equals else next(remaining, "")
             if not value:
                 raise UsageError(f"{option} needs a value")
-            yield "--config" if option == "-c" else option, value
-        elif option == "--trainer.profiler":
-            value = value if equals else next(remaining, "")
-            yield "", f"{option}={'lmbench.KernelProfiler' if value == 'kernels' else value}"
+            if option == "--trainer.profiler":
+                profiler = "lmbench.KernelProfiler" if value == "kernels" else value
+                option, value = "", f"{option}={profiler}"
+            yield option, value
         else:
             yield "", word
 
 
-def _data_class(model: type, command: str, parts: list[tuple[Any, bool]], is_asked_for: bool) -> type | None:
+def _subject(part: Any, is_shipped: bool) -> Subject:
+    if not isinstance(part, Mapping):
+        return Subject(_NULL if part is None else str(part), {}, is_shipped)
+    arguments = {**part, **(part.get("init_args") or {})}
+    arguments.pop("init_args", None)
+    return Subject(arguments.pop("class_path", None), arguments, is_shipped)
+
+
+def _class_path(parts: list[Subject]) -> str | None:
+    """The class that is named last; None where no class is named."""
+    return next((part.class_path for part in reversed(parts) if part.class_path), None)
+
+
+def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: bool) -> type | None:
     """The class of the data; None where the model's own loaders are measured."""
     path = _class_path(parts)
     own = next((data for known, data in OWN_DATA.items() if issubclass(model, known)), None)
     named = None if path in (None, _NULL) else import_class("data", str(path))
-    if issubclass(model, AttentionLayer) and (
-        path == _NULL or not issubclass(named or TokenData, TokenData | ShapeData)
-    ):
-        raise UsageError(
-            f"--data is {path}, and attention by itself holds its inputs; leave it out: their shape is "
-            "--data.batch_size and --data.context_length"
-        )
+    if own is ShapeData:
+        if path == _NULL or named not in (None, TokenData, ShapeData):
+            raise UsageError(
+                f"--data is {path}, and attention by itself holds its inputs; leave it out: their shape is "
+                "--data.batch_size and --data.context_length"
+            )
+        return own
     if named is not None:
-        return own if own is ShapeData and named is TokenData else named
-    loader = LOADERS[command]
-    has_loader = getattr(model, loader) is not getattr(LightningModule, loader)
-    if path is None and (own is not None or is_asked_for or (parts and not has_loader)):
+        return named
+    has_loader = getattr(model, LOADERS[command]) is not getattr(LightningModule, LOADERS[command])
+    if path is None and (own or is_asked_for or (parts and not has_loader)):
         return own or TokenData
     if not has_loader:
-        again = "" if path else ", or lmbench's tokens with --data.batch_size 4"
-        raise UsageError(f"{model.__name__} has no {loader}(); name its data with --data my_file.MyData{again}")
+        raise UsageError(
+            f"{model.__name__} has no {LOADERS[command]}(); name its data with --data my_file.MyData, or take "
+            "lmbench's tokens with --data.batch_size 4"
+        )
     return None
 
 
@@ -150,89 +177,31 @@ def read_config(name: str) -> tuple[dict[str, Any], bool]:
     Raises:
         UsageError: neither a file nor a shipped configuration, or its content is no mapping.
     """
-    path, shipped = Path(name), shipped_configs()
-    is_name = path.parent.name in ("", "configs") and not path.is_absolute() and path.suffix in ("", ".yaml")
-    if path.exists():
-        text, content = read_yaml(path, f"config {name!r}")
-    elif ":" in name:
+    if ":" in name and not Path(name).exists():
         text, content = name, parse_yaml(name, "--config")
-    elif is_name and path.stem in shipped:
-        text, content = read_yaml(shipped[path.stem], name)
     else:
-        hint = suggest(path.stem, shipped) or f" ({', '.join(shipped)})"
-        raise UsageError(f"config {name!r} is no file and no shipped configuration{hint}")
+        path = find_shipped(
+            name, shipped_configs(), "configs", f"config {name!r} is no file and no shipped configuration"
+        )
+        text, content = read_yaml(path, f"config {name!r}")
     if not isinstance(content, dict):
         raise UsageError(f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}")
-    return content, any(text == file.read_text() for file in shipped.values())
+    return content, any(text == file.read_text() for file in shipped_configs().values())
 
 
-def _part(value: str) -> Any:
-    """What `--model` or `--data` names: a class by its path, or in a file or text with its arguments."""
-    if value.endswith((".yaml", ".yml")) and Path(value).is_file():
-        return read_yaml(Path(value), f"file {value!r}")[1]
-    return parse_yaml(value, "--model") if value.startswith("{") else {"class_path": value}
-
-
-def _class_path(parts: list[tuple[Any, bool]]) -> str | None:
-    """The class that is named last, `null` for none; None where no class is named."""
-    path = None
-    for part, _ in parts:
-        named = {"class_path": part} if isinstance(part, str) else part or {"class_path": _NULL}
-        path = named.get("class_path", path)
-    return path
-
-
-def _arguments(choice: Choice, key: str, parts: list[tuple[Any, bool]]) -> dict[str, Any]:
-    """The arguments that configurations give the chosen class."""
+def _arguments(choice: Choice, key: str, part: Subject) -> dict[str, Any]:
+    """The arguments that a part gives the chosen class; none where they are another class's."""
     chosen: type | None = getattr(choice, key)
-    arguments: dict[str, Any] = {}
-    for part, is_shipped in parts:
-        if not isinstance(part, Mapping) or part.get("class_path") == _NULL:
-            continue
-        if "class_path" in part and part.keys() - {"class_path", "init_args", "dict_kwargs"}:
-            reason = "keep one (a class has its init_args)"
-            raise UsageError(f"{key} is given both as a class and by arguments of lmbench's own; {reason}")
-        is_class = bool({"class_path", "init_args"} & part.keys())
-        own: dict[str, Any] = (part.get("init_args") or {}) if is_class else dict(part)
-        if "class_path" in part and import_class(key, part["class_path"]) is not chosen:
-            # Arguments of a class in whose place another one was named.
-            continue
-        is_foreign = is_shipped and not is_class and chosen not in (DEFAULTS[key], None)
-        if is_shipped and chosen is None:
-            _ignore(choice, key, own, f"{choice.model.__name__} brings its data")
-        elif is_foreign and key == "model" and not issubclass(choice.model, LanguageModel):
-            _ignore(choice, key, own, f"it belongs to lmbench's own model, not to {choice.model.__name__}")
-        elif is_foreign and key == "data" and chosen is not None:
-            known = class_options(chosen)
-            _ignore(choice, key, own.keys() - known, f"{chosen.__name__} has no such option")
-            arguments = _merged(arguments, {name: own[name] for name in own if name in known})
-        elif chosen is not None:
-            arguments = _merged(arguments, own)
-    return arguments
-
-
-def _ignore(choice: Choice, key: str, names: Any, reason: str) -> None:
-    if names:
-        settings = ", ".join(f"{key}.{name}" for name in sorted(names))
-        choice.ignored.append(f"ignored {settings} of the shipped configuration: {reason}")
-
-
-def _merged(first: Any, second: Any) -> dict[str, Any]:
-    """Two configurations, of which the second one counts; another class takes its arguments from itself alone."""
-    merged: dict[str, Any] = dict(first)
-    for name, value in second.items():
-        before: Any = merged.get(name)
-        is_same = isinstance(value, dict) and isinstance(before, dict)
-        is_same = is_same and value.get("class_path") in (None, before.get("class_path"))
-        merged[name] = _merged(before, value) if is_same else value
-    return merged
-
-
-@cache
-def class_options(used: type) -> frozenset[str]:
-    """The names of a class's arguments, as the parser finds them."""
-    added = ArgumentParser(exit_on_error=False).add_class_arguments(used, "of", fail_untyped=False)
-    return frozenset(name.split(".")[1] for name in added)
+    if part.class_path and (part.class_path == _NULL or import_class(key, part.class_path) is not chosen):
+        return {}
+    if part.is_shipped and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
+        names = ", ".join(f"{key}.{name}" for name in sorted(part.arguments))
+        owner = (chosen or choice.model).__name__
+        choice.ignored.append(
+            f"ignored {names} of the shipped configuration: it is of lmbench's own {key}, not of {owner}"
+        )
+        return {}
+    return part.arguments
 
 
 def import_class(key: str, path: str) -> type:
@@ -244,36 +213,12 @@ def import_class(key: str, path: str) -> type:
     what, base = f"--{key} {path}", BASES[key]
     module_name, _, name = path.rpartition(".")
     if not module_name or name == "py":
-        raise UsageError(f"{what}: name the class with its module, as in {_classes_in(path, base)}")
+        raise UsageError(f"{what}: name the class with its module, as in my_file.MyClass")
     module = import_named(what, module_name)
     named = getattr(module, name, None)
     if named is None:
         hint = suggest(name, dir(module), module_name + ".{}")
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}")
     if not (isinstance(named, type) and issubclass(named, base)):
-        raise UsageError(f"{what} is no lightning.pytorch.{base.__name__}{why_no_module(named)}")
+        raise UsageError(f"{what} {NO_MODULE if key == 'model' else 'is no lightning.pytorch.LightningDataModule'}")
     return named
-
-
-def _classes_in(path: str, base: type) -> str:
-    """The classes that the name of a file may have been meant for; an example where there are none."""
-    module_name = path.removesuffix(".py").replace("/", ".")
-    try:
-        members = list(vars(import_named(module_name, module_name)).values())
-    except UsageError:
-        members = []
-    classes = [each for each in members if isinstance(each, type) and issubclass(each, base)]
-    names = [path_of(each) for each in classes if each.__module__ == module_name]
-    return " or ".join(names[:3]) or f"my_file.{path or 'MyClass'}"
-
-
-def why_no_module(named: object) -> str:
-    """What to do with a class that is almost a LightningModule."""
-    bases = getattr(named, "__mro__", ())
-    if any(base.__module__.startswith("pytorch_lightning.") for base in bases):
-        return " but pytorch_lightning's; let it import lightning.pytorch instead"
-    if nn.Module in bases:
-        return (
-            " but a torch.nn.Module; wrap it in one: training_step returns the loss, configure_optimizers an optimizer"
-        )
-    return ""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from copy import deepcopy
-from enum import Enum
-from functools import cache
-from pickle import UnpicklingError
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_dumper
+from jsonargparse import ArgumentError, ArgumentParser, set_dumper
 
 from lmbench.callbacks import PhaseTimer
+from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import DEFAULTS, choose, path_of
 from lmbench.fit.modes import usual_mode
@@ -35,24 +33,8 @@ _GROUPS: dict[str, type] = {
     "timer": PhaseTimer,
 }  # fmt: skip
 
-# libyaml, where it is there, takes a fifth of the time.
-_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
-class _Dumper(_SafeDumper):  # type: ignore[misc]
-    """Writes a member of an enumeration, where that is the default of something typed as text, as its value:
-    Lightning's Timer has one."""
-
-
-_Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
-
-
-def _as_yaml(content: Any) -> str:
-    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
-    return text
-
-
-set_dumper("yaml", _as_yaml)
+# JSON is YAML. The default of something typed as text may be a member of an enumeration: Lightning's Timer has one.
+set_dumper("yaml", partial(json.dumps, default=lambda member: member.value))
 
 
 def _add(parser: ArgumentParser, key: str, used: type) -> None:
@@ -104,31 +86,27 @@ class CommandLine:
 
     def __init__(self, command: str, words: list[str]) -> None:
         # As in a file, whose classes have their arguments under `init_args`.
-        words = [re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word) for word in words]
-        self.command, self.words = command, words
-        choice = choose(command, words)
+        self.words = [re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word) for word in words]
+        self.command = command
+        self._choice = choice = choose(command, self.words)
         self.model, self.data, self.ignored = choice.model, choice.data, choice.ignored
         self._parser = _parser(command, choice.model, choice.data)
-        settings = {name: value for name, value in choice.settings.items() if value or name not in ("model", "data")}
-        for name, value in settings.items():
-            if value is None and (name == "trainer" or name in _GROUPS):
+        for name in ("trainer", *_GROUPS):
+            if any(name in content and content[name] is None for content in choice.settings):
                 raise UsageError(f"{name} is null; leave it out, or give its settings")
-        texts = [f"--config={json.dumps(settings, default=str)}"] if settings else []
+        texts = [f"--config={json.dumps(content, default=str)}" for content in choice.settings]
         try:
             self.config = self._parser.parse_args([*texts, *choice.words])
             refuse(self.config)
             self._continue_from_checkpoint()
         except ArgumentError as error:
-            options = [name[2:] for name in self._parser._option_string_actions if name.startswith("--")]
-            raise UsageError(translate(str(error), options)) from error
+            raise _translated(error, self._parser) from error
         self.config.pop("config", None)
-        self._followed = self._follow(choice.settings)
-        asked = [word for word in words if word.partition("=")[0] == "--measure.mode"]
-        if command != "fit" and asked and self.config.measure.mode != "inference":
-            # In a file it is that of its training, which may be measured as well.
-            raise UsageError(
-                f"measure.mode is {self.config.measure.mode}, and {command} measures inference; use `lmbench fit`"
-            )
+        self._follow()
+        mode = self.config.measure.mode
+        # In a file it is that of its training, which may be measured as well.
+        if command != "fit" and mode != "inference" and any(word.startswith("--measure.mode") for word in self.words):
+            raise UsageError(f"measure.mode is {mode}, and {command} measures inference; use `lmbench fit`")
 
     def _continue_from_checkpoint(self) -> None:
         """Take the model's arguments from a checkpoint that has them."""
@@ -136,41 +114,33 @@ class CommandLine:
         if not path or "://" in path:
             return
         try:
-            arguments = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
-        except (UnpicklingError, EOFError, RuntimeError) as error:
+            checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+        except Exception as error:
             # PyTorch goes on with advice for programmers after its first sentence.
-            reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
+            reason = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
             raise UsageError(f"ckpt_path {path!r} cannot be read: {reason}") from error
+        arguments = checkpoint.get("hyper_parameters", {})
         arguments = {name: value for name, value in arguments.items() if name not in ("_instantiator", "_class_path")}
         if arguments:
             self.config = self._parser.parse_object({"model": arguments}, self.config)
 
-    def _follow(self, settings: dict[str, Any]) -> list[tuple[str, str]]:
-        """Let settings follow from those of the other side; returns which did, as `("data", "vocab_size")`."""
-        model, data = (self.config.get(key) or {} for key in ("model", "data"))
-        sides = {"model": model, "data": data}
-        followed = []
-
-        def is_set(key: str, name: str) -> bool:
-            option = f"--{key}.{name}"
-            return name in settings[key] or any(word.partition("=")[0] == option for word in self.words)
-
-        if self.data is DEFAULTS["data"] and callable(tell := getattr(self.model, "data_settings", None)):
-            for name, value in tell(**vars(model)).items():
-                if not is_set("data", name):
-                    data[name] = value
-                    followed.append(("data", name))
-        for source, target, name in FOLLOWING:
-            if name not in sides[source] or name not in sides[target]:
+    def _follow(self) -> None:
+        """Let settings follow from those of the other side; `_followed` lists them as `("data", "vocab_size")`."""
+        sides = {key: self.config.get(key) or {} for key in DEFAULTS}
+        self._followed = list[tuple[str, str]]()
+        following = [(source, target, name, None) for source, target, name in FOLLOWING]
+        if self.data is TokenData and (data_settings := getattr(self.model, "data_settings", None)):
+            known = data_settings(**vars(sides["model"]))
+            following = [("", "data", name, value) for name, value in known.items()] + following
+        for source, target, name, value in following:
+            if source and (name not in sides[source] or name not in sides[target]):
                 continue
-            is_own = path_of(getattr(self, target)).startswith("lmbench.")
-            if not is_set(target, name):
-                sides[target][name] = sides[source][name]
-                followed.append((target, name))
-            elif is_own:
-                value = sides[target][name]
-                raise UsageError(f"{target}.{name} follows {source}.{name}; set that: --{source}.{name} {value}")
-        return followed
+            if not self._choice.is_set(target, name):
+                sides[target][name] = sides[source][name] if source else value
+                self._followed.append((target, name))
+            elif source and path_of(getattr(self, target)).startswith("lmbench."):
+                setting = f"--{source}.{name} {sides[target][name]}"
+                raise UsageError(f"{target}.{name} follows {source}.{name}; set that: {setting}")
 
     def write(self) -> None:
         """Write the settings down as `content` and `text`.
@@ -178,14 +148,12 @@ class CommandLine:
         Raises:
             UsageError: a secret that no result keeps has to be filled in.
         """
-        dumped = self._parser.dump(self.config, skip_none=False, format="yaml")
-        content = yaml.load(dumped, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        content.setdefault("data", None)
-        repeating = deepcopy(content)
+        dumped = self._parser.dump(self.config, skip_none=False)
+        repeating = json.loads(dumped)
         for key, name in self._followed:
             del repeating[key][name]
-        self.text = _as_yaml(masked(self._with_classes(repeating)))
-        self.content = self._with_classes(content)
+        self.content = self._with_classes(json.loads(dumped))
+        self.text = yaml.safe_dump(masked(self._with_classes(repeating)), sort_keys=False)
         keep_secret(value for _, value in secrets_of(self.content))
         if missing := to_fill_in(self.content):
             raise UsageError(
@@ -195,6 +163,7 @@ class CommandLine:
 
     def _with_classes(self, content: dict[str, Any]) -> dict[str, Any]:
         """lmbench's own model and data are written without their classes, `model: {size: small}`."""
+        content.setdefault("data", None)
         for key, default in DEFAULTS.items():
             used = getattr(self, key)
             if used not in (default, None):
@@ -206,9 +175,7 @@ class CommandLine:
         used = {**_GROUPS, "trainer": BenchTrainer, "model": self.model, "data": self.data}[key]
         if used is None:
             return None
-        values = self.config.get(key, Namespace()).clone()  # type: ignore[no-untyped-call]
-        for name, value in changes.items():
-            values[name] = value
+        values = {**vars(self.config.get(key, SimpleNamespace())), **changes}
         try:
             return _builder(key, used).instantiate_classes({key: values})[key]
         except ValueError as error:
@@ -228,33 +195,29 @@ def settings_of(key: str, used: type, **values: Any) -> Any:
     try:
         return builder.instantiate_classes(builder.parse_object({key: values}))[key]
     except ArgumentError as error:
-        options = [name[2:] for name in builder._option_string_actions]
-        raise UsageError(translate(str(error), options)) from error
+        raise _translated(error, builder) from error
 
 
-_GROUP = re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'")
-_UNKNOWN = re.compile(r"(?:unrecognized arguments: --|Option ')([\w.+]+)")
-_EXTRA = re.compile(r"unrecognized arguments: ([^-\s]\S*)")
-_KEY = re.compile(r'Parser key "([^"]+)":(?:\s*Parser key "([^"]+)":)?')
-_VALUE = re.compile(r"(?:Given value|Got value): (.*)")
+_VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
 
 
-def translate(text: str, options: Iterable[str]) -> str:
-    """One line for a complaint of jsonargparse; `options` are the names that a misspelt one may have been meant for."""
-    group, unknown, extra = (pattern.search(text) for pattern in (_GROUP, _UNKNOWN, _EXTRA))
-    if group or unknown:
-        name = ".".join(group.groups()) if group else unknown[1]  # type: ignore[index]
-        return f"unknown option --{name}{suggest(name, options, '--{}')} (`lmbench fit --help` lists them all)"
-    if extra:
-        return f"{extra[1]!r} is one word too many; a configuration comes first, options are --name value"
-    key, value = _KEY.search(text), _VALUE.search(text)
-    if key is None or value is None:
-        return " ".join(text.split())
-    name = key[2] or key[1]
-    words = [word for literal in re.findall(r"Literal\[(.*?)\]", text) for word in re.findall(r"[\w.-]+", literal)]
+def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
+    """One line for a complaint of the parser, with the option that a misspelt one was probably meant for."""
+    text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))
+    if unknown := re.search(r"(?:unrecognized arguments: --|Option ')([\w.+]+)", text):
+        options = [name.removeprefix("--") for name in parser._option_string_actions]
+        hint = suggest(unknown[1], options, "--{}")
+        return UsageError(f"unknown option --{unknown[1]}{hint} (`lmbench fit --help` lists them all)")
+    if extra := re.search(r"unrecognized arguments: (\S+)", text):
+        return UsageError(f"{extra[1]!r} is one word too many; a configuration comes first, options are --name value")
+    rejected = _VALUE.search(text)
+    if rejected is None:
+        return UsageError(text)
+    name, value = rejected["name"], repr(rejected["value"].strip())
+    if nested := re.search(r"NestedArg\(key='(\w+)'", value):
+        return UsageError(f"--{name}.{nested[1]} is an option of a class; name the class first, as in --{name} CLASS")
+    words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
-    if nested := re.search(r"NestedArg\(key='(\w+)'", value[1]):
-        return f"--{name}.{nested[1]} is an option of a class; name the class before it, as in --{name} CLASS"
-    allowed = ", ".join(dict.fromkeys(words or types)) or " ".join(text.split())
-    return f"{name} is {MASK if is_secret(name) else repr(value[1].strip())}; allowed: {allowed}"
+    allowed = ", ".join(dict.fromkeys(words or types)) or text
+    return UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")

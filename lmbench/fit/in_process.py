@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import UserList
+from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +18,11 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
-from lmbench.callbacks import PhaseTimer, RunRecorder
+from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import ShapeData
-from lmbench.errors import ExitCode, UsageError, suggest
-from lmbench.fit.choice import LOADERS, why_no_module
+from lmbench.errors import ExitCode, UsageError, unknown
+from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
 from lmbench.fit.completion import complete_record
 from lmbench.fit.measurement import Measurement
@@ -33,38 +33,15 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, as_list
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_traceback
-from lmbench.interruption import held
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
 from lmbench.runs import Run, read_run
 
+_DATA = "give a DataLoader, an instance of a LightningDataModule, or a batch as data"
 #: One measurement at a time: two would measure each other.
 _alone = threading.Lock()
-
-
-@dataclass(frozen=True)
-class _Repeated:
-    """A loader whose every batch is the same one."""
-
-    batch: Any = field(repr=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        return repeat(self.batch)
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """A loader of the batches of a list, which Lightning would take for a list of loaders."""
-
-    batches: list[Any] = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
 
 
 def measure(
@@ -126,11 +103,7 @@ def measure(
         Exception: whatever the module's, the data's or a callback's own code raised.
     """
     if not isinstance(module, LightningModule):
-        if isinstance(module, type):
-            raise UsageError(f"{module.__name__} is a class; measure takes an instance, such as {module.__name__}()")
-        raise UsageError(
-            f"{type(module).__name__} is no lightning.pytorch.LightningModule{why_no_module(type(module))}"
-        )
+        raise UsageError(f"{getattr(module, '__name__', type(module).__name__)} {NO_MODULE}")
     settings = settings_of(
         "measure",
         MeasureSettings,
@@ -145,19 +118,24 @@ def measure(
         results_dir=str(results_dir or ""),
     )
     settings.schedule()
-    flags = _flags(trainer, precision, compile)
+    for name in {"precision", "compile"} & (trainer or {}).keys():
+        raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
+    if isinstance(compile, Mapping):
+        compile = settings_of("compile", CompileOptions, **compile)
+    flags = {**TRAINER_DEFAULTS, **(trainer or {}), "precision": precision, "compile": compile}
+    refuse_least(flags)
     if instrument not in PASS:
-        raise UsageError(f"instrument is {instrument!r}; allowed: {', '.join(PASS)}{suggest(str(instrument), PASS)}")
-    options: dict[str, dict[str, Any]] = {"memory": vars(MemorySettings()), "dtypes": {}, "timer": {}, "trainer": flags}
+        raise unknown("instrument", str(instrument), PASS)
+    groups = {"memory": vars(MemorySettings()), "dtypes": {}, "timer": {}, "trainer": flags}
     for option, value in PASS[instrument].options.items():
         group, _, name = option.partition(".")
-        options[group][name] = value
+        groups[group][name] = value
     if instrument == "dtypes":
         refuse_dtypes(str(precision), probe_steps)
     if not _alone.acquire(blocking=False):
         raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
     try:
-        outcome = _measured(deepcopy(module) if copy else module, data, settings, options, seed, bool(results_dir))
+        outcome = _measured(deepcopy(module) if copy else module, data, settings, groups, seed)
     finally:
         _alone.release()
         # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that is.
@@ -168,14 +146,10 @@ def measure(
 
 
 def _measured(
-    module: LightningModule,
-    data: Any,
-    settings: MeasureSettings,
-    options: Mapping[str, dict[str, Any]],
-    seed: int,
-    is_kept: bool,
+    module: LightningModule, data: Any, settings: MeasureSettings, groups: Mapping[str, dict[str, Any]], seed: int
 ) -> Run | BaseException:
     """The run, or what is to be raised instead."""
+    is_kept = bool(settings.results_dir)
     with ExitStack() as stack:
         if not is_kept:
             settings.results_dir = stack.enter_context(
@@ -184,19 +158,26 @@ def _measured(
         stack.enter_context(undisturbed())
         quiet()
         command = "validate" if settings.mode == "inference" else "fit"
-        given = _data_for(module, data, LOADERS[command])
-        stack.enter_context(untouched(module, given))
-        flags = options["trainer"]
-        callbacks = [*as_list(flags.pop("callbacks", None)), PhaseTimer(**options["timer"])]
-        measurement = Measurement(command, type(module), settings, flags, options)
-        recorder, silent = measurement.recorder, {"verbose": False} if command == "validate" else {}
-        failure = None
-        try:
-            measurement.run(lambda: (module, given, callbacks), seed=seed, **silent)
-        except BaseException as error:
-            failure = _ended_by(error, recorder)
-        if recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
-            failure = failure or UsageError(recorder.run.error.message or "nothing was measured")
+        source = _data_for(module, data, LOADERS[command])
+        stack.enter_context(untouched(module, source))
+        flags = groups["trainer"]
+        callbacks = [*as_list(flags.pop("callbacks", None)), PhaseTimer(**groups["timer"])]
+        measurement = Measurement(command, type(module), settings, flags, groups)
+        recorder, options = measurement.recorder, {"verbose": False} if command == "validate" else {}
+        failure = measurement.run(lambda: (module, source, callbacks), seed=seed, **options)
+        if failure is None and recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
+            failure = UsageError(recorder.run.error.message or "nothing was measured")
+        elif recorder.exit_code is ExitCode.OUT_OF_MEMORY and failure is not None:
+            # The frames hold the tensors that there was no room beside.
+            traceback.clear_frames(failure.__traceback__)
+            failure = None
+        elif recorder.run.outcome == "interrupted":
+            # Lightning has made a SystemExit of it.
+            failure = KeyboardInterrupt()
+        elif failure is not None and is_usage_error(failure):
+            failure = UsageError(str(failure))
+        elif failure is not None:
+            failure = failure.with_traceback(own_traceback(failure) or failure.__traceback__)
         if failure is not None:
             if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
@@ -206,49 +187,19 @@ def _measured(
         return read_run(recorder.folder.path)
 
 
-def _ended_by(error: BaseException, recorder: RunRecorder) -> BaseException | None:
-    """Record what ended the run; returns what is to be raised, None where the run tells of it."""
-    with held():
-        recorder.end_by(error)
-    if recorder.exit_code is ExitCode.OUT_OF_MEMORY:
-        # The frames hold the tensors that there was no room beside.
-        traceback.clear_frames(error.__traceback__)
-        return None
-    if recorder.run.outcome == "interrupted" and recorder.folder is not None:
-        # Lightning has made a SystemExit of it.
-        return KeyboardInterrupt()
-    if is_usage_error(error):
-        return error if isinstance(error, UsageError) else UsageError(str(error))
-    return error.with_traceback(own_traceback(error) or error.__traceback__)
-
-
-def _flags(
-    trainer: Mapping[str, Any] | None, precision: str | int, compile: bool | Mapping[str, Any]
-) -> dict[str, Any]:
-    """The Trainer's flags."""
-    given = dict(trainer or {})
-    for name in ("precision", "compile"):
-        if name in given:
-            raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
-    refuse_least(given)
-    if isinstance(compile, Mapping):
-        compile = settings_of("compile", CompileOptions, **compile)
-    return {**TRAINER_DEFAULTS, **given, "precision": precision, "compile": compile}
-
-
 def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
     """What the Trainer is given: a LightningDataModule, a loader, or None for the module's own."""
+    if isinstance(data, LightningDataModule):
+        return data
     if data is None:
         return _own_data(module, loader)
-    if isinstance(data, type):
-        raise UsageError(f"data is the class {data.__name__}; give an instance, such as {data.__name__}()")
-    if isinstance(data, Dataset) and not hasattr(data, "__iter__"):
-        name = type(data).__name__
-        raise UsageError(f"data is a Dataset, which has no batches; give DataLoader({name}(...), batch_size=4)")
+    if isinstance(data, type) or (isinstance(data, Dataset) and not hasattr(data, "__iter__")):
+        raise UsageError(f"data is {getattr(data, '__name__', type(data).__name__)}; {_DATA}")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
-        return _Listed(data)
+        # Lightning would take a list for several loaders.
+        return UserList(data)
     is_batch = isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__")
-    return _Repeated(data) if is_batch and not isinstance(data, LightningDataModule) else data
+    return repeat(data) if is_batch else data
 
 
 def _own_data(module: LightningModule, loader: str) -> LightningDataModule | None:
@@ -260,7 +211,5 @@ def _own_data(module: LightningModule, loader: str) -> LightningDataModule | Non
     if isinstance(module, AttentionLayer):
         return ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
     if getattr(type(module), loader) is getattr(LightningModule, loader):
-        raise UsageError(
-            f"{type(module).__name__} has no {loader}(); give data: a DataLoader, a LightningDataModule, or a batch"
-        )
+        raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
     return None

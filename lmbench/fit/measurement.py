@@ -31,7 +31,9 @@ from lmbench.fit.modes import apply_mode
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.clock import synchronize
+from lmbench.instruments.ending import is_of_other_checkpoint
 from lmbench.instruments.milestones import reach
+from lmbench.interruption import held, received
 from lmbench.records.passes import PASSES
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import RUNNING
@@ -43,13 +45,10 @@ from lmbench.report.run import banner
 class Announcement(Observer):
     """Prints what is about to be measured, once the recorder knows it."""
 
-    def __init__(self, recorder: RunRecorder) -> None:
-        self._recorder = recorder
-
     def run_started(self) -> None:
         # An output that cannot be written is told of at the end; the measurement goes on.
         with suppress(OSError):
-            give(Answer(banner(self._recorder.run)), Output())
+            give(Answer(banner(self.session.run)), Output())
 
 
 @dataclass
@@ -77,10 +76,10 @@ class Measurement:
     def __post_init__(self) -> None:
         settings = self.settings
         self.mode = settings.mode_of(self.command)
-        # Only of its own models lmbench knows every line, and may move what it does.
-        is_own = issubclass(self.model, tuple(OWN_DATA))
-        usual = "after_step" if is_own else "native"
-        self.zero_grad = usual if settings.zero_grad == "auto" else settings.zero_grad
+        self.zero_grad: str = settings.zero_grad
+        if self.zero_grad == "auto":
+            # Only of its own models lmbench knows every line, and may move what it does.
+            self.zero_grad = "after_step" if issubclass(self.model, tuple(OWN_DATA)) else "native"
         given = RunRecord(
             SCHEMA_VERSION,
             RUNNING,
@@ -99,8 +98,9 @@ class Measurement:
         seed: int | bool | None = 0,
         announces: bool = False,
         **options: Any,
-    ) -> None:
-        """Build model, data and callbacks, and measure.
+    ) -> BaseException | None:
+        """Build model, data and callbacks, measure, and close the record; returns what ended the run, None if it ended
+        by itself.
 
         Args:
             build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own) and the
@@ -110,32 +110,46 @@ class Measurement:
             options: of `Trainer.fit` or `validate`, such as `ckpt_path`.
 
         Raises:
-            UsageError: nothing can be measured with these settings, or nothing was.
-            BaseException: whatever the module's, the data's or a callback's own code raised.
+            UsageError: there is no result folder yet, and none can be made.
         """
-        if seed is not None and seed is not False:
-            seed_everything(None if seed is True else seed, workers=True, verbose=False)
-        torch.set_float32_matmul_precision(self.settings.matmul_precision)
-        module, data, callbacks = build()
-        trainer = BenchTrainer(**{**self.flags, "callbacks": self._callbacks(callbacks, announces)})
-        reach("parsed")
-        # Makes the device's context now, so that its time is not taken for the model's.
-        synchronize(trainer.strategy.root_device)
-        reach("device_ready")
-        _check_history(trainer)
-        apply_mode(module, self.mode, self.zero_grad)
-        if self.flags.get("compile"):
-            # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.
-            torch._dynamo.reset()
-        datamodule = data if isinstance(data, LightningDataModule) else None
-        loaders = None if datamodule is not None else data
-        if self.command == "validate":
-            trainer.limit_val_batches = trainer.limit_val_batches or 1.0
-        run_loop = trainer.fit if self.command == "fit" else trainer.validate
-        run_loop(module, loaders, datamodule=datamodule, **options)
-        if self.recorder.exit_code is None:
-            # Without a batch Lightning has called no hook of the loop's.
-            raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
+        try:
+            if seed is not None and seed is not False:
+                seed_everything(None if seed is True else seed, workers=True, verbose=False)
+            torch.set_float32_matmul_precision(self.settings.matmul_precision)
+            module, data, callbacks = build()
+            trainer = BenchTrainer(**{**self.flags, "callbacks": self._callbacks(callbacks, announces)})
+            reach("parsed")
+            # Makes the device's context now, so that its time is not taken for the model's.
+            synchronize(trainer.strategy.root_device)
+            reach("device_ready")
+            if any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+                if trainer.strategy.root_device.type != "cuda":
+                    raise UsageError(
+                        "memory.history is true, and this run is on a CPU: the history is of a GPU's allocator; on a "
+                        "CPU `lmbench memory --config ...` predicts"
+                    )
+                if type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
+                    raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
+            apply_mode(module, self.mode, self.zero_grad)
+            if self.flags.get("compile"):
+                # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.
+                torch._dynamo.reset()
+            datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
+            if self.command == "validate":
+                trainer.limit_val_batches = trainer.limit_val_batches or 1.0
+            run_loop = trainer.fit if self.command == "fit" else trainer.validate
+            run_loop(module, loaders, datamodule=datamodule, **options)
+            if self.recorder.exit_code is None:
+                # Without a batch Lightning has called no hook of the loop's.
+                raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
+        except BaseException as error:
+            failure = error
+            if received() is None and is_of_other_checkpoint(error):
+                failure = UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
+            with held():
+                self.recorder.end_by(failure)
+            return failure
+        return None
 
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
@@ -161,18 +175,6 @@ class Measurement:
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),
             self.recorder,
-            *([Announcement(self.recorder), ProgressLine()] if announces else []),
+            *([Announcement(), ProgressLine()] if announces else []),
             MeasurementSession(schedule),
         ]
-
-
-def _check_history(trainer: Any) -> None:
-    if not any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks):
-        return
-    if trainer.strategy.root_device.type != "cuda":
-        raise UsageError(
-            "memory.history is true, and this run is on a CPU: the history is of a GPU's allocator; on a CPU "
-            "`lmbench memory --config ...` predicts"
-        )
-    if type(getattr(trainer.profiler, "inner", trainer.profiler)) is not PassThroughProfiler:
-        raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")

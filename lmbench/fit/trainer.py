@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import Profiler
@@ -14,7 +15,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import PRECISIONS, find_precision
 
@@ -76,27 +77,29 @@ class BenchTrainer(Trainer):
         options = CompileOptions() if compile is True else compile or None
         kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")
-        accumulated = kwargs.get("accumulate_grad_batches", 1)
-        if accumulated < 1:
-            raise UsageError(f"trainer.accumulate_grad_batches is {accumulated}; it must be at least 1")
-        kwargs["profiler"] = _profiler(kwargs.get("profiler"))
-        if kwargs.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
-            raise UsageError("trainer.accelerator asks for a GPU and there is none here; allowed: cpu, auto")
+        check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
+        profiler = kwargs.get("profiler")
+        if profiler == "kernels":
+            kwargs["profiler"] = KernelProfiler()
+        elif isinstance(profiler, str) and profiler.lower() not in LIGHTNING_PROFILERS:
+            raise UsageError(
+                f"trainer.profiler is {profiler!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class "
+                "such as lmbench.KernelProfiler"
+            )
         try:
             super().__init__(*args, **kwargs)
-        except (ValueError, TypeError, ImportError) as error:
+        except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
             raise UsageError(f"the Trainer refuses its flags: {error}") from error
         if self.world_size > 1:
             raise UsageError(f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1")
-        on_cpu = self.strategy.root_device.type == "cpu"
         meaning = find_precision(precision)
-        if on_cpu and meaning is not None and not meaning.runs_on_cpu:
-            allowed = ", ".join(name for name, each in PRECISIONS.items() if each.runs_on_cpu)
+        if self.strategy.root_device.type == "cpu" and meaning is not None and not meaning.runs_on_cpu:
+            allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)
             raise UsageError(f"precision {precision} on a CPU; allowed there: {allowed}")
-        profiler: Profiler = self.profiler  # type: ignore[attr-defined]
-        if profiler.filename is None:
+        built_profiler: Profiler = self.profiler  # type: ignore[attr-defined]
+        if built_profiler.filename is None:
             # Its report would go to a logger that lmbench keeps quiet; standard output may be a record's.
-            profiler._write_stream = partial(print, file=sys.stderr)
+            built_profiler._write_stream = partial(print, file=sys.stderr)
         _leave_in_place(self.strategy)
         self.repairs: list[str] = []
         plugin = self.strategy.precision_plugin
@@ -105,18 +108,6 @@ class BenchTrainer(Trainer):
             # Without a scaler the plugin makes its own.
             self.strategy.precision_plugin = RepairedMixedPrecision(asked, plugin.device, plugin.scaler)  # type: ignore[arg-type]
             self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if asked != plugin.precision else [])]
-
-
-def _profiler(choice: Profiler | str | None) -> Profiler | str | None:
-    """A profiler by its short name; Lightning knows its own ones."""
-    if choice == "kernels":
-        return KernelProfiler()
-    if isinstance(choice, str) and choice.lower() not in LIGHTNING_PROFILERS:
-        raise UsageError(
-            f"trainer.profiler is {choice!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class such as "
-            "lmbench.KernelProfiler"
-        )
-    return choice
 
 
 def _leave_in_place(strategy: Strategy) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from lmbench.configs import read_yaml, shipped_configs, shipped_studies
-from lmbench.errors import UsageError, suggest
+from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
+from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
@@ -161,27 +161,17 @@ def find_sweep(given: str) -> Path:
     Raises:
         UsageError: neither.
     """
-    return _find(given, shipped_studies(), "sweeps", f"sweep {given!r} is no file, no sweep's folder and no study")
+    complaint = f"sweep {given!r} is no file, no sweep's folder and no study"
+    return find_shipped(given, shipped_studies(), "sweeps", complaint)
 
 
 def _read_config(given: str) -> tuple[str, dict[str, Any]]:
     what = f"base: config {given!r}"
-    path = _find(given, shipped_configs(), "configs", f"{what} is no file and no shipped configuration")
+    path = find_shipped(given, shipped_configs(), "configs", f"{what} is no file and no shipped configuration")
     text, content = read_yaml(path, what)
     if not isinstance(content, dict):
         raise UsageError(f"{what} is no configuration: it holds no mapping")
     return text, content
-
-
-def _find(given: str, shipped: Mapping[str, Path], folder: str, complaint: str) -> Path:
-    """A file of the user's, which comes first, or one that ships. Raises UsageError with the complaint for neither."""
-    path = Path(given).expanduser()
-    if path.is_file():
-        return path
-    is_name = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
-    if is_name and path.stem in shipped:
-        return shipped[path.stem]
-    raise UsageError(complaint + (suggest(path.stem, shipped) or f" ({', '.join(shipped)})"))
 
 
 # the grid

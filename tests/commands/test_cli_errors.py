@@ -28,7 +28,7 @@ MISTAKES = {
     "misspelt option": (["--model.sizee", "tiny"], "did you mean --model.size?"),
     "inference under fit": (["--measure.mode", "inference"], "use `lmbench validate`"),
     "two devices": (["--trainer.devices", "2"], "one is supported so far"),
-    "no GPU": (["--trainer.accelerator", "gpu"], "allowed: cpu, auto"),
+    "no GPU": (["--trainer.accelerator", "gpu"], "the Trainer refuses its flags"),
     "missing text": (["--data.source", "text", "--data.text_files", '["/nope"]'], "/nope does not exist"),
     "vocabulary under bytes": (["--data.source", "text", "--model.vocab_size", "100"], "need at least 257"),
     "missing config": (["--config", "nope.yaml"], "is no file and no shipped configuration"),

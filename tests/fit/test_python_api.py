@@ -7,27 +7,26 @@ import gc
 import logging
 import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import warnings
 import weakref
 from contextlib import suppress
-from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from strangers import ByHand, Data, Failing, OwnLoaders, Regression, TokenModel
+from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 from torch.utils.data import TensorDataset
 
 import lmbench
 from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
 
+LOADERS = "loaders without a data module"
 QUICK = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0, "trainer": {"accelerator": "cpu"}}
 
 
@@ -40,9 +39,6 @@ def kept(tmp_path_factory):
     """A run that was kept, probes included, and the folder of results it is in."""
     results = tmp_path_factory.mktemp("api") / "results"
     return measure(OwnLoaders(), probe_steps=1, results_dir=results), results
-
-
-# a run
 
 
 def test_a_run_is_what_the_command_would_have_left(kept, capsys):
@@ -65,29 +61,12 @@ def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-class Reader(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text = set(), ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):
-    run, _ = kept
-    named = lmbench.load(run.path)[0]
+    named = lmbench.load(kept[0].path)[0]
     named.record.model.name = "<script>alert(1)</script>"
-    read = Reader(named._repr_html_())
-    assert read.tags <= {"div", "table", "caption", "strong", "thead", "tbody", "tr", "th", "td"}
-    assert "<script>alert(1)</script>, 577 parameters" in read.text
-    # Every figure of the printed table is in it.
-    table = [line for line in str(run).splitlines() if line.startswith(("forward", "step  "))]
-    assert all(word in read.text for line in table for word in line.split())
+    html = named._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;, 577 parameters" in html
+    assert not re.findall(r"<(?!/?(?:div|table|caption|strong|thead|tbody|tr|th|td)\b)", html)
 
 
 def test_runs_become_a_frame_of_runs_or_of_steps(kept):
@@ -99,22 +78,14 @@ def test_runs_become_a_frame_of_runs_or_of_steps(kept):
     assert list(steps["step_s"]) == [step.step_s for step in run.steps]
 
 
-def test_importing_and_loading_bring_no_torch():
-    code = "import sys, lmbench; lmbench.load; lmbench.Run; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-# data
-
-
 @pytest.mark.parametrize(
     ("data", "source"),
     [
         (Data, None),
-        (lambda: Data().train_dataloader(), "loaders without a data module"),
-        (lambda: (torch.randn(4, 16),), "loaders without a data module"),
-        (lambda: [torch.randn(4, 16)], "loaders without a data module"),
-        (lambda: [(torch.randn(4, 16),)] * 9, "loaders without a data module"),
+        (lambda: Data().train_dataloader(), LOADERS),
+        (lambda: (torch.randn(4, 16),), LOADERS),
+        (lambda: [torch.randn(4, 16)], LOADERS),
+        (lambda: [(torch.randn(4, 16),)] * 9, LOADERS),
     ],
     ids=["data module", "loader", "batch", "list of tensors", "list of batches"],
 )
@@ -158,72 +129,59 @@ def test_an_instrument_that_is_not_there_is_refused():
         measure(OwnLoaders(), instrument="kernel")
 
 
-# the process and the module
-
-
 def surroundings():
     return {
-        "random": random.getstate(),
-        "numpy": np.random.get_state()[1].tolist(),
-        "torch": torch.get_rng_state().tolist(),
-        "dtype": torch.get_default_dtype(),
-        "matmul": torch.get_float32_matmul_precision(),
+        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
+        "dtype": (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "anomaly": torch.is_anomaly_enabled(),
+        "determinism": (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled()),
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 0),
-        "signals": {each: signal.getsignal(each) for each in signal.valid_signals()},
+        "signals": {signum: signal.getsignal(signum) for signum in signal.valid_signals()},
         "warnings": list(warnings.filters),
         "logging": [logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")],
-        "folder": os.getcwd(),  # noqa: PTH109
-        "variables": dict(os.environ),
+        "process": (Path.cwd(), dict(os.environ)),
     }
 
 
 @pytest.mark.parametrize("module", [OwnLoaders, Failing])
 def test_the_process_is_left_as_it_was(module):
-    given = {"deterministic": True, "benchmark": True, "detect_anomaly": True, "accelerator": "cpu"}
+    flags = {"deterministic": True, "benchmark": True, "detect_anomaly": True, "accelerator": "cpu"}
     built, before = module(), surroundings()
     with suppress(ArithmeticError):
-        measure(built, matmul_precision="high", seed=7, trainer=given)
+        measure(built, matmul_precision="high", seed=7, trainer=flags)
     assert surroundings() == before
 
 
-@pytest.mark.parametrize("given", [{"mode": "forward"}, {"zero_grad": "after_step"}, {"precision": "bf16-true"}, {}])
-def test_the_module_is_left_as_it_was_but_for_its_weights(given):
+@pytest.mark.parametrize("options", [{"mode": "forward"}, {"zero_grad": "after_step"}, {"precision": "bf16-true"}, {}])
+def test_the_module_is_left_as_it_was_but_for_its_weights(options):
+    def state():
+        return vars(module).keys(), module._trainer, {name: part.training for name, part in module.named_modules()}
+
     module = OwnLoaders().eval()
     module.net[0].train()
-    before = (vars(module).keys(), module._trainer, {name: part.training for name, part in module.named_modules()})
-    first = measure(module, **given)
-    assert (vars(module).keys(), module._trainer, {n: part.training for n, part in module.named_modules()}) == before
+    before = state()
+    measure(module, **options)
+    assert state() == before
     assert {parameter.dtype for parameter in module.parameters()} == {module.dtype} == {torch.float32}
     assert all(parameter.grad is None for parameter in module.parameters())
     # As it is, it trains.
-    again = measure(module)
-    assert again.record.phases.optimizer.mean_s > 0
-    assert first.record.run_id != again.record.run_id
+    assert measure(module).record.phases.optimizer.mean_s > 0
 
 
 def test_a_copy_leaves_the_weights_alone():
     module = OwnLoaders()
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    before = module.net[0].weight.clone()
     measure(module, copy=True)
-    assert all(torch.equal(before[name], weight) for name, weight in module.state_dict().items())
+    assert torch.equal(module.net[0].weight, before)
     measure(module)
-    assert not all(torch.equal(before[name], weight) for name, weight in module.state_dict().items())
+    assert not torch.equal(module.net[0].weight, before)
 
 
 def test_it_works_in_a_thread_and_beside_a_running_event_loop():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(measure(OwnLoaders())))
-    thread.start()
-    thread.join()
-
     async def cell():
-        return measure(OwnLoaders())
+        return await asyncio.to_thread(measure, OwnLoaders()), measure(OwnLoaders())
 
-    found.append(asyncio.run(cell()))
-    assert [run.outcome for run in found] == ["ok", "ok"]
+    assert [run.outcome for run in asyncio.run(cell())] == ["ok", "ok"]
 
 
 def test_a_measurement_within_another_is_refused():
@@ -234,9 +192,6 @@ def test_a_measurement_within_another_is_refused():
     with pytest.raises(lmbench.UsageError, match="another measurement runs in this process"):
         measure(OwnLoaders(), trainer={"accelerator": "cpu", "callbacks": [Nested()]})
     assert measure(OwnLoaders()).outcome == "ok"
-
-
-# what can go wrong
 
 
 def test_a_lack_of_memory_is_a_run(tmp_path):
@@ -256,23 +211,21 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
 
 
 MISTAKES = {
-    "a plain module": (lambda: measure(torch.nn.Linear(2, 2)), "LightningModule but a torch.nn.Module; wrap it in one"),
-    "a class": (lambda: measure(OwnLoaders), "OwnLoaders is a class; measure takes an instance"),
-    "no data": (lambda: measure(TokenModel()), r"TokenModel has no train_dataloader\(\); give data"),
-    "data's class": (lambda: measure(Regression(), Data), r"such as Data\(\)"),
-    "a dataset": (lambda: measure(Regression(), TensorDataset(torch.ones(2))), "a Dataset, which has no batches"),
-    "no number": (lambda: measure(OwnLoaders(), steps="many"), "measure.steps is 'many'; allowed: a whole number"),
+    "a plain module": (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
+    "a class": (lambda: measure(OwnLoaders), "OwnLoaders is no lightning.pytorch.LightningModule .or no instance"),
+    "no data": (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
+    "data's class": (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
+    "a dataset": (
+        lambda: measure(Regression(), TensorDataset(torch.ones(2))),
+        "data is TensorDataset; give a DataLoader",
+    ),
     "empty data": (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
     "too short": (lambda: measure(OwnLoaders(), trainer={"max_steps": 1}), "training ended at step 1, the window"),
     "a flag": (lambda: measure(OwnLoaders(), trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
     "a flag twice": (lambda: measure(OwnLoaders(), trainer={"precision": 16}), "is an argument of measure"),
     "a limit": (lambda: measure(OwnLoaders(), trainer={"min_steps": 9}), "trainer.min_steps is 9"),
     "a mode": (lambda: measure(OwnLoaders(), mode="backward"), "mode is 'backward'; allowed: inference, forward"),
-    "a precision": (lambda: measure(OwnLoaders(), precision="fp8"), "the Trainer refuses its flags"),
-    "a number": (lambda: measure(OwnLoaders(), steps=0), "measure.steps is 0; it must be at least 1"),
     "compiling": (lambda: measure(OwnLoaders(), compile={"mod": "default"}), "did you mean --compile.mode?"),
-    "by hand": (lambda: measure(ByHand(), Data(), mode="forward"), "allowed: train_step"),
-    "no results": (lambda: lmbench.load("/nowhere"), "'/nowhere' does not exist"),
 }
 
 
@@ -303,13 +256,3 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
     (run,) = lmbench.load(tmp_path)
     assert run.outcome == "interrupted"
     assert measure(OwnLoaders()).outcome == "ok"
-
-
-def test_a_report_does_not_pool_modules_of_other_sizes(tmp_path, capsys):
-    for width in (8, 16):
-        measure(OwnLoaders(width), results_dir=tmp_path)
-    assert main(["report", str(tmp_path), "--format", "markdown"]) == 0
-    printed = capsys.readouterr().out
-    assert "2 cells, 2 runs (2 ok)" in printed
-    assert "| parameter_count |" in printed
-    assert all(any(count in line for line in printed.splitlines() if line.startswith("|")) for count in ("321", "577"))
