@@ -22,12 +22,8 @@ class _StepHooks(LeanCallback):
     def __init__(self, step: StepDtypes, record: DtypeRecord) -> None:
         self.step, self.record = step, record
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         self.step.note_batch(batch)
-
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: int) -> None:
-        if trainer.state.fn != "fit":
-            self.step.note_batch(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self.step.note_loss(loss)
@@ -37,14 +33,11 @@ class _StepHooks(LeanCallback):
         self.record.loss_scale = scaler.get_scale() if scaler is not None else None
         self.step.note_gradients()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.step.note_loss(outputs)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if trainer.state.fn != "fit":
-            self.step.note_loss(outputs)
+    on_validation_batch_start = on_train_batch_start  # type: ignore[assignment]
+    on_validation_batch_end = on_train_batch_end  # type: ignore[assignment]
 
 
 class DtypeRecorder(Observer):

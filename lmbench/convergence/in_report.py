@@ -26,7 +26,7 @@ from lmbench.report.catalogue import Feature
 from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, Series, Spec, line_chart
 from lmbench.report.columns import BASELINE, STEP, Column
 from lmbench.report.frame import Frame
-from lmbench.report.palette import SeriesColours
+from lmbench.report.palette import series_looks
 from lmbench.report.units import SECONDS, TIMES, Unit
 from lmbench.report.view import ChartSpec
 
@@ -207,10 +207,10 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     if len(bases) != 1:
         return None
     names, base = frame.differing(), curves_of(frame, bases.pop())
-    colours = SeriesColours(names, [frame.known[cell] for cell in cells])
+    looks = series_looks(names, [frame.known[cell] for cell in cells])
     width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
     series = []
-    for cell in cells[:MAX_SERIES]:
+    for cell, look in list(zip(cells, looks, strict=True))[:MAX_SERIES]:
         label, curves = frame.in_short(cell, names), curves_of(frame, cell)
         for seed in [seed for seed in curves if seed in base][:1]:
             own, other = (curve.smoothed(width) for curve in (curves[seed], base[seed]))
@@ -222,7 +222,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
             if broke_at is not None:
                 tip = f"{label}: not finite at step {broke_at}"
                 points.append({"x": broke_at, "outcome": "non-finite", "tip": tip})
-            series.append(Series(label, points, *colours.of(frame.known[cell])))
+            series.append(Series(label, points, *look))
     if not series:
         return None
     layers, y = list[Spec](), Spec(title="loss difference (nat)")

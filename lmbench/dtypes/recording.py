@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from dataclasses import dataclass, field, is_dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from lmbench.dtypes.notes import DtypeNotes, NotedCall, NotedModule, NotedOperator
-from lmbench.dtypes.reasons import NEVER_RAN, UNSEEN, is_floating, module_reason, operator_reason, tensor_reasons
+from lmbench.dtypes.notes import (
+    NEVER_RAN,
+    DtypeNotes,
+    NotedCall,
+    NotedModule,
+    NotedOperator,
+    is_floating,
+    module_reason,
+    operator_reason,
+    tensor_reasons,
+)
 from lmbench.records.instruments import DtypeRecord, NotedTensors
 
 #: Deeper than any batch or output is nested; what leads back into itself ends here.
 _MAX_DEPTH = 12
 _CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16"])
+_Dtypes = tuple[str, ...]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -26,27 +38,18 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(value: Any, depth: int = _MAX_DEPTH) -> Iterator[Tensor]:
     """The tensors of a value, in their order: of tuples, lists, sets, mappings and dataclasses, however nested."""
     if isinstance(value, Tensor):
         yield value
-    elif depth < _MAX_DEPTH:
-        try:
-            if isinstance(value, Mapping):
-                items = list(value.values())
-            elif isinstance(value, tuple | list | set | frozenset):
-                items = list(value)
-            else:
-                is_record = is_dataclass(value) and not isinstance(value, type)
-                items = [getattr(value, field.name) for field in fields(value)] if is_record else []
-        except Exception:
-            # Somebody's own container that cannot be looked into; the step goes on.
-            return
-        for item in items:
-            yield from tensors_in(item, depth + 1)
+    value = vars(value) if is_dataclass(type(value)) else value
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    if depth and isinstance(value, tuple | list | set | frozenset):
+        for item in value:
+            yield from tensors_in(item, depth - 1)
 
 
-def dtypes_in(value: Any) -> tuple[str, ...]:
+def dtypes_in(value: Any) -> _Dtypes:
     """The dtypes of the tensors of a value, in their order."""
     return tuple(name_of(tensor.dtype) for tensor in tensors_in(value))
 
@@ -56,23 +59,13 @@ def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dict(Counter(name_of(tensor.dtype) for tensor in tensors).most_common())
 
 
+@dataclass
 class _Call:
     """One call of a module: what went in and came out, and what gradients came back."""
 
-    def __init__(self, inputs: tuple[str, ...]) -> None:
-        self.inputs = inputs
-        self.outputs: tuple[str, ...] = ()
-        self.gradients: dict[int, str] = {}
-
-
-class _Operator(NamedTuple):
-    """Calls of an operator within a module that are alike; `under_autocast` says that autocast was on."""
-
-    path: str
-    name: str
-    inputs: tuple[str, ...]
-    output: str
-    under_autocast: bool
+    inputs: _Dtypes
+    outputs: _Dtypes = ()
+    gradients: dict[int, str] = field(default_factory=dict)
 
 
 class StepDtypes(TorchFunctionMode):
@@ -93,83 +86,67 @@ class StepDtypes(TorchFunctionMode):
         # A module that optimizes by hand has no phases.
         self._phases = {"forward"} if getattr(module, "automatic_optimization", True) else {"forward", "other"}
         self._autocast_dtype: str | None = None
-        self._operators: Counter[_Operator] = Counter()
-        self._calls: dict[str, list[_Call]] = {}
+        # By the path of the calling module, name, inputs, output, and whether autocast was on.
+        self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
+        self._calls: dict[str, list[_Call]] = defaultdict(list)
         self._running: list[tuple[str, _Call]] = []
-        self._latest_outputs: tuple[str, ...] = ()
-        self._batch: dict[str, int] = {}
+        self._latest: _Dtypes = ()
         self._gradients: dict[str, str] = {}
+        self._batch: dict[str, int] = {}
         self._loss: Any = None
 
     def start(self, phase: str) -> None:
         """The step begins, in `phase`."""
-        self._phase = phase
-        self._handles = []
-        for path, child in self._module.named_modules():
-            if path and not isinstance(child, torch.jit.ScriptModule):
-                self._calls[path] = []
-                # In front of other hooks, and behind them: what the caller gave, and what it gets.
-                begin, end = self._hooks(path)
-                self._handles.append(child.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
-                self._handles.append(child.register_forward_hook(end))
-        # Compiled code runs without hooks, or would be compiled anew with them.
-        self._stance = torch.compiler.set_stance("force_eager")
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.phase = phase
+        with ExitStack() as instruments:
+            for path, child in self._module.named_modules():
+                if path and not isinstance(child, torch.jit.ScriptModule):
+                    # In front of other hooks, and behind them: what the caller gave, and what it gets.
+                    begin = partial(self._begin, path)
+                    before = child.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+                    instruments.callback(before.remove)
+                    instruments.callback(child.register_forward_hook(self._end).remove)
+            # Compiled code runs without hooks, or would be compiled anew with them.
+            instruments.enter_context(torch.compiler.set_stance("force_eager"))
+            instruments.enter_context(self)
+            self.stop = instruments.pop_all().close
 
     def border(self, phase: str) -> None:
         """Within the step a phase begins."""
-        self._phase = phase
+        self.phase = phase
 
-    def stop(self) -> None:
-        """Take the instruments away."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._stance.__exit__(None, None, None)
-        for handle in self._handles:
-            handle.remove()
+    def _begin(self, path: str, module: nn.Module, inputs: Any, named: Any) -> None:
+        if not _is_recomputed():
+            self._running.append((path, _Call(dtypes_in((inputs, named)))))
+            self._calls[path].append(self._running[-1][1])
 
-    def _hooks(self, path: str) -> tuple[Any, Any]:
-        def begin(module: nn.Module, inputs: Any, named: Any) -> None:
-            if not _is_recomputed():
-                call = _Call(dtypes_in((inputs, named)))
-                self._calls[path].append(call)
-                self._running.append((path, call))
-
-        def end(module: nn.Module, inputs: Any, output: Any) -> None:
-            if _is_recomputed() or not self._running:
-                return
-            call = self._running.pop()[1]
-            self._latest_outputs = call.outputs = dtypes_in(output)
+    def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not _is_recomputed() and self._running:
+            _, call = self._running.pop()
+            self._latest = call.outputs = dtypes_in(output)
             for place, tensor in enumerate(tensors_in(output)):
                 if tensor.requires_grad:
                     tensor.register_hook(
                         lambda gradient, place=place: call.gradients.update({place: name_of(gradient.dtype)})
                     )
 
-        return begin, end
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        if self._phase in self._phases and name not in ("__get__", "__set__") and not _is_recomputed():
-            self._note(name.strip("_"), (args, kwargs), result)
-        return result
-
-    def _note(self, name: str, arguments: Any, result: Any) -> None:
-        returned = [tensor for tensor in tensors_in(result) if not tensor._is_view()]
-        tensors = list(tensors_in(arguments))
+        if self.phase not in self._phases or name in ("__get__", "__set__") or _is_recomputed():
+            return result
+        name, tensors = name.strip("_"), list(tensors_in((args, kwargs)))
         # Tensors without dimensions beside others do not decide what comes out.
         inputs = dtypes_in([tensor for tensor in tensors if tensor.ndim] or tensors)
-        if not (returned and inputs):
-            return
-        output = name_of(returned[0].dtype)
-        if not any(map(is_floating, (*inputs, output))) or (name in _CASTS and output == inputs[0]):
-            return
+        outputs = dtypes_in([tensor for tensor in tensors_in(result) if not tensor._is_view()])[:1]
         inputs = inputs[:1] if name in _CASTS else inputs
-        under_autocast = torch.is_autocast_enabled(self._device.type)
-        if under_autocast:
-            self._autocast_dtype = name_of(torch.get_autocast_dtype(self._device.type))
-        path = self._running[-1][0] if self._running else ""
-        self._operators[_Operator(path, name, inputs, output, under_autocast)] += 1
+        if inputs and outputs and any(map(is_floating, inputs + outputs)) and (name not in _CASTS or inputs != outputs):
+            under_autocast = torch.is_autocast_enabled(self._device.type)
+            if under_autocast:
+                self._autocast_dtype = name_of(torch.get_autocast_dtype(self._device.type))
+            path = self._running[-1][0] if self._running else ""
+            self._operators[path, name, inputs, outputs[0], under_autocast] += 1
+        return result
 
     def note_batch(self, batch: Any) -> None:
         self._batch = counted(tensors_in(batch))
@@ -186,8 +163,17 @@ class StepDtypes(TorchFunctionMode):
 
     def fill_in(self, record: DtypeRecord, precision: str, mode: str, optimizers: Iterable[Optimizer]) -> DtypeNotes:
         """Complete the record by what the step showed; returns the notes for a file of their own."""
-        operators = self._noted_operators()
-        modules = self._noted_modules(operators)
+        operators: dict[str, list[NotedOperator]] = defaultdict(list)
+        for (path, name, inputs, output, under_autocast), count in self._operators.items():
+            uses_autocast = self._autocast_dtype is not None
+            reason = operator_reason(name, inputs, output, self._device.type, under_autocast, uses_autocast)
+            reason = f"the code casts to {output}" if name in _CASTS else reason
+            operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
+        modules = [
+            self._noted(path, module, operators[path])
+            for path, module in self._module.named_modules()
+            if self._is_called(path, module, bool(operators[path]))
+        ]
         kinds = {
             "parameters": counted(self._module.parameters()),
             "buffers": counted(self._module.buffers()),
@@ -206,64 +192,45 @@ class StepDtypes(TorchFunctionMode):
         record.unused_modules = [module.path for module in modules if module.reason == NEVER_RAN]
         return DtypeNotes(torch=str(torch.__version__), device_type=self._device.type, modules=modules)
 
-    def _noted_operators(self) -> dict[str, list[NotedOperator]]:
-        """By the path of the module that called them."""
-        operators: dict[str, list[NotedOperator]] = {}
-        uses_autocast = self._autocast_dtype is not None
-        for (path, name, inputs, output, under_autocast), count in self._operators.items():
-            if name in _CASTS:
-                reason = f"the code casts to {output}"
-            else:
-                reason = operator_reason(name, inputs, output, self._device.type, under_autocast, uses_autocast)
-            operators.setdefault(path, []).append(NotedOperator(name, count, list(inputs), output, reason))
-        return operators
+    def _is_called(self, path: str, module: nn.Module, has_operators: bool) -> bool:
+        """Not a list of modules, which nobody calls, or a step without code of its own."""
+        has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
+        has_parameters = next(module.parameters(recurse=False), None) is not None
+        return (has_forward or has_parameters or path in self._calls) if path else has_operators
 
-    def _noted_modules(self, operators: Mapping[str, list[NotedOperator]]) -> list[NotedModule]:
-        modules = []
-        for path, module in self._module.named_modules():
-            parameters, calls = list(module.parameters(recurse=False)), self._noted_calls(path)
-            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
-            if not (parameters or calls or has_forward) if path else "" not in operators:
-                # A list of modules, which nobody calls; a step without code of its own.
-                continue
-            prefix = f"{path}." if path else ""
-            has_gradients = any(prefix + name in self._gradients for name, _ in module.named_parameters())
-            has_children = next(module.children(), None) is not None
-            reason = module_reason(operators.get(path, []), bool(calls) or not path, has_gradients, has_children)
-            modules.append(
-                NotedModule(
-                    path=path,
-                    class_name=type(module).__name__,
-                    reason=UNSEEN if isinstance(module, torch.jit.ScriptModule) else reason,
-                    parameters=counted(parameters),
-                    buffers=counted(module.buffers(recurse=False)),
-                    calls=calls,
-                    operators=operators.get(path, []),
-                )
-            )
-        return modules
-
-    def _noted_calls(self, path: str) -> list[NotedCall]:
-        """The calls of a module, those that are alike together; none of a module that never ran."""
-        alike = Counter(
+    def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
+        """A module with its calls, those that are alike together."""
+        calls = Counter(
             (call.inputs, call.outputs, tuple(dtype for _, dtype in sorted(call.gradients.items())))
-            for call in self._calls.get(path, [])
+            for call in self._calls[path]
         )
-        return [NotedCall(count, *map(list, dtypes)) for dtypes, count in alike.items()]
+        prefix = f"{path}." if path else ""
+        has_gradients = any(prefix + name in self._gradients for name, _ in module.named_parameters())
+        has_children = next(module.children(), None) is not None
+        reason = module_reason(operators, bool(calls) or not path, has_gradients, has_children)
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        return NotedModule(
+            path=path,
+            class_name=type(module).__name__,
+            reason="TorchScript: no hook sees its calls" if is_script else reason,
+            parameters=counted(module.parameters(recurse=False)),
+            buffers=counted(module.buffers(recurse=False)),
+            calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in calls.items()],
+            operators=operators,
+        )
 
     def _logits(self, operators: Mapping[str, list[NotedOperator]]) -> tuple[dict[str, int], str, str]:
         """The dtypes of what the loss is made of (before a cast that the code makes only for the loss), the reason for
         them, and the reason for the loss's dtype."""
         for called in operators.values():
-            for place, loss in enumerate(called):
+            for before, loss in zip([None, *called], called, strict=False):
                 if loss.name.endswith("_loss") or "cross_entropy" in loss.name or loss.name == "kl_div":
                     reason = f"{loss.name}: {loss.reason}"
-                    before = called[place - 1] if place else None
                     if before and before.name in _CASTS and before.output == loss.inputs[0]:
                         return {before.inputs[0]: 1}, f"cast to {before.output} by the code, for {loss.name}", reason
                     return {loss.inputs[0]: 1}, f"given to {loss.name}", reason
         missing = "no loss operator was seen"
-        latest = Counter(filter(is_floating, self._latest_outputs))
+        latest = Counter(filter(is_floating, self._latest))
         return dict(latest), f"what the last module returned; {missing}", missing
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -32,24 +30,11 @@ _SPLIT_SUM = re.compile(r"split_?k_?reduce", re.IGNORECASE)
 Launch = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class CompiledGraph:
-    """Name and part of every launch, in order: Triton kernels by their names, library calls by operator (`mm`)."""
-
-    launches: list[Launch]
-
-    @cached_property
-    def triton(self) -> list[Launch]:
-        """The launches of Triton kernels."""
-        return [launch for launch in self.launches if launch[0].startswith(TRITON)]
-
-    @cached_property
-    def library(self) -> list[Launch]:
-        """The calls of library operators."""
-        return [launch for launch in self.launches if not launch[0].startswith(TRITON)]
+#: The launches of a compiled graph, in order: Triton kernels by their names, library calls by operator (`mm`).
+Graph = list[Launch]
 
 
-def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> list[CompiledGraph]:
+def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> list[Graph]:
     """The graphs of a trace's notes; `classes` are the modules' classes by path."""
 
     def launch(name: str, paths: list[str]) -> Launch:
@@ -60,50 +45,51 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
             name = _LIBRARY_PREFIX.sub("", name, count=1).partition(".")[0]
         return name, joined(parts) if parts else ""
 
-    return [CompiledGraph([launch(*kernel) for kernel in graph.kernels]) for graph in stored]
+    return [[launch(*kernel) for kernel in graph.kernels] for graph in stored]
 
 
-def _fitting(graphs: Sequence[CompiledGraph], triton: Sequence[str]) -> list[CompiledGraph]:
+def _fitting(graphs: Iterable[Graph], triton: Iterable[str]) -> list[Graph]:
     """The graphs that these Triton kernels can be a call of: what a graph lists was launched in its order.
 
     Inductor does not list every kernel (torch 2.11 none that reduces along two axes at once), so of several graphs
     those count that list the most of what was launched.
     """
-    by_count: dict[int, list[CompiledGraph]] = defaultdict(list)
+    by_count: dict[int, list[Graph]] = defaultdict(list)
     for graph in graphs:
-        listed = [name for name, _ in graph.triton]
+        listed = list(filter(_is_triton, [name for name, _ in graph]))
         known = set(listed)
         if [name for name in triton if name in known] == listed:
             by_count[len(listed)].append(graph)
     return by_count[max(by_count)] if by_count else []
 
 
+def _is_triton(name: str) -> bool:
+    return name.startswith(TRITON)
+
+
+def _agreed(graphs: Sequence[Graph]) -> Graph:
+    """The launches that all graphs have, none where two differ."""
+    return graphs[0] if graphs and all(graph == graphs[0] for graph in graphs) else []
+
+
 def parts_of_call(
-    graphs: Sequence[CompiledGraph], triton: Sequence[str], library: Sequence[str]
+    graphs: Iterable[Graph], triton: Sequence[str], library: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Parts of one call of a compiled graph: of its Triton kernels and of its library operators, each in launch order.
 
     Empty for all where no graph fits or where those that fit tell different parts, and for kernels that it does not
     list. Library calls count only where they fit too; operators that a graph does not list (copies) do not count.
     """
-    fitting = _fitting(graphs, triton)
-
-    def has_library_calls(graph: CompiledGraph) -> bool:
-        listed = Counter(name for name, _ in graph.library)
-        return Counter(name for name in library if name in listed) == listed
-
-    exact = list(filter(has_library_calls, fitting))
-    if exact and all(graph == exact[0] for graph in exact):
-        return _in_order(exact[0].triton, triton), _in_order(exact[0].library, library)
-    if triton and fitting and all(graph.triton == fitting[0].triton for graph in fitting):
-        return _in_order(fitting[0].triton, triton), [""] * len(library)
-    return [""] * len(triton), [""] * len(library)
-
-
-def _in_order(launches: Sequence[Launch], names: Sequence[str]) -> list[str]:
-    """The part of each name's k-th launch for the k-th time that it stands here."""
-    waiting = {name: iter([part for other, part in launches if other == name]) for name in set(names)}
-    return [next(waiting[name], "") for name in names]
+    fitting, called = _fitting(graphs, triton), Counter(library)
+    listed = [Counter(name for name, _ in graph if not _is_triton(name)) for graph in fitting]
+    exact = [graph for graph, names in zip(fitting, listed, strict=True) if {n: called[n] for n in names} == names]
+    # Without the library calls the Triton kernels may still tell.
+    kernels = [[launch for launch in graph if _is_triton(launch[0])] for graph in fitting] if triton else []
+    launches = _agreed(exact) or _agreed(kernels)
+    waiting = {name: iter([part for other, part in launches if other == name]) for name in {*triton, *library}}
+    # The k-th launch of a name has the part of the k-th that is listed.
+    parts = [next(waiting[name], "") for name in (*triton, *library)]
+    return parts[: len(triton)], parts[len(triton) :]
 
 
 def parts_in_graphs(
@@ -112,7 +98,7 @@ def parts_in_graphs(
     kinds: Sequence[str],
     around: Integers,
     host: Host,
-    graphs: Sequence[CompiledGraph],
+    graphs: Sequence[Graph],
 ) -> dict[int, str]:
     """Parts of the kernels that calls of compiled graphs launched, by kernel; those that cannot be told are missing.
 
@@ -128,64 +114,56 @@ def parts_in_graphs(
     for call, members in calls.items():
         # By launch, and within a launched CUDA graph by start.
         members.sort(key=lambda index: (launched_ns[index], kernels.start_ns[index]))
-        operators = [host.child(int(around[index]), call) for index in members]
         names = [kernels.names[index] for index in members]
-        parts |= zip(members, _by_name(graphs, host, names, operators), strict=True)
+        operators = [host.child(int(around[index]), call) for index in members]
+        called = {event: "" if event == NONE else host.names[event] for event in sorted(set(operators))}
+        library = [event for event in called if called[event].startswith("aten::")]
+        by_kernel, by_call = parts_of_call(
+            graphs, list(filter(_is_triton, names)), [called[event].removeprefix("aten::") for event in library]
+        )
+        of_triton, of_operator, part = iter(by_kernel), dict(zip(library, by_call, strict=True)), ""
+        for index, name, operator in zip(members, names, operators, strict=True):
+            before, part = part, next(of_triton) if _is_triton(name) else of_operator.get(operator, "")
+            if not part and called[operator] == "aten::sum":
+                # Inductor makes its own kernels of sums: this one adds up what the reduction before it left.
+                part = before
+            parts[index] = part
         replayed = [index for index, operator in zip(members, operators, strict=True) if operator == NONE]
         by_place = parts_of_replay(graphs, [kernels.names[i] for i in replayed], [kinds[i] for i in replayed])
         parts |= {index: part for index, part in zip(replayed, by_place, strict=True) if part}
     return parts
 
 
-def _by_name(graphs: Sequence[CompiledGraph], host: Host, names: list[str], operators: list[int]) -> list[str]:
-    """Parts of one call's kernels: of Triton's by their names, of others by the operators directly in the call."""
-    triton = [name for name in names if name.startswith(TRITON)]
-    library = sorted({event for event in operators if event != NONE and host.names[event].startswith("aten::")})
-    by_kernel, by_call = parts_of_call(graphs, triton, [host.names[event].removeprefix("aten::") for event in library])
-    by_operator = dict(zip(library, by_call, strict=True))
-    in_order = iter(by_kernel)
-    parts: list[str] = []
-    for name, operator in zip(names, operators, strict=True):
-        part = next(in_order) if name.startswith(TRITON) else by_operator.get(operator, "")
-        if parts and not part and operator != NONE and host.names[operator] == "aten::sum":
-            # Inductor makes its own kernels of sums; this one adds up what the mixed-order reduction before it left.
-            part = parts[-1]
-        parts.append(part)
-    return parts
-
-
-def parts_of_replay(graphs: Sequence[CompiledGraph], names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+def parts_of_replay(graphs: Sequence[Graph], names: Sequence[str], kinds: Sequence[str]) -> list[str]:
     """Parts of everything that one replay ran, in its order; empty where they cannot be told.
 
     Nothing is told where no graph fits its Triton kernels, or where those that fit tell different parts.
     """
-    fitting = _fitting(graphs, [name for name in names if name.startswith(TRITON)])
-    if not fitting or not fitting[0].triton or any(graph != fitting[0] for graph in fitting):
+    launches = _agreed(_fitting(graphs, list(filter(_is_triton, names))))
+    anchors = {name for name, _ in launches if _is_triton(name)}
+    if not anchors:
         return [""] * len(names)
-    listed = {name for name, _ in fitting[0].triton}
     parts: list[str] = []
-    stretches = zip(_divided(names, listed), _divided([name for name, _ in fitting[0].launches], listed), strict=True)
-    for (anchor, first, end), (listed_anchor, listed_first, listed_end) in stretches:
-        begin = first
-        if anchor is not None and listed_anchor is not None:
-            parts.append(fitting[0].launches[listed_anchor][1])
-        while parts and begin < end and kinds[begin] == "reduction" and not names[begin].startswith(TRITON):
+    stretches = zip(_stretches(names, anchors), _stretches([name for name, _ in launches], anchors), strict=True)
+    for place, (stretch, listed) in enumerate(stretches):
+        begin, calls = stretch.start, launches[listed]
+        if place:
+            parts.append(calls.pop(0)[1])
+            begin += 1
+        while parts and begin < stretch.stop and kinds[begin] == "reduction" and not _is_triton(names[begin]):
             # Inductor makes its own kernels of sums; this one adds up what the mixed-order reduction before it left.
             parts.append(parts[-1])
             begin += 1
-        between = _parts_between(fitting[0].launches[listed_first:listed_end], names[begin:end], kinds[begin:end])
+        between = _parts_between(calls, names[begin : stretch.stop], kinds[begin : stretch.stop])
         # A Triton kernel that the graph does not list is no library call's.
-        parts += ["" if name.startswith(TRITON) else part for name, part in zip(names[begin:end], between, strict=True)]
+        parts += ["" if _is_triton(name) else part for name, part in zip(names[begin:], between, strict=False)]
     return parts
 
 
-def _divided(names: Sequence[str], anchors: set[str]) -> list[tuple[int | None, int, int]]:
-    """What stands before the first anchor, and behind each: the anchor's index (None for none), begin and end."""
+def _stretches(names: Sequence[str], anchors: set[str]) -> list[slice]:
+    """What stands before the first anchor, and each anchor with what stands behind it."""
     places = [index for index, name in enumerate(names) if name in anchors]
-    return [
-        (None, 0, [*places, len(names)][0]),
-        *((place, place + 1, end) for place, end in pairwise([*places, len(names)])),
-    ]
+    return [slice(begin, end) for begin, end in pairwise([0, *places, len(names)])]
 
 
 def _parts_between(calls: Sequence[Launch], names: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -195,13 +173,14 @@ def _parts_between(calls: Sequence[Launch], names: Sequence[str], kinds: Sequenc
     # Where calls begin: every product, and the first of attention's kernels in a row.
     leads = [
         index
-        for index, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        if (kind == "gemm" and not _SPLIT_SUM.search(name))
-        or (kind == "attention" and (index == 0 or kinds[index - 1] != "attention"))
+        for index, (before, kind) in enumerate(pairwise(["", *kinds]))
+        if (kind == "gemm" and not _SPLIT_SUM.search(names[index])) or (kind == "attention" != before)
     ]
-    if [kinds[index] for index in leads] != [_kind_of_call(name) for name, _ in calls]:
-        return [""] * len(names)
+    # A call that can be any number of kernels of any kind is of none.
+    expected = ["gemm" if _PRODUCT_CALL.match(n) else "attention" if "attention" in n else "" for n, _ in calls]
     parts = [""] * len(names)
+    if [kinds[index] for index in leads] != expected:
+        return parts
     for (lead, end), (_, part) in zip(pairwise([*leads, len(names)]), calls, strict=True):
         parts[lead:end] = [part] * (end - lead)
     for index in reversed(range(len(names) - 1)):
@@ -209,10 +188,3 @@ def _parts_between(calls: Sequence[Launch], names: Sequence[str], kinds: Sequenc
         if kinds[index] == "memcpy" and parts[index + 1]:
             parts[index] = parts[index + 1]
     return parts
-
-
-def _kind_of_call(name: str) -> str:
-    """Kind of a library call's main kernel, empty where it can be any number of any kind."""
-    if _PRODUCT_CALL.match(name):
-        return "gemm"
-    return "attention" if "attention" in name else ""

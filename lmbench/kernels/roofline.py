@@ -6,11 +6,10 @@ again, or read a tensor twice, attain less of it; tensors of a few MB may stay i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from lmbench.hardware import find_gpu, peak_flops
+from lmbench.hardware import Peak, find_gpu, peak_flops
 from lmbench.kernels.ceiling import Ceiling
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.kinds import MATMUL
@@ -43,11 +42,11 @@ class Attained:
 
     name: str
     seconds: float | None
-    is_copy: bool = False
-    work: float | None = None
-    datasheet_per_s: float | None = None
-    burst_per_s: float | None = None
-    sustained_per_s: float | None = None
+    is_copy: bool
+    work: float | None
+    datasheet_per_s: float | None
+    burst_per_s: float | None
+    sustained_per_s: float | None
     reason: str = ""
 
     @property
@@ -58,11 +57,15 @@ class Attained:
 def roofline(findings: Findings, ceiling: Ceiling | None = None) -> Answer | None:
     """What the trace's kernels attain: a table, and whose peak and which record of `lmbench ceiling` it is held
     against; None of a trace without kernels or without its run."""
-    if not findings.has_kernels or findings.run is None:
+    run = findings.run
+    if not findings.has_kernels or run is None:
         return None
-    work = _Work(findings, findings.run, ceiling)
-    rows = list(work.rows())
-    notes = [Line("peak", work.dtype)]
+    gpu, matmul = (run.environment.gpu if run.environment else Gpu()).name or "", str(run.matmul_precision)
+    peak = peak_flops(gpu, str(run.precision), matmul)
+    dtype = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
+    dtype = _WORDS[peak.dtype].format(precision=run.precision, matmul=matmul) if peak else dtype
+    rows = _attained(findings, run, peak, ceiling)
+    notes = [Line("peak", dtype)]
     notes += [Line("", f"no figure for {each.name}: {each.reason}") for each in rows if each.reason]
     if any(each.name.startswith("attention") for each in rows):
         unmasked = "fused attention: products of the unmasked half, without what its backward computes again"
@@ -79,7 +82,7 @@ def roofline(findings: Findings, ceiling: Ceiling | None = None) -> Answer | Non
         ("per step", NUMBER, "work"), ("attained", NUMBER, "per_s"),
         *((name, SHARE, f"{name}_fraction") for name in ("sheet", "burst", "sustained")),
     )  # fmt: skip
-    figures = {"matmul_dtype": work.dtype, "ceiling": measured, "rows": rows}
+    figures = {"matmul_dtype": dtype, "ceiling": measured, "rows": rows}
     return Answer(tables=[table], notes=[*notes, Line("ceiling", measured)], figures={"roofline": figures})
 
 
@@ -93,94 +96,68 @@ def _shown(each: Attained) -> SimpleNamespace:
     return row(each, work=Cell(work, text=amount), per_s=Cell(per_s, text=f"{per_s / 1e12:.3g} T{unit}/s"), **shares)
 
 
-class _Work:
-    """The kinds of work of a run; `dtype` says in words which type's peak the products are held against."""
+def _attained(findings: Findings, run: RunRecord, peak: Peak | None, ceiling: Ceiling | None) -> list[Attained]:
+    """Matrix products of forward, backward and both, fused attention apart; the optimizer; norms."""
+    shares, flops, window = {share.phase: share for share in findings.phases}, run.flops, run.window
+    gpu = find_gpu((run.environment.gpu if run.environment else Gpu()).name or "")
+    none = (None, None)
+    products = peak and peak.flops_per_s, *(ceiling.rates(peak.dtype) if ceiling and peak else none)
+    copies = gpu and gpu.memory_bytes_per_s, *(ceiling.rates("copy") if ceiling else none)
 
-    def __init__(self, findings: Findings, run: RunRecord, ceiling: Ceiling | None) -> None:
-        self._run, self._ceiling = run, ceiling
-        self._shares = {share.phase: share for share in findings.phases}
-        gpu = (run.environment.gpu if run.environment else Gpu()).name or ""
-        precision, matmul = str(run.precision), str(run.matmul_precision)
-        self._peak, self._gpu = peak_flops(gpu, precision, matmul), find_gpu(gpu)
-        self.dtype = f"unknown: the datasheet of {gpu or 'this device'} in {precision} is not known"
-        if self._peak:
-            self.dtype = _WORDS[self._peak.dtype].format(precision=precision, matmul=matmul)
-        # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
-        known = find_precision(precision)
-        self._bytes = known.weight_bytes if known is not None else 4
-        window = run.window
-        self._tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else None
+    def kind(name: str, seconds: float, work: float, *reasons: tuple[object, str], is_copy: bool = False) -> Attained:
+        """A kind of work, which is not known for the first of the reasons that holds."""
+        reason = next((text for holds, text in reasons if holds), "")
+        return Attained(
+            name, seconds or None, is_copy, None if reason else work, *(copies if is_copy else products), reason
+        )
 
-    def rows(self) -> Iterator[Attained]:
-        """Matrix products of forward, backward and both, fused attention apart; the optimizer; norms."""
-        products = [each for phase in ("forward", "backward") for each in self._products(phase)]
-        yield from products
-        whole = [each for each in products if each.name.startswith("matmul") and each.work]
-        if len(whole) > 1:
-            seconds, amount = (sum(getattr(each, name) for each in whole) for name in ("seconds", "work"))
-            yield self._product("matmul step", seconds, amount)
-        if "optimizer" in self._shares:
-            yield self._optimizer(self._shares["optimizer"].kernel_s)
-        yield from (self._norm(phase) for phase in NORM_TENSORS if phase in self._shares)
-
-    def _products(self, phase: str) -> Iterator[Attained]:
-        """Matrix products of a phase, of which backward has twice forward's; with fused attention's masked half left
-        out."""
-        if phase not in self._shares:
-            return
-        run, flops, kinds_s = self._run, self._run.flops, self._shares[phase].kinds_s
-        seconds, fused_s = kinds_s.get(MATMUL, 0.0), kinds_s.get("attention", 0.0)
-        reason = ""
-        if flops.per_token_flops is None or not flops.multiplier:
-            reason = flops.reason or "the module does not tell its FLOPs"
-        elif flops.causal_per_token_flops is None:
-            reason = "a count of the module's operators has other FLOPs than matrix products in it"
-        elif self._tokens is None:
-            reason = run.window.tokens_reason or "the number of tokens is not known"
-        elif phase == "backward" and flops.recomputed_per_token_flops:
-            reason = "activation checkpointing computes a part of the forward again in it"
-        else:
-            tokens = (2 if phase == "backward" else 1) * self._tokens / flops.multiplier
-            whole = flops.per_token_flops * tokens
-            attention = 2 * (flops.per_token_flops - flops.causal_per_token_flops) * tokens
-            yield self._product(f"matmul {phase}", seconds, whole - attention if fused_s else whole)
-            if fused_s:
-                yield self._product(f"attention {phase}", fused_s, attention / 2)
-            return
-        yield Attained(f"matmul {phase}", seconds, reason=reason)
-
-    def _optimizer(self, seconds: float) -> Attained:
-        """AdamW's reads and writes over all kernels of the optimizer's phase."""
-        kind, count = self._run.model.optimizer or "", self._run.model.trainable_parameter_count
-        if not kind.startswith("AdamW"):
-            reason = f"reads and writes of {kind or 'this optimizer'} are unknown"
-            return Attained("optimizer", seconds, is_copy=True, reason=reason)
-        if count is None:
-            reason = "the number of trained parameters is unknown"
-            return Attained("optimizer", seconds, is_copy=True, reason=reason)
-        return self._moved("optimizer", seconds, count * (ADAMW_READS + ADAMW_WRITES) * self._bytes)
-
-    def _norm(self, phase: Phase) -> Attained:
-        """All norms of the model over all kernels that do nothing else."""
-        name, parts_s = f"norm {phase}", self._shares[phase].parts_s
-        seconds, layers, width = parts_s.get("norm", 0.0), self._run.model.num_layers, self._run.model.d_model
-        if layers is None or width is None:
-            return Attained(name, seconds or None, is_copy=True, reason="the model's norms are not known")
-        if any("+" in part and "norm" in part.split("+") for part in parts_s):
-            reason = "fused with other parts: the time of norms alone is unknown"
-            return Attained(name, None, is_copy=True, reason=reason)
-        if not seconds or self._tokens is None:
-            return Attained(name, None, is_copy=True, reason="no kernel of a norm alone")
-        # Two in each block and one before the head.
-        tensors = NORM_TENSORS[phase] * (2 * layers + 1)
-        return self._moved(name, seconds, tensors * self._tokens * width * self._bytes)
-
-    def _product(self, name: str, seconds: float, flops: float) -> Attained:
-        if not seconds:
-            return Attained(name, None, reason="no kernel is a matrix product")
-        rates = self._ceiling.rates(self._peak.dtype) if self._ceiling and self._peak else (None, None)
-        return Attained(name, seconds, False, flops, self._peak.flops_per_s if self._peak else None, *rates)
-
-    def _moved(self, name: str, seconds: float, size_bytes: float) -> Attained:
-        rates = self._ceiling.rates("copy") if self._ceiling else (None, None)
-        return Attained(name, seconds, True, size_bytes, self._gpu.memory_bytes_per_s if self._gpu else None, *rates)
+    tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else 0.0
+    full, causal = flops.per_token_flops or 0.0, flops.causal_per_token_flops or 0.0
+    rows = []
+    for phase in ("forward", "backward"):
+        if (share := shares.get(phase)) is None:
+            continue
+        seconds, fused_s = share.kinds_s.get(MATMUL, 0.0), share.kinds_s.get("attention", 0.0)
+        # Backward has twice forward's products; fused attention leaves the masked half out.
+        count = (2 if phase == "backward" else 1) * tokens / (flops.multiplier or 1)
+        attention = 2 * (full - causal) * count if fused_s else 0.0
+        unknown = [
+            (flops.per_token_flops is None or not flops.multiplier,
+             flops.reason or "the module does not tell its FLOPs"),
+            (flops.causal_per_token_flops is None,
+             "a count of the module's operators has other FLOPs than matrix products in it"),
+            (not tokens, window.tokens_reason or "the number of tokens is not known"),
+            (phase == "backward" and flops.recomputed_per_token_flops,
+             "activation checkpointing computes a part of the forward again in it"),
+        ]  # fmt: skip
+        no_kernels = (not seconds, "no kernel is a matrix product")
+        rows.append(kind(f"matmul {phase}", seconds, full * count - attention, *unknown, no_kernels))
+        if fused_s and not any(holds for holds, _ in unknown):
+            rows.append(kind(f"attention {phase}", fused_s, attention / 2))
+    known = [each for each in rows if each.name.startswith("matmul") and each.work]
+    if len(known) > 1:
+        rows.append(kind("matmul step", *(sum(getattr(each, name) for each in known) for name in ("seconds", "work"))))
+    # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
+    precision = find_precision(str(run.precision))
+    weight_bytes, model = precision.weight_bytes if precision is not None else 4, run.model
+    if "optimizer" in shares:
+        optimizer, parameters = model.optimizer or "", model.trainable_parameter_count
+        rows.append(kind(
+            "optimizer", shares["optimizer"].kernel_s, (parameters or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes,
+            (not optimizer.startswith("AdamW"), f"reads and writes of {optimizer or 'this optimizer'} are unknown"),
+            (parameters is None, "the number of trained parameters is unknown"), is_copy=True,
+        ))  # fmt: skip
+    for name, tensors in NORM_TENSORS.items():
+        if name in shares:
+            parts_s = shares[name].parts_s
+            is_fused = any("+" in part and "norm" in part.split("+") for part in parts_s)
+            seconds = 0.0 if is_fused else parts_s.get("norm", 0.0)
+            # Two in each block and one before the head.
+            norms = 2 * (model.num_layers or 0) + 1
+            rows.append(kind(
+                f"norm {name}", seconds, tensors * norms * tokens * (model.d_model or 0) * weight_bytes,
+                (None in (model.num_layers, model.d_model), "the model's norms are not known"),
+                (is_fused, "fused with other parts: the time of norms alone is unknown"),
+                (not seconds or not tokens, "no kernel of a norm alone"), is_copy=True,
+            ))  # fmt: skip
+    return rows

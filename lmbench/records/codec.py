@@ -11,13 +11,16 @@ name with `nan`, `inf` or `-inf` under `nonfinite`; reading puts the numbers bac
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from lmbench.files import Unreadable, read_unpacked
 from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -29,6 +32,7 @@ MAX_DEPTH = 50
 #: Larger whole numbers, to either side, become no float.
 _MAX_WHOLE = 2**63
 _NONFINITE = ("nan", "inf", "-inf")
+_MAX_UNPACKED_BYTES = 32 * 2**20
 
 
 class DamagedRecord(ValueError):
@@ -72,6 +76,19 @@ def decode_step(data: bytes) -> StepRecord:
 def decode(data: bytes, kind: type[S]) -> S:
     """A record of any class from its JSON. Raises DamagedRecord."""
     return _convert(_plain(data), kind)
+
+
+def write_packed(record: Struct, path: Path) -> None:
+    """Write a record as gzipped JSON, the same file for the same record. Raises OSError."""
+    path.write_bytes(gzip.compress(msgspec.json.encode(record), mtime=0))
+
+
+def read_packed(path: Path, kind: type[S]) -> S:
+    """A record from its gzipped JSON of at most 32 MiB. Raises DamagedRecord."""
+    try:
+        return decode(read_unpacked(path, _MAX_UNPACKED_BYTES), kind)
+    except Unreadable as error:
+        raise DamagedRecord(f"{path.name} is not read: {error}") from error
 
 
 def _decode(data: bytes, kind: Any) -> Any:

@@ -33,6 +33,7 @@ class Line(NamedTuple):
 
 
 BLANK = Line("", "")
+_UNIT_AT_END = re.compile("(_s|_bytes|_fraction|_flops)?$")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Column:
     def heading(self) -> str:
         """The title with its unit."""
         return shown(f"{self.title} ({self.unit.word})" if self.unit.word else self.title)
+
+    def padded(self, text: str, width: int) -> str:
+        """A cell's text in the width of its column, numbers on the right."""
+        return text.rjust(width) if self.is_number else text.ljust(width)
 
     @property
     def key(self) -> str:
@@ -92,35 +97,37 @@ class Table:
     has_total: bool = False
 
     @property
+    def cells(self) -> list[list[Cell]]:
+        """All rows, each value a cell."""
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+
+    @property
     def notes(self) -> list[str]:
         """The notes of all cells, each once, in the order in which a reader meets them."""
-        cells = (cell for row in self.rows for cell in row if isinstance(cell, Cell))
-        return list(dict.fromkeys(shown(note) for cell in cells for note in cell.notes))
+        return list(dict.fromkeys(shown(note) for row in self.cells for cell in row for note in cell.notes))
 
     def texts(self) -> list[list[str]]:
         """All rows as they are read, with the numbers of notes."""
-        notes = {note: f" [{number}]" for number, note in enumerate(self.notes, start=1)}
+        numbers = {note: f" [{number}]" for number, note in enumerate(self.notes, start=1)}
         return [
             [
-                text_of(cell, column.unit)
-                + "".join(notes[shown(note)] for note in (cell.notes if isinstance(cell, Cell) else ()))
+                text_of(cell, column.unit) + "".join(numbers[shown(note)] for note in cell.notes)
                 for column, cell in zip(self.columns, row, strict=True)
             ]
-            for row in self.rows
+            for row in self.cells
         ]
 
     def records(self) -> list[dict[str, Value]]:
-        """All rows as mappings from the columns' keys to SI values; spread and interval have keys beside them."""
+        """All rows as mappings from the columns' keys to SI values; spread and interval have keys beside them:
+        `step_s` and `step_std_s`, the unit at the end."""
         rows = []
-        for row in self.rows:
+        for row in self.cells:
             record: dict[str, Value] = {}
             for column, cell in zip(self.columns, row, strict=True):
-                record[column.key] = cell.value if isinstance(cell, Cell) else cell
-                if isinstance(cell, Cell):
-                    parts = {"std": cell.std, "low": cell.low, "high": cell.high}
-                    record |= {
-                        _beside(column.key, part): number for part, number in parts.items() if number is not None
-                    }
+                record[column.key] = cell.value
+                for part in ("std", "low", "high"):
+                    if (number := getattr(cell, part)) is not None:
+                        record[_UNIT_AT_END.sub(rf"_{part}\1", column.key, count=1)] = number
             rows.append(record)
         keys = dict.fromkeys(key for record in rows for key in record)
         return [{key: record.get(key) for key in keys} for record in rows]
@@ -161,19 +168,12 @@ class Answer:
         return [*self.tables, *(table for section in self.sections for table in section.all_tables())]
 
 
-def text_of(cell: Value | Cell, unit: Unit) -> str:
+def text_of(cell: Cell, unit: Unit) -> str:
     """A cell as it is read, in the unit of its column."""
-    value, std, text = (cell.value, cell.std, cell.text) if isinstance(cell, Cell) else (cell, None, "")
-    if text:
-        return shown(text)
-    if value is None:
+    if cell.text:
+        return shown(cell.text)
+    if cell.value is None:
         return MISSING
-    if isinstance(value, str | bool) or unit is WORDS:
-        return shown(str(value))
-    return mean_and_std(value, std) if unit is MS else unit.text(value)
-
-
-def _beside(key: str, part: str) -> str:
-    """`step_s` and `std` make `step_std_s`: the unit stays at the end."""
-    stem, _, unit = key.rpartition("_")
-    return f"{stem}_{part}_{unit}" if stem and unit in ("s", "bytes", "fraction", "flops") else f"{key}_{part}"
+    if isinstance(cell.value, str | bool) or unit is WORDS:
+        return shown(str(cell.value))
+    return mean_and_std(cell.value, cell.std) if unit is MS else unit.text(cell.value)

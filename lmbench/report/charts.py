@@ -4,8 +4,10 @@ is missing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import pandas as pd
 
 from lmbench.records.vocabulary import MODES, PHASES
 from lmbench.report import palette
@@ -22,9 +24,11 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _FIRST_STEPS = 16
 #: Phases below this share of every step are drawn with the rest.
 _SMALL_FRACTION = 0.01
-WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
+_WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
 #: Lengths of thousands as `16k`, which is 16 x 1024.
 _IN_SHORT = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
+#: An axis of lengths: each twice as long as the one before.
+_BINARY = {"type": "log", "base": 2, "nice": False}
 
 Spec = dict[str, Any]
 ColumnOf = Callable[[str], Column]
@@ -60,19 +64,15 @@ def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: Colu
 
     Returns the charts that have anything to show, at most MAX_CHARTS, and how many were left out.
     """
-    if spec.kind == "phases":
-        # Of the mode with most phases.
-        modes = sorted({str(frame.known[cell].get("mode")) for cell in frame.ok_cells}, key=MODES.index)
-        frame = frame.select(cell for cell in frame.facts.index if frame.known[cell].get("mode") in modes[-1:])
     others = [] if kind.has_rows else [name for name in frame.differing() if name not in (spec.x, *spec.series)]
     if kind.by_baseline:
         others = frame.select(cell for cell in frame.facts.index if frame.base.get(cell) == cell).differing()
     charts = []
-    for part in frame.by(others) if len(frame.facts) else ():
-        chart = kind.build(spec, part, column_of)
-        if chart is not None:
+    for part in frame.by(others):
+        if chart := kind.build(spec, part, column_of):
             title = ": ".join(filter(None, [spec.title, part.told(part.facts.index[0], others)]))
-            charts.append(replace(chart, title=title))
+            whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
+            charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
     return charts[:MAX_CHARTS], len(charts[MAX_CHARTS:])
 
 
@@ -85,84 +85,77 @@ def rows_of(frame: Frame) -> list[tuple[str, int]]:
 # pictures
 
 
-def _number(field: str, **channel: Any) -> Spec:
-    return {"field": field, "type": "quantitative", **channel}
+def _field(name: str, kind: str = "quantitative", **channel: Any) -> Spec:
+    return {"field": name, "type": kind, **channel}
 
 
-def _word(field: str, **channel: Any) -> Spec:
-    return {"field": field, "type": "nominal", **channel}
-
-
-_TIP = {"tooltip": _word("tip")}
-_OUTCOME = {"text": {"field": "outcome"}, **_TIP}
-
-
-def _mark(kind: str, field: str, encoding: Spec, **look: Any) -> Spec:
-    """A layer of marks for the points that have the field."""
+def _marks(kind: str, field: str, encoding: Spec, **look: Any) -> Spec:
+    """Marks for the points that have the field."""
     known = {"filter": f"isValid(datum.{field})"}
     return {"mark": {"type": kind, **look}, "transform": [known], "encoding": encoding}
 
 
-def _by_dash(plain: Any, dashed: Any) -> Spec:
-    return _word("dashed", legend=None, scale={"domain": [False, True], "range": [plain, dashed]})
+def _picture(
+    series: Sequence[Series], axes: Spec, values: str, marks: Sequence[Spec], outcomes_at: Any,
+    height: Any = 230, layers: Sequence[Spec] = (), **look: Any,
+) -> Spec:  # fmt: skip
+    """Points as marks in the colours of their series, with a legend where there are several; over them whiskers and
+    outcomes.
 
-
-def _shades(series: Sequence[Series]) -> Spec:
-    """The encoding of series by their colours, with a legend where there are several."""
-    scale = {"domain": [each.label for each in series], "range": [colour(each.colour) for each in series]}
-    return {"color": _word("series", scale=scale, **({} if len(series) > 1 else {"legend": None}))}
-
-
-def _picture(series: Sequence[Series], encoding: Spec, layers: Sequence[Spec], height: Any = 230) -> Spec:
+    Args:
+        axes: the encodings of places and values, which all marks share.
+        values: the channel of the values, x or y.
+        outcomes_at: the place of outcomes in this channel; `look` is how they are written.
+        height: of the picture in pixels, or of a row of it.
+        layers: marks with data of their own, behind the others.
+    """
     points = [
         {"series": each.label, "place": place, "dashed": each.is_dashed, **point}
         for place, each in enumerate(series)
         for point in each.points
     ]
-    return {"height": height, "data": {"values": points}, "encoding": encoding, "layer": list(layers)}
+    scale = {"domain": [each.label for each in series], "range": [colour(each.colour) for each in series]}
+    legend = {} if len(series) > 1 else {"legend": None}
+    shared = {"color": _field("series", "nominal", scale=scale, **legend), "tooltip": _field("tip", "nominal")}
+    above = {"color": {"value": "var(--text)"}, "text": {"field": "outcome"}}
+    whiskers = {**above, values: {"field": "low"}, f"{values}2": {"field": "high"}}
+    outcomes = _marks("text", "outcome", {**above, values: {"value": outcomes_at}}, fontSize=10, **look)
+    return {
+        "height": height,
+        "data": {"values": points},
+        "encoding": axes,
+        "layer": [*layers, {"encoding": shared, "layer": [*marks, _marks("rule", "low", whiskers), outcomes]}],
+    }
 
 
 def line_chart(
     series: Sequence[Series], x: Spec, y: Spec, *, has_points: bool = True, layers: Sequence[Spec] = ()
 ) -> Spec:
-    """Lines, each point with its whiskers; a cross near the top where a run gave no value."""
-    shades, value = _shades(series), {"y": _number("y", **y)}
-    ends = {"y": _number("low", **y), "y2": {"field": "high"}}
+    """Lines, each point with its whiskers; an outcome stands near the top where a run gave no value."""
     marks = [
-        _mark("line", "y", {**value, **shades, "strokeDash": _by_dash([1, 0], [5, 3])}),
-        _mark("rule", "low", {**ends, **shades}),
-        _mark("point", "outcome", {**shades, **_TIP}, shape="cross", angle=45, y=6),
-        _mark("text", "outcome", _OUTCOME, y=6, dx=-8, align="right", fontSize=10),
-        _mark("point", "y", {**value, **shades, **_TIP}, filled=True, opacity=1, size=30 if has_points else 4),
+        _marks("line", "y", {"strokeDash": _field("dashed", "nominal", legend=None), "tooltip": None}),
+        _marks("point", "y", {}, filled=True, opacity=1, size=30 if has_points else 4),
     ]
-    return _picture(series, {"x": _number("x", **x)}, [*layers, *marks])
+    return _picture(series, {"x": _field("x", **x), "y": _field("y", **y)}, "y", marks, 6, layers=layers)
 
 
 def stacked_chart(series: Sequence[Series], title: str) -> Spec:
     """A lying bar for each row, labelled above it, which leaves a phone's width to the bar."""
     rows = list(dict.fromkeys(point["x"] for each in series for point in each.points))
     axis = {"domain": False, "ticks": False, "labelAlign": "left", "labelPadding": -2, "labelOffset": -15}
-    row = _word("x", sort=rows, title=None, axis={**axis, "labelLimit": 600, "zindex": 1})
-    bars = {"x": _number("y", title=title), **_shades(series), "order": {"field": "place"}, **_TIP}
-    marks = [
-        _mark("bar", "y", bars, height=14),
-        _mark("rule", "low", {"x": _number("low", title=title), "x2": {"field": "high"}}),
-        _mark("text", "outcome", _OUTCOME, align="left", x=4, fontSize=10),
-    ]
-    return _picture(series, {"y": row}, marks, {"step": 38})
+    row = _field("x", "nominal", sort=rows, title=None, axis={**axis, "labelLimit": 600, "zindex": 1})
+    bars = [_marks("bar", "y", {"order": {"field": "place"}}, height=14)]
+    return _picture(series, {"y": row, "x": _field("y", title=title)}, "x", bars, 4, {"step": 38}, align="left")
 
 
-def _bar_chart(series: Sequence[Series], x: Spec, y: Spec, is_log: bool) -> Spec:
+def _bar_chart(series: Sequence[Series], x: Spec, y: Spec) -> Spec:
     """Bars side by side; on a log axis, where a bar's length means nothing, dots."""
-    encoding = {"x": _word("x", **x), "xOffset": _word("series", sort=[each.label for each in series])}
-    bars = {"y": _number("y", **y), **_shades(series), "opacity": _by_dash(1, 0.55), **_TIP}
-    look = {"kind": "point", "filled": True, "size": 50} if is_log else {"kind": "bar"}
-    marks = [
-        _mark(field="y", encoding=bars, **look),
-        _mark("rule", "low", {"y": _number("low", **y), "y2": {"field": "high"}}),
-        _mark("text", "outcome", _OUTCOME, angle=270, align="left", y="height", dx=4, fontSize=10),
-    ]
-    return _picture(series, encoding, marks)
+    offset = _field("series", "nominal", sort=[each.label for each in series])
+    look = {"kind": "point", "filled": True, "size": 50} if "scale" in y else {"kind": "bar"}
+    paler = {"condition": {"test": "datum.dashed", "value": 0.55}, "value": 1}
+    axes = {"x": _field("x", "nominal", **x), "xOffset": offset, "y": _field("y", **y)}
+    bars = [_marks(field="y", encoding={"opacity": paler}, **look)]
+    return _picture(series, axes, "y", bars, "height", angle=270, align="left", dx=4)
 
 
 # kinds
@@ -171,8 +164,8 @@ def _bar_chart(series: Sequence[Series], x: Spec, y: Spec, is_log: bool) -> Spec
 def _points(column: Column, frame: Frame) -> dict[int, Spec]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
-    values, scale, unit = column.of(frame), column.unit.scale, column.unit.word
-    spread = column.numbers(frame).groupby(level=0).std().dropna() if column.is_of_one_process else {}
+    values, scale = column.of(frame), column.unit.scale
+    spread = column.numbers(frame).groupby(level=0).std().dropna() * scale if column.is_of_one_process else {}
     points: dict[int, Spec] = {}
     for cell in frame.facts.index:
         entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
@@ -180,119 +173,81 @@ def _points(column: Column, frame: Frame) -> dict[int, Spec]:
             # `OOM (forward)` is OOM, `error: incorrect` is incorrect.
             points[cell] = {"outcome": label.partition(" (")[0].rpartition(": ")[2], "tip": f"{name}: {label}"}
         elif entry is not None and isinstance(entry.value, int | float):
-            tip = f"{name}: {column.title} {column.text(entry)} {unit}".rstrip()
-            points[cell] = {"y": entry.value * scale, "tip": tip}
+            value = entry.value * scale
+            tip = f"{name}: {column.title} {column.text(entry)} {column.unit.word}".rstrip()
+            points[cell] = {"y": value, "tip": tip}
             if cell in spread:
-                ends = {"low": entry.value - spread[cell], "high": entry.value + spread[cell]}
-                points[cell] |= {end: value * scale for end, value in ends.items()}
+                points[cell] |= {"low": value - spread[cell], "high": value + spread[cell]}
     return points
 
 
-def _series(spec: ChartSpec, frame: Frame, column: Column) -> list[Series]:
-    """A series for each combination of the spec's facts; none where nothing can be drawn."""
-    colours = palette.SeriesColours(spec.series, list(frame.known.values()))
-    points, series = _points(column, frame), dict[str, Series]()
-    for cell in filter(points.__contains__, frame.ordered([*spec.series, spec.x])):
-        x, label = frame.known[cell].get(spec.x), frame.in_short(cell, spec.series)
-        line = series.setdefault(label, Series(label, [], *colours.of(frame.known[cell])))
-        line.points.append({"x": x if isinstance(x, int | float) else str(x), **points[cell]})
-    is_known = any("y" in point for point in points.values())
-    return list(series.values()) if is_known and len(series) <= MAX_SERIES else []
-
-
-def _axis(column: Column, frame: Frame, is_log: bool) -> Spec:
-    title = column.heading(frame).title
-    title = f"{title} ({column.unit.word})" if column.unit.word else title
+def _axis(title: str, is_log: bool) -> Spec:
     return {"title": f"{title}, log", "scale": {"type": "log"}} if is_log else {"title": title}
 
 
-def _caption(series: Sequence[Series], *others: str) -> str:
-    whiskers = WHISKERS if any("low" in point for each in series for point in each.points) else ""
-    return " ".join(filter(None, [*others, whiskers]))
+def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
+    """A lying bar for each cell; or a line or bars over `x` for each combination of the facts that make the series.
 
-
-def _bars(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    column = column_of(spec.y)
-    series = _series(spec, frame, column)
-    categories = list(dict.fromkeys(str(frame.known[cell].get(spec.x)) for cell in frame.ordered([spec.x])))
-    if not series or len(categories) * len(series) > MAX_BARS:
+    There are bars instead of lines where `x` has less than two numbers.
+    """
+    column, known = column_of(spec.y), frame.known
+    numeric = [cell for cell in known if isinstance(known[cell].get(spec.x), int | float)]
+    is_line = spec.kind == "lines" and len({known[cell][spec.x] for cell in numeric}) > 1
+    frame = frame.select(numeric) if is_line else frame
+    points, cells, series = _points(column, frame), frame.ordered([*spec.series, spec.x]), dict[str, Series]()
+    looks = palette.series_looks(spec.series, [known[cell] for cell in cells])
+    places = [
+        (cell, known[cell].get(spec.x), frame.in_short(cell, spec.series), look)
+        for cell, look in zip(cells, looks, strict=True)
+    ]
+    if spec.kind == "rows":
+        places = [(cell, label, "", (1, False)) for label, cell in rows_of(frame)]
+    for cell, x, label, look in places:
+        if cell in points:
+            line = series.setdefault(label, Series(label, [], *look))
+            line.points.append({"x": x if is_line else str(x), **points[cell]})
+    drawn, measured = list(series.values()), [point for point in points.values() if "y" in point]
+    if not measured or len(drawn) > MAX_SERIES or (not is_line and len(points) > MAX_BARS):
         return None
-    for point in (point for each in series for point in each.points):
-        point["x"] = str(point["x"])
-    x = {"sort": categories, "title": heading(spec.x), "axis": {"labelAngle": 0}}
-    picture = _bar_chart(series, x, _axis(column, frame, spec.is_log), spec.is_log)
-    picture["layer"] += _limit(column, frame, series)
-    return Chart("", picture, _caption(series))
-
-
-def _limit(column: Column, frame: Frame, series: Sequence[Series]) -> list[Spec]:
-    """The device's memory as a level to mark, where all cells have the same and come near to it."""
-    totals = {run.record.memory.device_total_bytes for run in frame.runs[frame.runs.is_shown].run} - {None, 0}
-    highest = max(point.get("y", 0.0) for each in series for point in each.points)
-    if column.name != "peak_bytes" or len(totals) != 1 or highest < 0.4 * (total := min(totals) * column.unit.scale):
-        return []
-    text = {"text": {"value": f"device memory {total:.1f} GiB"}}
-    data = {"data": {"values": [{"y": total}]}, "encoding": {"y": _number("y")}}
-    words = {"mark": {"type": "text", "align": "left", "x": 4, "dy": 9, "fontSize": 10}, "encoding": text}
-    return [{**data, "layer": [{"mark": {"type": "rule", "strokeDash": [5, 3]}}, words]}]
-
-
-def _lines(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    column = column_of(spec.y)
-    numeric = [cell for cell, known in frame.known.items() if isinstance(known.get(spec.x), int | float)]
-    if len({frame.known[cell][spec.x] for cell in numeric}) < 2:
-        return _bars(spec, frame, column_of)
-    part = frame.select(numeric)
-    series = _series(spec, part, column)
-    if not series:
-        return None
-    places = sorted({point["x"] for each in series for point in each.points})
-    axis: Spec = {"labelExpr": _IN_SHORT} | ({"values": places} if len(places) <= 12 else {})
-    scale = {"type": "log", "base": 2, "domain": [places[0], places[-1]]}
-    x = {"title": f"{heading(spec.x)}, log", "scale": scale, "axis": axis}
-    layers, caption = _limit(column, part, series), ""
-    known = [point for point in series[0].points if "y" in point]
-    if spec.power is not None and spec.is_log and known:
-        # What grows with that power of x, from the lowest level that is shown to the last point of the first series.
-        last, lowest = known[-1], min(point["y"] for each in series for point in each.points if "y" in point)
-        left = max(places[0], last["x"] * (lowest / last["y"]) ** (1 / spec.power))
-        name = f"{heading(spec.x)}^{spec.power:g}"
-        ends = [{"x": left, "y": last["y"] * (left / last["x"]) ** spec.power}, {"x": last["x"], "y": last["y"]}]
+    title = column.heading(frame).heading
+    if spec.kind == "rows":
+        return Chart("", stacked_chart(drawn, title))
+    if not is_line:
+        order = [str(known[cell].get(spec.x)) for cell in frame.ordered([spec.x])]
+        bars = {"sort": order, "title": heading(spec.x), "axis": {"labelAngle": 0}}
+        return Chart("", _bar_chart(drawn, bars, _axis(title, spec.is_log)))
+    ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for each in drawn for point in each.points})}
+    lengths = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
+    first, layers, caption = [point for point in drawn[0].points if "y" in point], list[Spec](), ""
+    if spec.power is not None and spec.is_log and first:
+        # What grows with that power of x: to the last point of the first series, from the lowest level that is shown.
+        last, lowest = first[-1], min(point["y"] for point in measured)
+        left = max(first[0]["x"], last["x"] * (lowest / last["y"]) ** (1 / spec.power))
+        ends = [{"x": left, "y": last["y"] * (left / last["x"]) ** spec.power}, last]
         guide = {"type": "line", "strokeDash": [4, 3], "color": colour(palette.MUTED)}
-        layers.append({"data": {"values": ends}, "mark": guide, "encoding": {"y": _number("y")}})
-        caption = f"Dashed: {name}, through the last point of {series[0].label or 'the line'}."
-    picture = line_chart(series, x, _axis(column, part, spec.is_log), layers=layers)
-    return Chart("", picture, _caption(series, caption))
-
-
-def _rows(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    column, points = column_of(spec.y), _points(column_of(spec.y), frame)
-    series = [Series("", [{**points[cell], "x": label} for label, cell in rows_of(frame) if cell in points], 1)]
-    if not any("y" in point for point in series[0].points) or len(points) > MAX_BARS:
-        return None
-    return Chart("", stacked_chart(series, _axis(column, frame, False)["title"]), _caption(series))
+        layers.append({"data": {"values": ends}, "mark": guide})
+        name = f"{heading(spec.x)}^{spec.power:g}"
+        caption = f"Dashed: {name}, through the last point of {drawn[0].label or 'the line'}."
+    return Chart("", line_chart(drawn, lengths, _axis(title, spec.is_log), layers=layers), caption)
 
 
 def _phases(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    rows = rows_of(frame.select(cell for cell in frame.facts.index if cell in frame.ok_cells))
+    """The step's phases on top of each other, of the mode with most phases."""
+    modes = {cell: str(frame.known[cell].get("mode")) for cell in frame.ok_cells}
+    mode = max(modes.values(), key=MODES.index, default="")
+    rows = rows_of(frame.select(cell for cell in frame.facts.index if modes.get(cell) == mode))
     if not rows or len(rows) > MAX_BARS:
         return None
-
-    def mean_ms(cell: int, span: str) -> float:
-        return float(means[span].get(cell, 0.0)) * 1e3
-
     means = {span: frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean() for span in ("step", *PHASES)}
-    shares = {span: frame.numbers(f"phases.{span}.share_fraction").groupby(level=0).mean() for span in PHASES}
+    times_ms = pd.DataFrame(means, [cell for _, cell in rows]).fillna(0.0) * 1e3
+    shares = times_ms.div(times_ms["step"], axis=0)
     shown = [span for span in PHASES if span != "other" and (shares[span] >= _SMALL_FRACTION).any()]
+    times_ms["rest"] = (times_ms["step"] - times_ms[shown].sum(axis=1)).clip(0.0)
     series = []
     for name in [*shown, "rest"]:
-        points = []
-        for label, cell in rows:
-            rest = max(0.0, mean_ms(cell, "step") - sum(mean_ms(cell, span) for span in shown))
-            value = rest if name == "rest" else mean_ms(cell, name)
-            points.append({"x": label, "y": value, "tip": f"{label}: {name} {value:.3g} ms"})
+        values = zip(rows, times_ms[name], strict=True)
+        points = [{"x": row, "y": ms, "tip": f"{row}: {name} {ms:.3g} ms"} for (row, _), ms in values]
         series.append(Series(name, points, palette.PHASES.get(name, palette.MUTED)))
-    mode = frame.known[rows[0][1]].get("mode")
     caption = f"Mean of each phase, {mode}; phases under 1 % of the step are in the rest."
     return Chart("", stacked_chart(series, "step (ms)"), caption)
 
@@ -301,22 +256,19 @@ def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """Time of each of the first steps of one run of each cell, counted from the first step of the process."""
     series = []
     for place, cell in enumerate(frame.ordered([spec.x])[:MAX_SERIES], start=1):
-        steps = first_steps(frame.runs_of(cell, "ok")[0], _FIRST_STEPS) if cell in frame.ok_cells else []
-        times = [(each.step, each.step_s * 1e3) for each in steps if each.step is not None and each.step_s is not None]
+        steps = [step for run in frame.runs_of(cell, "ok")[:1] for step in first_steps(run, _FIRST_STEPS)]
+        times = [(each.step, each.step_s * 1e3) for each in steps if each.step_s is not None]
         points = [{"x": step, "y": ms, "tip": f"step {step}: {ms:.4g} ms"} for step, ms in times]
-        if points:
-            series.append(Series(captioned(spec.x, frame.known[cell].get(spec.x)), points, place))
-    if not series:
-        return None
-    y = {"title": "step (ms), log", "scale": {"type": "log"}} if spec.is_log else {"title": "step (ms)"}
-    picture = line_chart(series, {"title": "step", "axis": {"tickMinStep": 1}}, y)
-    return Chart("", picture, "One run of each; step 0 is the first of its process.")
+        series += [Series(captioned(spec.x, frame.known[cell].get(spec.x)), points, place)] if points else []
+    x = {"title": "step", "axis": {"tickMinStep": 1}}
+    caption = "One run of each; step 0 is the first of its process."
+    return Chart("", line_chart(series, x, _axis("step (ms)", spec.is_log)), caption) if series else None
 
 
 CHART_KINDS: Mapping[str, ChartKind] = {
-    "bars": ChartKind(_bars),
-    "lines": ChartKind(_lines),
-    "rows": ChartKind(_rows, has_rows=True),
+    "bars": ChartKind(_figures),
+    "lines": ChartKind(_figures),
+    "rows": ChartKind(_figures, has_rows=True),
     "phases": ChartKind(_phases, has_rows=True),
     "steps": ChartKind(_steps),
 }

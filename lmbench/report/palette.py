@@ -5,7 +5,7 @@ A colour is a place among the page's `--series-N` (page.css); 0 is the muted one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lmbench.precision import short_label
 from lmbench.report.facts import EAGER, Value
@@ -50,28 +50,23 @@ def part_colour(part: str) -> int:
     return PARTS[FUSED] if "+" in part else PARTS.get(part, MUTED)
 
 
-class SeriesColours:
-    """Colours of a chart's series: of the first of the facts that tells them apart and has colours; another series of
-    the same value, and a value without a colour, has the next that is free. Compiled beside eager is the same colour,
-    paler or dashed."""
+def series_looks(names: Sequence[str], cells: Iterable[Mapping[str, Value]]) -> list[tuple[int, bool]]:
+    """For the facts of each cell the colour of its series, and whether it is the compiled one of two, which is the same
+    colour paler or dashed.
 
-    def __init__(self, names: Sequence[str], series: Sequence[Mapping[str, Value]]) -> None:
-        varying = [name for name in names if len({str(facts.get(name)) for facts in series}) > 1]
-        self._others = [name for name in varying if name != "compile"]
-        self._fact = next((name for name in (*self._others, *varying) if name in _SERIES), "")
-        self._given: dict[tuple[Value, ...], int] = {}
-
-    def of(self, facts: Mapping[str, Value]) -> tuple[int, bool]:
-        """The colour, and whether it is the compiled one of two."""
-        is_compiled = bool(self._others) and facts.get("compile") not in (None, EAGER)
-        key = tuple(facts.get(name) for name in self._others or [self._fact])
-        if key not in self._given:
-            wanted = _SERIES.get(self._fact, {}).get(self._word(facts))
-            taken = set(self._given.values())
-            free = [place for place in range(1, COLOURS + 1) if place not in taken]
-            self._given[key] = wanted if wanted is not None and wanted not in taken else free[0] if free else MUTED
-        return self._given[key], is_compiled
-
-    def _word(self, facts: Mapping[str, Value]) -> str:
-        value = str(facts.get(self._fact))
-        return short_label(value, str(facts.get("matmul"))) if self._fact == "precision" else value
+    A series has the colour of the first of the facts `names` that tells the cells apart and has colours; another series
+    of the same value, and a value without a colour, has the next that is free.
+    """
+    cells = list(cells)
+    varying = [name for name in names if len({str(facts.get(name)) for facts in cells}) > 1]
+    others = [name for name in varying if name != "compile"]
+    fact = next((name for name in (*others, *varying) if name in _SERIES), "")
+    colours, looks = dict[tuple[Value, ...], int](), []
+    for facts in cells:
+        value = str(facts.get(fact))
+        word = short_label(value, str(facts.get("matmul"))) if fact == "precision" else value
+        places = (_SERIES.get(fact, {}).get(word, 1), *range(1, COLOURS + 1))
+        key = tuple(facts.get(name) for name in others or [fact])
+        colours.setdefault(key, next((place for place in places if place not in colours.values()), MUTED))
+        looks.append((colours[key], bool(others) and facts.get("compile") not in (None, EAGER)))
+    return looks

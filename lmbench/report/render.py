@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import msgspec
 
 from lmbench.errors import UsageError, suggest, tell
 from lmbench.masking import masked_message
-from lmbench.report.answer import BLANK, Answer, Line, Table
+from lmbench.report.answer import BLANK, Answer, Column, Line, Table
 from lmbench.standard_output import write_result
 from lmbench.text import one_line, shown, shown_json
 
@@ -56,9 +55,8 @@ class Output:
     @property
     def form(self) -> str:
         """The format, or the one that the file's ending stands for."""
-        if self.format is not None:
-            return self.format
-        return "terminal" if self.output is None else _SUFFIXES.get(self.output.suffix.lower(), "terminal")
+        ending = self.output.suffix.lower() if self.output else ""
+        return self.format or _SUFFIXES.get(ending, "terminal")
 
 
 def give(answer: Answer, output: Output) -> int:
@@ -68,44 +66,39 @@ def give(answer: Answer, output: Output) -> int:
         UsageError: a table was asked for that there is none of, or the file cannot be written.
     """
     chosen = _chosen(answer, output)
-    if output.form == "terminal" and output.output is None:
+    if output.output is not None:
+        try:
+            output.output.write_text(render(chosen, output.form), encoding="utf-8")
+        except OSError as error:
+            reason = f"{error.strerror}; choose another file"
+            raise UsageError(f"--output {str(output.output)!r} cannot be written: {reason}") from error
+        tell(f"written to {output.output}")
+    elif output.form != "terminal":
+        write_result(render(chosen, output.form))
+    elif sys.stdout is not None:
         from lmbench.report.console import make_console
 
-        if sys.stdout is not None:
-            print_answer(chosen, make_console())
-        return answer.exit_code
-    text = render(chosen, output.form)
-    if output.output is None:
-        write_result(text)
-        return answer.exit_code
-    try:
-        output.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        reason = f"{error.strerror}; choose another file"
-        raise UsageError(f"--output {str(output.output)!r} cannot be written: {reason}") from error
-    tell(f"written to {output.output}")
+        print_answer(chosen, make_console())
     return answer.exit_code
 
 
 def _chosen(answer: Answer, output: Output) -> Answer:
     """The answer with what was asked for of it."""
-    tables = answer.all_tables()
-    known = list(dict.fromkeys(table.name for table in tables))
+    tables = {table.name: table for table in answer.all_tables()}
     names = [name.strip() for name in output.table.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--table {name!r} is unknown here; choose among {', '.join(known)}{suggest(name, known)}")
+    if unknown := [name for name in names if name not in tables]:
+        hint = suggest(unknown[0], list(tables))
+        raise UsageError(f"--table {unknown[0]!r} is unknown here; choose among {', '.join(tables)}{hint}")
     if names:
-        return Answer(tables=[table for table in tables if table.name in names], title=answer.title)
+        return Answer(tables=[table for table in answer.all_tables() if table.name in names], title=answer.title)
     if output.all or output.form != "terminal":
         return answer
     answer = replace(answer, sections=[_chosen(section, output) for section in answer.sections])
     if answer.first is None:
         return answer
-    more = Line("tables", f"{', '.join(known)}; --table NAME or --all")
     shown_tables = [table for table in answer.tables if table.name in answer.first]
-    blank = [BLANK] if shown_tables else []
-    return replace(answer, tables=shown_tables, notes=[*blank, more] if known else [], first=None)
+    more = [Line("tables", f"{', '.join(tables)}; --table NAME or --all")] if tables else []
+    return replace(answer, tables=shown_tables, notes=[*([BLANK] if shown_tables else []), *more])
 
 
 def render(answer: Answer, form: str) -> str:
@@ -146,52 +139,35 @@ def _terminal(answer: Answer) -> str:
 
 
 def _markdown(answer: Answer) -> str:
-    return "\n".join(_markdown_parts(answer)).strip() + "\n"
-
-
-def _markdown_parts(answer: Answer) -> list[str]:
-    parts = [f"## {escaped(answer.title)}", ""] if answer.title else []
-    parts += _markdown_lines(answer.headline)
-    for table in answer.tables:
-        parts += ["", *_markdown_table(table)]
-    if answer.notes:
-        parts += ["", *_markdown_lines(answer.notes)]
-    for section in answer.sections:
-        parts += ["", *_markdown_parts(section)]
-    return parts
+    parts = [[f"## {escaped(answer.title)}"] if answer.title else [], _markdown_lines(answer.headline)]
+    parts += [*map(_markdown_table, answer.tables), _markdown_lines(answer.notes)]
+    parts += [[_markdown(section)] for section in answer.sections]
+    return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
 
 
 def _markdown_lines(lines: Iterable[Line]) -> list[str]:
     """A list with an item for each label; what goes on with a line stays in its item, after a line break."""
     written: list[str] = []
     for line in lines:
-        if line == BLANK:
-            written.append("")
-        elif line.label:
-            written.append(f"- **{escaped(line.label)}**: {escaped(masked_message(line.text))}")
-        elif written and written[-1]:
-            written[-1] += "  "
-            written.append(f"  {escaped(masked_message(line.text))}")
+        text = escaped(masked_message(line.text))
+        if line.label:
+            written.append(f"- **{escaped(line.label)}**: {text}")
+        elif text and written and written[-1]:
+            written[-1:] = [f"{written[-1]}  ", f"  {text}"]
         else:
-            written.append(escaped(masked_message(line.text)))
+            written.append(text)
     return written
 
 
 def _markdown_table(table: Table) -> list[str]:
-    titles = [escaped(column.heading) for column in table.columns]
-    rows = [[escaped(text) for text in row] for row in table.texts()]
-    widths = [max(3, *map(len, values)) for values in zip(titles, *rows, strict=True)]
-    is_number = [column.is_number for column in table.columns]
-    rules = [f"{'-' * (width - 1)}{':' if right else '-'}" for width, right in zip(widths, is_number, strict=True)]
-
-    def line(texts: Sequence[str]) -> str:
-        cells = zip(texts, widths, is_number, strict=True)
-        return f"| {' | '.join(f'{text:>{width}}' if right else f'{text:<{width}}' for text, width, right in cells)} |"
-
+    columns = table.columns
+    texts = [[escaped(text) for text in row] for row in ([column.heading for column in columns], *table.texts())]
+    widths = [max(3, *map(len, values)) for values in zip(*texts, strict=True)]
+    rule = [f"{'-' * (width - 1)}{'-:'[column.is_number]}" for column, width in zip(columns, widths, strict=True)]
+    lines = [f"| {' | '.join(map(Column.padded, columns, row, widths))} |" for row in (texts[0], rule, *texts[1:])]
     caption = f": {escaped(table.caption)}" if table.caption else ""
-    lines = [f"**{escaped(table.title)}**{caption}", "", line(titles), line(rules), *map(line, rows)]
     notes = [f"[{number}] {escaped(note)}" for number, note in enumerate(table.notes, start=1)]
-    return [*lines, "", "  \n".join(notes)] if notes else lines
+    return [f"**{escaped(table.title)}**{caption}", "", *lines, *(["", "  \n".join(notes)] if notes else [])]
 
 
 def escaped(text: str) -> str:
@@ -219,41 +195,28 @@ _LATEX = {
 
 def _latex(answer: Answer) -> str:
     """The tables, for a document with the package booktabs."""
-    return "\n".join(_latex_table(table) for table in answer.all_tables())
+    from jinja2 import Environment, PackageLoader
 
-
-def _latex_table(table: Table) -> str:
-    rows = [" & ".join(map(_latex_text, row)) + r" \\" for row in table.texts()]
-    if table.has_total and len(rows) > 1:
-        rows.insert(-1, r"\midrule")
-    places = "".join("r" if column.is_number else "l" for column in table.columns)
-    headings = " & ".join(_latex_text(column.heading) for column in table.columns)
-    caption = ": ".join(filter(None, [table.title, table.caption]))
-    notes = [rf"\par\footnotesize [{number}] {_latex_text(note)}" for number, note in enumerate(table.notes, start=1)]
-    return "\n".join(
-        [
-            r"\begin{table}", rf"\caption{{{_latex_text(caption)}}}", r"\centering", rf"\begin{{tabular}}{{{places}}}",
-            r"\toprule", headings + r" \\", r"\midrule", *rows, r"\bottomrule",
-            r"\end{tabular}", *notes, r"\end{table}", "",
-        ]
+    environment = Environment(
+        loader=PackageLoader("lmbench.report", ""), trim_blocks=True, keep_trailing_newline=True,
+        block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
     )  # fmt: skip
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in shown(text))
+    environment.filters["escaped"] = lambda text: "".join(_LATEX.get(character, character) for character in shown(text))
+    template = environment.get_template("table.tex")
+    return "\n".join(template.render(table=table) for table in answer.all_tables())
 
 
 # CSV and JSON
 
 #: How a formula begins (https://owasp.org/www-community/attacks/CSV_Injection), the wide forms of East Asia included.
+_NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def _csv(answer: Answer) -> str:
     """The answer's data, or its first table, in SI units (RFC 4180 but for plain line feeds)."""
-    tables = [answer.data()] if answer.data is not None else answer.all_tables()
     stream = io.StringIO()
-    for table in tables[:1]:
+    for table in ([answer.data()] if answer.data is not None else answer.all_tables())[:1]:
         writer = csv.writer(stream, lineterminator="\n")
         records = table.records()
         writer.writerow(map(csv_field, records[0] if records else [column.key for column in table.columns]))
@@ -267,48 +230,34 @@ def csv_field(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = shown(value)
-    return text if not text.startswith(_FORMULA) or _is_number(text) else f"'{text}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    is_formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
 def _json(answer: Answer) -> str:
-    return shown_json(json.dumps(_plain(answer), indent=1, allow_nan=False)) + "\n"
+    # JSON knows neither NaN nor infinity: msgspec writes null. NumPy's scalars are Python's.
+    text = msgspec.json.encode(_plain(answer), enc_hook=lambda scalar: scalar.item())
+    return shown_json(msgspec.json.format(text, indent=1).decode()) + "\n"
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    """An answer as plain values: the headline's sentences, its figures, and every table as rows of SI values."""
+    """An answer as plain values: the headline's sentences, its figures, and every table as rows of SI values; of
+    several tables of one name (a table a phase) each row says which."""
     tables = [*answer.tables, *([answer.data()] if answer.data is not None else [])]
+    names = Counter(table.name for table in tables)
+    rows: dict[str, list[Any]] = {name: [] for name in names}
+    for table in tables:
+        which = {"table": table.title} if names[table.name] > 1 else {}
+        rows[table.name] += [which | record for record in table.records()]
     plain: dict[str, Any] = {
         "title": answer.title,
-        **_finite(msgspec.to_builtins(dict(answer.figures), str_keys=True)),
+        **answer.figures,
         "headline": [[line.label, masked_message(line.text)] for line in answer.headline if line != BLANK],
-        "tables": _finite({name: _rows(tables, name) for name in dict.fromkeys(table.name for table in tables)}),
+        "tables": rows,
         "notes": [[line.label, masked_message(line.text)] for line in answer.notes if line != BLANK],
         "sections": [_plain(section) for section in answer.sections],
     }
     return {name: value for name, value in plain.items() if value not in ("", [], {})}
-
-
-def _rows(tables: Iterable[Table], name: str) -> list[dict[str, Any]]:
-    """Rows of all tables of one name; where there are several (a table a phase), each row says which."""
-    same = [table for table in tables if table.name == name]
-    return [{"table": table.title, **row} if len(same) > 1 else dict(row) for table in same for row in table.records()]
-
-
-def _finite(tree: Any) -> Any:
-    """JSON knows neither NaN nor infinity: they are null."""
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 # HTML and SVG

@@ -6,10 +6,11 @@ in Perfetto (https://ui.perfetto.dev), a snapshot in memory_viz (https://pytorch
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from lmbench.records.load import Run
 from lmbench.report.answer import Chart
@@ -21,74 +22,57 @@ from lmbench.report.vega import Spec, colour
 MAX_TIMELINES = 8
 
 
-class Layer(NamedTuple):
-    """Spans with one legend.
+def layer(spans: pd.DataFrame, colours: Mapping[str, int], tips: Mapping[str, str], legend: str | None = None) -> Spec:
+    """Spans of a timeline as a layer, with a legend where that has a title.
 
-    Every span is a mapping with `start` and `end` on the axis of time, `low` and `high` on the other one, `name` (whose
-    colour `colours` gives as a place in the palette; the order is the legend's), and what a pointer over it shows: the
-    fields of `tips`, each with its title. `opacity` is 1 where a span has none.
+    Spans have `start` and `end` on the axis of time, `low` and `high` on the other one, `name` (whose colour `colours`
+    gives as a place in the palette; the order is the legend's), and what a pointer over it shows: the fields of `tips`,
+    each with its title. `opacity` is 1 where there is none.
     """
-
-    title: str
-    spans: Sequence[Mapping[str, Any]]
-    colours: Mapping[str, int]
-    tips: Mapping[str, str]
-    has_legend: bool = True
-
-    def spec(self) -> Spec:
-        scale = {"domain": list(self.colours), "range": [colour(place) for place in self.colours.values()]}
-        legend = {"title": self.title, "columns": 4} if self.has_legend else None
-        return {
-            "data": {"values": [{"opacity": 1, **span} for span in self.spans]},
-            "mark": {"type": "rect", "clip": True, "aria": False},
-            "encoding": {
-                "x": {"field": "start", "type": "quantitative"}, "x2": {"field": "end"},
-                "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"},
-                "color": {"field": "name", "type": "nominal", "scale": scale, "legend": legend},
-                "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
-                "tooltip": [{"field": field, "type": "nominal", "title": title} for field, title in self.tips.items()],
-            },
-        }  # fmt: skip
+    fields = dict.fromkeys(["start", "end", "low", "high", "name", "opacity", *tips])
+    scale = {"domain": list(colours), "range": list(map(colour, colours.values()))}
+    return {
+        "data": {"values": spans.reindex(columns=fields).fillna({"opacity": 1}).to_dict("records")},
+        "mark": {"type": "rect", "clip": True, "aria": False},
+        "encoding": {
+            "x2": {"field": "end"},
+            "y2": {"field": "high"},
+            "color": {"field": "name", "type": "nominal", "scale": scale, "legend": legend and {"title": legend}},
+            "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "tooltip": [{"field": field, "type": "nominal", "title": title} for field, title in tips.items()],
+        },
+    }
 
 
-def timeline(
-    layers: Sequence[Layer], end: float, top: float, *, height: int, x: Spec, y: Spec | None, more: Sequence[Spec] = ()
-) -> Spec:
+def timeline(layers: Sequence[Spec], end: float, top: float, height: int, x: Spec, y: Spec | None) -> Spec:
     """A timeline from 0 to `end`; the other axis goes from 0 to `top`.
 
     Args:
-        layers: from the back to the front.
+        layers: of spans or other marks, from the back to the front; `start` and `low` of their data are their places.
         height: of the picture in pixels.
         x, y: Vega-Lite's axes; without `y` the spans' rows have labels of their own.
-        more: further layers of marks, which are no spans.
     """
     zoom = {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"}
-    specs = [dict(layer.spec()) for layer in layers if layer.spans]
-    specs[0]["params"] = [{"name": "zoom", "select": zoom, "bind": "scales"}]
-    axes = {"x": x, "y": y}
-    scales = {"x": {"domain": [0, end], "nice": False}, "y": {"domain": [0, top], "nice": False}}
-    for spec in (*specs, *more):
-        for name in ("x", "y"):
-            if name in spec["encoding"]:
-                spec["encoding"][name] |= {"scale": scales[name], "axis": axes[name]}
+    axes = {
+        channel: {
+            "field": field, "type": "quantitative", "axis": axis, "scale": {"domain": [0, most], "nice": False},
+        }
+        for channel, field, axis, most in (("x", "start", x, end), ("y", "low", y, top))
+    }  # fmt: skip
     return {
         "height": height,
-        "layer": [*specs, *more],
+        "encoding": axes,
+        "layer": [{**layers[0], "params": [{"name": "zoom", "select": zoom, "bind": "scales"}]}, *layers[1:]],
         "resolve": {"scale": {"color": "independent"}, "legend": {"color": "independent"}},
         "usermeta": {"zoom": {"signal": "zoom_start", "start": 0, "end": end}},
     }
 
 
-def runs_of(spans: Iterable[Mapping[str, Any]], keys: Sequence[str], gap: float) -> list[dict[str, Any]]:
+def joined(spans: pd.DataFrame, keys: list[str], gap: float) -> pd.DataFrame:
     """Spans in order that share the values of the keys as one, where no more than `gap` is between them."""
-    joined: list[dict[str, Any]] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and span["start"] - last["end"] <= gap and all(span[key] == last[key] for key in keys):
-            last["end"] = max(last["end"], span["end"])
-        else:
-            joined.append(dict(span))
-    return joined
+    is_new = (spans[keys] != spans[keys].shift()).any(axis=1) | (spans.start - spans.end.cummax().shift() > gap)
+    groups = spans.groupby(is_new.cumsum())
+    return groups.first().assign(end=groups.end.max())
 
 
 def page_charts(
@@ -97,18 +81,15 @@ def page_charts(
 ) -> list[Chart]:  # fmt: skip
     """A timeline for each cell with a run that `is_meant` and has the file, as many as a page has room for.
 
-    Of a file that is torn or was changed by hand (`read` raises ValueError) the caption says why it is not drawn.
+    The caption of a file that is torn or was changed by hand says why it is not drawn.
     """
     charts: list[Chart] = []
     for title, cell in rows_of(frame):
-        runs = (run for run in frame.runs_of(cell, is_shown=None) if is_meant(run))
-        path = next((run.path for run in runs if os.path.lexists(run.path / file)), None)
-        if path is None:
-            continue
-        if len(charts) >= MAX_TIMELINES:
+        runs = [run for run in frame.runs_of(cell, is_shown=None) if is_meant(run) and (run.path / file).exists()]
+        if runs and len(charts) == MAX_TIMELINES:
             return [*charts, Chart("More timelines", {}, "They are left out: the page would become too large.")]
         try:
-            charts.append(chart(title, read(path)))
-        except ValueError as error:
+            charts += [chart(title, read(run.path)) for run in runs[:1]]
+        except (ValueError, IndexError, TypeError) as error:
             charts.append(Chart(title, {}, f"Not shown, as the file cannot be used: {error}."))
     return charts

@@ -9,55 +9,46 @@ from dataclasses import dataclass
 MISSING = "-"
 
 
-def milliseconds(seconds: float | None, spread_s: float | None = None) -> str:
+def _text(template: str, scale: float = 1.0, limit: float = math.inf, above: str = "") -> Callable[[float | None], str]:
+    """A function that shows a number times `scale` by the template, from `limit` on by `above`; no number is `-`."""
+
+    def text(value: float | None) -> str:
+        if value is None:
+            return MISSING
+        number = value * scale
+        return (template if abs(number) < limit else above).format(number)
+
+    return text
+
+
+percent = _text("{:z.1f} %", 100)
+#: Percent for a column that names the unit.
+percent_number = _text("{:.1f}", 100)
+#: A limit or floor in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`.
+percent_short = _text("{:.3g} %", 100, 100, "{:,.0f} %")
+#: A difference of two shares: `+1.2 %`.
+signed_percent = _text("{:+.1f} %", 100)
+#: A measured change: `+0.31 %`, `+120 %`.
+change_percent = _text("{:+,.2f} %", 100, 100, "{:+,.0f} %")
+seconds = _text("{:,.2f}", 1, 10, "{:,.1f}")
+microseconds = _text("{:,.1f}", 1e6, 1000, "{:,.0f}")
+#: A ratio: `1.27x`.
+times = _text("{:.2f}x")
+whole = _text("{:,.0f}")
+#: A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart.
+plain = _text("{:.4g}", 1, 1000, "{:,.0f}")
+
+
+def milliseconds(time_s: float | None, spread_s: float | None = None) -> str:
     """Milliseconds with three decimals under 10, two under 1000, none above; with a spread no more than its second
     digit."""
-    if seconds is None:
+    if time_s is None:
         return MISSING
-    value = seconds * 1e3
+    value = time_s * 1e3
     decimals = 3 if abs(value) < 10 else 2 if abs(value) < 1000 else 0
-    return f"{value:,.{_told(decimals, spread_s)}f}"
-
-
-def _told(decimals: int, spread_s: float | None) -> int:
-    """As many of the decimals of milliseconds as the spread does not make worthless."""
-    if not spread_s or not math.isfinite(spread_s):
-        return decimals
-    return max(0, min(decimals, 1 - math.floor(math.log10(abs(spread_s) * 1e3))))
-
-
-def percent(fraction: float | None) -> str:
-    text = MISSING if fraction is None else f"{fraction * 100:.1f} %"
-    return text.removeprefix("-") if text == "-0.0 %" else text
-
-
-def percent_number(fraction: float) -> str:
-    """Percent with one decimal, for a column that names the unit."""
-    return f"{fraction * 100:.1f}"
-
-
-def percent_short(fraction: float) -> str:
-    """A limit or floor in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`."""
-    return f"{fraction * 100:.3g} %" if abs(fraction) < 1 else f"{fraction * 100:,.0f} %"
-
-
-def gib(size_bytes: float | None) -> str:
-    """GiB (2^30 bytes); MiB under a tenth of one."""
-    if size_bytes is None:
-        return MISSING
-    if abs(size_bytes) < 0.1 * 2**30:
-        return f"{size_bytes / 2**20:.1f} MiB"
-    return f"{size_bytes / 2**30:.2f} GiB"
-
-
-def count(number: int | None) -> str:
-    """A count as `128.6 M`, `3.41 B`."""
-    if number is None:
-        return MISSING
-    for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.4g}{unit}"
-    return str(number)
+    if spread_s and math.isfinite(spread_s):
+        decimals = max(0, min(decimals, 1 - math.floor(math.log10(abs(spread_s) * 1e3))))
+    return f"{value:,.{decimals}f}"
 
 
 def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
@@ -69,9 +60,11 @@ def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
     return f"{text} ± {std_s * 1e3:,.{decimals}f}"
 
 
-def seconds(value_s: float | None) -> str:
-    """Seconds with one decimal from 10 on, two below."""
-    return MISSING if value_s is None else f"{value_s:,.{1 if abs(value_s) >= 10 else 2}f}"
+def gib(size_bytes: float | None) -> str:
+    """GiB (2^30 bytes); MiB under a tenth of one."""
+    if size_bytes is not None and abs(size_bytes) < 0.1 * 2**30:
+        return f"{size_bytes / 2**20:.1f} MiB"
+    return MISSING if size_bytes is None else f"{size_bytes / 2**30:.2f} GiB"
 
 
 def gib_number(size_bytes: float | None) -> str:
@@ -84,37 +77,18 @@ def gib_number(size_bytes: float | None) -> str:
     return f"{value:.{3 if abs(value) < 1 else 2}f}"
 
 
-def whole(value: float | None) -> str:
-    """A whole number, thousands apart."""
-    return MISSING if value is None else f"{value:,.0f}"
+def count(number: int | None) -> str:
+    """A count as `128.6 M`, `3.41 B`."""
+    if number is None:
+        return MISSING
+    sizes = {1e9: " B", 1e6: " M", 1e3: " k", 1: ""}
+    size = next((size for size in sizes if number >= size), 1)
+    return f"{number / size:.4g}{sizes[size]}"
 
 
 def instances(value: float) -> str:
     """A mean number of things: whole numbers as such, others with one decimal, as steps need not be alike."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
-
-
-def microseconds(seconds: float | None) -> str:
-    """Microseconds with one decimal under 1000."""
-    if seconds is None:
-        return MISSING
-    value = seconds * 1e6
-    return f"{value:,.{1 if abs(value) < 1000 else 0}f}"
-
-
-def times(ratio: float | None) -> str:
-    """A ratio as `1.27x`."""
-    return MISSING if ratio is None else f"{ratio:.2f}x"
-
-
-def signed_percent(fraction: float | None) -> str:
-    """A difference of two shares: `+1.2 %`."""
-    return MISSING if fraction is None else f"{fraction * 100:+.1f} %"
-
-
-def change_percent(fraction: float) -> str:
-    """A measured change with two decimals, none from 100 % on: `+0.31 %`."""
-    return f"{fraction * 100:+,.2f} %" if abs(fraction) < 1 else f"{fraction * 100:+,.0f} %"
 
 
 def change_range(low: float, high: float) -> str:
@@ -124,14 +98,17 @@ def change_range(low: float, high: float) -> str:
 
 def signed(value: float | None) -> str:
     """A small difference with its sign, two significant digits: `+0.0031`, `0`."""
-    if value is None:
-        return MISSING
-    return "0" if value == 0 else f"{value:+.2g}"
+    return "0" if value == 0 else MISSING if value is None else f"{value:+.2g}"
 
 
-def plain(value: float) -> str:
-    """A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def duration(time_s: float) -> str:
+    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
+    if time_s < 99.5:
+        return f"{time_s:.{int(time_s < 9.95)}f} s"
+    hours, minutes = divmod(round(time_s / 60), 60)
+    if not hours:
+        return f"{minutes} min"
+    return f"{hours} h {minutes} min" if hours < 100 else f"{hours} h"
 
 
 @dataclass(frozen=True)
@@ -165,15 +142,3 @@ _OF_FIELDS = {
 def unit_of(field_unit: str) -> Unit:
     """The unit in which a field of the schema is shown, by the unit that it is recorded in."""
     return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 60 * 100 else f"{minutes // 60} h"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmbench.cli import main
-from lmbench.dtypes.reasons import LISTS
+from lmbench.dtypes.notes import LISTS
 
 pytestmark = pytest.mark.gpu
 

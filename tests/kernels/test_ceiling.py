@@ -10,10 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
-from lmbench.kernels.ceiling import CeilingRecord, Rate, ceiling_answer, datasheet_rate
+from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, datasheet_rate
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import decode
-from lmbench.records.environment import Environment, Gpu
 
 CPU = torch.device("cpu")
 
@@ -83,16 +82,6 @@ def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path, capsys):
 def test_mistakes_are_one_line(words, capsys):
     assert main(["ceiling", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_caption_tells_the_bursts_that_the_record_tells():
-    rates = {"name": "bf16", "burst_per_s": 8e14, "sustained_per_s": 6.6e14, "seconds": 3.0}
-    for bursts, words in (
-        ({"bursts": 7, "burst_s": 0.025}, "best of 7 stretches of 25 ms"),
-        ({}, "some short stretches"),
-    ):
-        record = CeilingRecord(1, "", Environment(gpu=Gpu(name="NVIDIA H200")), [Rate(**rates, **bursts)])
-        assert words in ceiling_answer(record, "ceiling.json").tables[0].caption
 
 
 def test_the_datasheet_is_of_the_same_kind_of_work():

@@ -8,12 +8,11 @@ import pytest
 from paths import TRACES
 from trace_events import HandWritten
 
-from lmbench.kernels.compiled import CompiledGraph, parts_of_call, parts_of_replay, read_graphs
+from lmbench.kernels.compiled import Graph, parts_of_call, parts_of_replay, read_graphs
 from lmbench.kernels.findings import examine
 from lmbench.kernels.kinds import kind_of
 from lmbench.kernels.parts import PARTS
 from lmbench.kernels.recorded import GraphNotes
-from lmbench.kernels.trace import load_trace
 
 NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
 UNLISTED = "triton_per_fused_unlisted_7"
@@ -24,7 +23,7 @@ FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_
 FLASH_CALL = "aten._scaled_dot_product_flash_attention.default"
 
 
-def graph_of(*launches: tuple[str, str]) -> list[CompiledGraph]:
+def graph_of(*launches: tuple[str, str]) -> list[Graph]:
     """A graph by names and paths of modules, `+` between several."""
     kernels = [(name, [f"net.blocks.0.{path}" for path in paths.split("+")]) for name, paths in launches]
     return read_graphs([GraphNotes(kernels)], {})
@@ -58,7 +57,7 @@ OTHER = graph_of(("triton_poi_fused_other_0", "head"))
     ],
 )  # fmt: skip
 def test_a_call_of_a_graph_has_the_parts_of_its_list(
-    graphs: list[CompiledGraph], triton: list[str], library: list[str], parts: tuple[list[str], list[str]]
+    graphs: list[Graph], triton: list[str], library: list[str], parts: tuple[list[str], list[str]]
 ) -> None:
     assert parts_of_call(graphs, triton, library) == parts
 
@@ -102,53 +101,38 @@ SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "f
         (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
     ],
 )  # fmt: skip
-def test_a_replay_has_parts_by_the_triton_kernels_around(
-    graphs: list[CompiledGraph], names: list[str], expected: str
-) -> None:
+def test_a_replay_has_parts_by_the_triton_kernels_around(graphs: list[Graph], names: list[str], expected: str) -> None:
     kinds = [kind_of(name, "gpu_memset" if name == FILL else "kernel") for name in names]
     assert [part or "-" for part in parts_of_replay(graphs, names, kinds)] == expected.split()
 
 
-def compiled(path: Path, graphs: list[object]) -> list[str]:
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path: Path, is_listed: bool) -> None:
     trace = HandWritten()
-    trace.metadata["compiled_graphs"] = graphs
+    kernels = [[name, [f"net.blocks.0.{path}" for path in paths.split("+")]] for name, paths in ATTENTION[:4]]
+    trace.metadata["compiled_graphs"] = [{"kernels": kernels}] if is_listed else []
     trace.phase("forward", 0, 200)
     trace.module("net", 1, 190)
     trace.op("Torch-Compiled Region: 0/0", 2, 180)
     trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
-    for number, name in enumerate((NORM, MM, NORM, MM), start=1):
-        at = 10 + 20 * number
-        if name == MM:
-            trace.op("aten::mm", at, 15)
+    for number, (operator, kernel) in enumerate(
+        [("", NORM), ("aten::sum", ADDED), ("aten::mm", GEMM), ("", NORM), ("aten::mm", GEMM)], start=1
+    ):
+        begin = 10 + 20 * number
+        if operator:
+            trace.op(operator, begin, 15)
+        if kernel == GEMM:
             # Split over the inner dimension: two kernels of one call.
-            trace.launch(10 + number, at + 8, 2)
-            trace.kernel(10 + number, SPLIT_SUM, at + 505, 1)
-        trace.launch(number, at + 1, 2)
-        trace.kernel(number, NORM if name == NORM else GEMM, at + 500, 5)
-    return load_trace(trace.write(path / "t.json")).kernels.parts
-
-
-def test_kernels_in_a_call_of_a_compiled_graph_have_its_parts(tmp_path: Path) -> None:
-    kernels = [[name, [f"net.blocks.0.{path}" for path in paths.split("+")]] for name, paths in ATTENTION[:4]]
-    assert compiled(tmp_path, [{"kernels": kernels}]) == ["norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
-
-
-def test_a_sum_directly_in_a_call_has_the_part_of_the_kernel_before_it(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.metadata["compiled_graphs"] = [{"kernels": [[NORM, ["net.blocks.0.attention_norm"]]]}]
-    trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
-    trace.launch(1, 10, 2)
-    trace.op("aten::sum", 20, 15)
-    trace.launch(2, 25, 2)
-    trace.kernel(1, NORM, 500, 5)
-    trace.kernel(2, ADDED, 510, 5)
-    assert load_trace(trace.write(tmp_path / "t.json")).kernels.parts == ["norm", "norm"]
-
-
-def test_without_the_list_they_are_unclassified_and_a_guard_warns(tmp_path: Path) -> None:
-    assert compiled(tmp_path, []) == ["unclassified"] * 6
-    guards = {guard.name: (guard.status, guard.value) for guard in examine(tmp_path / "t.json").guards}
-    assert guards["unclassified_part"] == ("warn", 1.0)
+            trace.launch(10 + number, begin + 8, 2)
+            trace.kernel(10 + number, SPLIT_SUM, begin + 505, 1)
+        trace.launch(number, begin + 1, 2)
+        trace.kernel(number, kernel, begin + 500, 5)
+    findings = examine(trace.write(tmp_path / "t.json"))
+    # A sum directly in a call has the part of the kernel before it.
+    listed = ["norm", "norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
+    assert findings.trace.kernels.parts == (listed if is_listed else ["unclassified"] * 7)
+    guards = {guard.name: (guard.status, guard.value) for guard in findings.guards}
+    assert guards["unclassified_part"] == (("pass", 0.0) if is_listed else ("warn", 1.0))
     assert guards["unclassified_kind"][0] == "pass"
 
 
@@ -163,12 +147,12 @@ def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
 
 
 def test_a_real_compiled_step_has_all_parts_with_nothing_left() -> None:
-    found = examine(TRACES / "small_bf16_compiled")
-    assert found.step.parts_s["unclassified"] < 0.001 * found.step.kernel_s
-    parts = {part for joined in found.step.parts_s for part in joined.split("+")}
+    findings = examine(TRACES / "small_bf16_compiled")
+    assert findings.step.parts_s["unclassified"] < 0.001 * findings.step.kernel_s
+    parts = {part for joined in findings.step.parts_s for part in joined.split("+")}
     missing = set(PARTS[:13]) - parts
     assert missing <= {"mask", "attention"}
     # 12 layers: of forward's products 3 are qkv, 3 ffn, 1 output, 1 scores and 1 values; 1 head.
-    rows = [row for row in found.phases[0].rows if row.kind == "gemm"]
+    rows = [row for row in findings.phases[0].rows if row.kind == "gemm"]
     assert sum(row.instances for row in rows) == 12 * 9 + 1
     assert {part for row in rows for part in row.parts_s} == {"qkv", "scores", "values", "output", "ffn", "head"}

@@ -22,10 +22,10 @@ from lmbench.cli import main
 from lmbench.errors import ExitCode
 from lmbench.fit.completion import complete_record
 from lmbench.kernels.findings import Findings, examine, examine_run, summarize
-from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline, step_timeline
+from lmbench.kernels.step_timeline import TIMELINE_FILE, step_timeline
 from lmbench.kernels.sums import Work, attention_times, flop_ratio
 from lmbench.kernels.trace import load_trace
-from lmbench.records.codec import DamagedRecord, as_dict
+from lmbench.records.codec import as_dict
 from lmbench.records.instruments import KernelSummary
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import Model
@@ -101,15 +101,7 @@ def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
     assert run.kernels.phases.step.kernel_s == pytest.approx(6.713e-3, rel=1e-3)
     assert (run.kernels.reason, run.outcome) == (None, "ok")
     assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == "pass"
-    timeline = read_timeline(folder)
-    kernels = timeline.kernels
-    assert sum(kernels.is_own) == 759
-    own_ns = sum(d for d, own in zip(kernels.duration_ns, kernels.is_own, strict=True) if own)
-    assert own_ns / 1e9 == pytest.approx(6.713e-3, rel=0.01)
-    assert timeline.end_ns == max(s + d for s, d in zip(kernels.start_ns, kernels.duration_ns, strict=True))
-    for start, launch, own in zip(kernels.start_ns, kernels.launch_ns, kernels.is_own, strict=True):
-        assert (launch is not None and 0 <= launch <= start + 1_000) if own else launch is None
-    assert (folder / TIMELINE_FILE).stat().st_size < 40_000
+    assert (folder / TIMELINE_FILE).exists()
 
 
 def unclassified(share: float, launches: int = 1) -> HandWritten:
@@ -189,56 +181,6 @@ def test_a_timeline_needs_kernels_and_steps(tmp_path: Path) -> None:
     launched(foreign, 5, "nvjet_sm90_tst_128x128", 20, 10)
     for trace in (on_cpu, foreign):
         assert step_timeline(load_trace(trace.write(tmp_path / "t.json"))) is None
-
-
-TIMELINE = {
-    "schema_version": 1, "end_ns": 4_000, "host_phases": [["forward", 0, 4_000]], "names": ["a"], "kinds": ["gemm"],
-    "parts": ["ffn"], "phases": ["forward"],
-    "kernels": {
-        "start_ns": [0, 1_000], "duration_ns": [900] * 2, "name": [0] * 2, "kind": [0] * 2, "part": [0] * 2,
-        "phase": [0] * 2, "stream": [7] * 2, "launch_ns": [0, None], "launch_duration_ns": [3, None], "is_own": [1, 0],
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"end_ns": 0}, "end_ns"),
-        ({"end_ns": 1e300}, "end_ns"),
-        ({"phases": []}, "none of its phases"),
-        ({"host_phases": None}, "got null - at host_phases"),
-        ({"kernels": {"name": [9, 0]}}, "none of its names"),
-        ({"kernels": {"part": [-1, 0]}}, "part"),
-        ({"kernels": {"kind": ["x", 0]}}, "kind"),
-        ({"kernels": {"duration_ns": [-900, 1]}}, "duration_ns"),
-        ({"kernels": {"start_ns": []}}, "empty, or not of one length"),
-        ({"kernels": {"stream": [7]}}, "not of one length"),
-    ],
-    ids=str,
-)
-def test_a_timeline_with_values_that_do_not_fit_is_refused_with_a_reason(
-    change: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    def written(timeline: dict[str, Any]) -> Path:
-        (tmp_path / TIMELINE_FILE).write_bytes(gzip.compress(json.dumps(timeline).encode()))
-        return tmp_path
-
-    assert read_timeline(written(TIMELINE)).kernels.launch_ns[-1] is None
-    kernels = TIMELINE["kernels"] | change.get("kernels", {})
-    with pytest.raises(DamagedRecord, match=reason):
-        read_timeline(written(TIMELINE | change | {"kernels": kernels}))
-
-
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b torn", b"[]", b'{"schema_version": 99}', b"[" * 9_000])
-def test_a_file_that_is_no_timeline_is_said_in_one_line(content: bytes, tmp_path: Path) -> None:
-    for data in (content, gzip.compress(content)):
-        (tmp_path / TIMELINE_FILE).write_bytes(data)
-        with pytest.raises(DamagedRecord) as caught:
-            read_timeline(tmp_path)
-        assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(DamagedRecord, match="is not read: it is missing"):
-        read_timeline(tmp_path / "nowhere")
 
 
 # guards

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from browser import look, needs_browser, operate
 from paths import TRACES
@@ -13,17 +16,23 @@ from paths import TRACES
 from lmbench.kernels import step_chart as module
 from lmbench.kernels.findings import examine_run
 from lmbench.kernels.step_chart import step_chart
-from lmbench.kernels.step_timeline import StepTimeline, read_timeline
+from lmbench.kernels.step_timeline import TIMELINE_FILE, StepTimeline, read_timeline
+from lmbench.records.codec import DamagedRecord
 from lmbench.report.answer import Answer, Chart
 from lmbench.report.render import render
-from lmbench.report.timeline import runs_of
+from lmbench.report.timeline import joined
 
 
 @pytest.fixture(scope="module")
-def step(tmp_path_factory: pytest.TempPathFactory) -> StepTimeline:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     shutil.copytree(TRACES / "small_bf16_compiled", folder)
     examine_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def step(folder: Path) -> StepTimeline:
     return read_timeline(folder)
 
 
@@ -32,18 +41,21 @@ def spans_of(chart: Chart) -> list[list[dict[str, Any]]]:
     return [layer["data"]["values"] for layer in chart.spec["layer"][:5]]
 
 
-def test_the_kernels_row_has_every_kernel_with_its_time_and_a_launch_each(step: StepTimeline) -> None:
-    _, launches, _, _, kernels = spans_of(step_chart("run", step))
-    assert len(kernels) == len(step.kernels.start_ns)
-    assert len(launches) == sum(launch is not None for launch in step.kernels.launch_ns)
-    starts = {round(span["start"] * 1e6) for span in kernels}
-    assert starts == {max(start, 0) for start in step.kernels.start_ns}
-    longest = max(kernels, key=lambda span: span["end"] - span["start"])
-    assert longest["took"] == f"{max(step.kernels.duration_ns) / 1e3:,.1f} us"
+def test_the_file_has_the_kernels_of_a_step_and_those_before_it(step: StepTimeline, folder: Path) -> None:
+    own = [kernel for kernel in step.kernels if kernel.launch_ns is not None]
+    assert (len(own), len(step.kernels)) == (759, 765)
+    assert sum(kernel.duration_ns for kernel in own) / 1e9 == pytest.approx(6.713e-3, rel=0.01)
+    assert step.end_ns == max(kernel.start_ns + kernel.duration_ns for kernel in step.kernels)
+    assert all(0 <= kernel.launch_ns <= kernel.start_ns + 1_000 for kernel in own if kernel.launch_ns is not None)
+    assert (folder / TIMELINE_FILE).stat().st_size < 40_000
 
 
-def test_the_devices_phases_go_on_while_it_waits_and_parts_do_not(step: StepTimeline) -> None:
-    _, _, phases, parts, kernels = spans_of(step_chart("run", step))
+def test_rows_have_every_kernel_with_its_launch_and_phases_go_on_while_the_device_waits(step: StepTimeline) -> None:
+    _, launches, phases, parts, kernels = spans_of(step_chart("run", step))
+    assert (len(launches), len(kernels)) == (759, 765)
+    assert {round(span["start"] * 1e6) for span in kernels} == {max(kernel.start_ns, 0) for kernel in step.kernels}
+    longest = max(kernel.duration_ns for kernel in step.kernels)
+    assert kernels[0]["took"] == f"{longest / 1e3:,.1f} us"
     busy_ms = sum(span["end"] - span["start"] for span in kernels)
     assert sum(span["end"] - span["start"] for span in phases) >= busy_ms > 0
     assert len(phases) < len(parts) <= len(kernels)
@@ -52,20 +64,36 @@ def test_the_devices_phases_go_on_while_it_waits_and_parts_do_not(step: StepTime
 def test_of_too_many_kernels_the_longest_are_drawn(step: StepTimeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KERNELS", 10)
     chart = step_chart("run", step)
-    assert len(spans_of(chart)[4]) == 10
-    assert max(step.kernels.duration_ns) / 1e6 == pytest.approx(
-        max(span["end"] - span["start"] for span in spans_of(chart)[4])
-    )
+    spans = spans_of(chart)[4]
+    assert len(spans) == 10
+    longest_ns = max(kernel.duration_ns for kernel in step.kernels)
+    assert max(span["end"] - span["start"] for span in spans) == pytest.approx(longest_ns / 1e6)
     assert "shorter ones are left out" in chart.caption
 
 
 def test_spans_that_share_their_keys_are_one_up_to_a_gap() -> None:
-    spans = [
-        {"part": part, "start": start, "end": start + 1} for part, start in (("a", 0), ("a", 2), ("a", 9), ("b", 10))
-    ]
-    assert [(span["part"], span["start"], span["end"]) for span in runs_of(spans, ("part",), 1)] == [
-        ("a", 0, 3), ("a", 9, 10), ("b", 10, 11),
-    ]  # fmt: skip
+    spans = pd.DataFrame({"part": [*"aaab"], "start": [0, 2, 9, 10], "end": [1, 3, 10, 11]})
+    assert joined(spans, ["part"], 1).values.tolist() == [["a", 0, 3], ["a", 9, 10], ["b", 10, 11]]
+
+
+KERNEL = [0, 900, "a", "gemm", "ffn", "forward", 0, 3]
+TIMELINE = {"schema_version": 2, "end_ns": 4_000, "host_phases": [["forward", 0, 4_000]], "kernels": [KERNEL]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"end_ns": 0}, {"end_ns": 1e300}, {"host_phases": None}, {"kernels": []}, {"kernels": [["x", *KERNEL[1:]]]},
+     {"kernels": [KERNEL[:5]]}, {"schema_version": 99}],
+    ids=str,
+)  # fmt: skip
+def test_a_timeline_with_values_that_do_not_fit_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / TIMELINE_FILE
+    path.write_bytes(gzip.compress(json.dumps(TIMELINE).encode()))
+    assert len(read_timeline(tmp_path).kernels) == 1
+    for content in (gzip.compress(json.dumps(TIMELINE | change).encode()), b"", b"no gzip", b"\x1f\x8b torn"):
+        path.write_bytes(content)
+        with pytest.raises(DamagedRecord):
+            read_timeline(tmp_path)
 
 
 @needs_browser
