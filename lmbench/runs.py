@@ -58,20 +58,20 @@ def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
     """A run's folder. One that says `running` may have been killed; its record says what it is then."""
-    found = _load.load_run(folder, with_steps)
-    found.record.outcome = found.outcome
-    return Run(found.path, found.record, found.steps, found.outcome, found.damage)
+    run = _load.load_run(folder, with_steps)
+    run.record.outcome = run.outcome
+    return Run(**vars(run))
 
 
 def notes(run: _load.Run) -> list[Line]:
     """What there is of a run that was never closed, and what of it cannot be read, as labelled lines."""
-    found = []
+    lines = []
     if run.outcome in (RUNNING, KILLED, DAMAGED):
         summary = "" if run.outcome == DAMAGED else ", without a summary: the run was not closed"
-        found.append(Line("steps", f"{len(run.steps)} recorded{summary}"))
+        lines.append(Line("steps", f"{len(run.steps)} recorded{summary}"))
     if run.damage is not None:
-        found.append(Line("damage", run.damage))
-    return found
+        lines.append(Line("damage", run.damage))
+    return lines
 
 
 def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> pandas.DataFrame:
@@ -79,11 +79,11 @@ def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> p
     dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI units. Lists are left out."""
     import pandas as pd
 
-    found = [runs] if isinstance(runs, _load.Run) else list(runs)
+    chosen = [runs] if isinstance(runs, _load.Run) else list(runs)
     if steps:
-        return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in found for step in run.steps])
+        return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in chosen for step in run.steps])
     rows = [
         {"run_id": run.run_id} | {name: v for name, v in recorded(run.record).items() if not isinstance(v, list)}
-        for run in found
+        for run in chosen
     ]
     return pd.DataFrame(rows)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparison_runs import TEMPLATE, make_run
-from runs import make_record, write_run
+from comparison_runs import make_run
+from runs import BASE, make_record, write_run
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -97,7 +97,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     write_run(folder / "b" / "failed", edited)
     (folder / "b" / "other").mkdir()
-    (folder / "b" / "other" / "run.json").write_text(json.dumps(TEMPLATE | {"schema_version": PLANTED}))
+    (folder / "b" / "other" / "run.json").write_text(json.dumps(BASE | {"schema_version": PLANTED}))
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from lmbench.compare.answer import comparison_answer
@@ -12,7 +11,7 @@ from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output
 
-_PERCENTAGE = re.compile(r"\s*([0-9.]+)\s*%\s*")
+_PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 
 
 def compare(
@@ -64,13 +63,16 @@ def compare(
         timeout_s: seconds a run may take (600)
         settings: options of `lmbench fit` for both sides, with --run
     """
-    of_kernels = {"top": top, "phase": phase}
-    of_verdicts = {"gate": gate, "about": about}
     of_run = {"budget": budget, "revision": revision, "python": python, "variable": variable,
               "results_dir": results_dir, "name": name, "timeout_s": timeout_s}  # fmt: skip
-    _refuse(of_kernels, not kernels, "belongs to --kernels")
-    _refuse(of_verdicts, kernels, "is for verdicts on times; with --kernels there is none")
-    _refuse(of_run, not run, "belongs to --run")
+    misplaced = (
+        ({"top": top, "phase": phase}, not kernels, "belongs to --kernels"),
+        ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
+        (of_run, not run, "belongs to --run"),
+    )
+    for options, is_wrong, why in misplaced:
+        if is_wrong and (named := [option for option, value in options.items() if value is not None]):
+            raise UsageError(f"--{named[0]} {why}")
     if run and kernels:
         raise UsageError("--kernels compares traces that are there; give it without --run")
     if settings and not run:
@@ -102,15 +104,9 @@ def compare(
     return comparison_answer(compare_results(*results, tolerance, about or []))
 
 
-def _refuse(options: Mapping[str, object], is_wrong: bool, why: str) -> None:
-    named = [name for name, value in options.items() if value is not None]
-    if is_wrong and named:
-        raise UsageError(f"--{named[0]} {why}")
-
-
 def parse_gate(text: str) -> float:
     """A percentage such as `2%` as a fraction. Raises UsageError for anything else, and outside 0 to 100 %."""
     match = _PERCENTAGE.fullmatch(text)
-    if match is None or match[1].count(".") > 1 or match[1] == "." or not 0 < float(match[1]) < 100:
+    if match is None or not 0 < float(match[1]) < 100:
         raise UsageError(f"--gate is {text!r}; give a percentage above 0% and below 100%, such as 2%")
     return float(match[1]) / 100

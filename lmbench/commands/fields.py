@@ -23,29 +23,23 @@ def fields(*names: str) -> Answer:
         names: a field, its last word, or a part of the record
     """
     known = [field for kind in RECORDS for field in fields_of(kind).values()]
-    chosen = known if not names else []
+    chosen = [] if names else known
     for name in names:
-        exact = [field for field in known if any(_is_called(alias, name) for alias in (field.name, field.pattern))]
+        part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
+        exact = [field for field in known if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
         matches = exact or [field for field in known if name in field.name]
         if not matches:
             words = {word for field in known for word in (field.name, field.name.rpartition(".")[2])}
             raise UsageError(f"no field is called {name!r}{suggest(name, words)}; `lmbench fields` lists them all")
         chosen += matches
     # Of fields that differ only in their phase, the first.
-    rows: dict[tuple[str, str], list[Value]] = {}
+    groups: dict[str, dict[str, list[Value]]] = {}
     for field in chosen:
-        about = field.about
-        rows.setdefault((field.group, field.pattern), [field.pattern, about.unit, about.better, about.meaning])
-    groups = dict.fromkeys(group for group, _ in rows)
+        row: list[Value] = [field.pattern, field.unit, field.about.better, field.about.meaning]
+        groups.setdefault(field.group, {}).setdefault(field.pattern, row)
     tables = [
-        Table(
-            re.sub(r"\W+", "_", group.lower()), group, _COLUMNS, [row for key, row in rows.items() if key[0] == group]
-        )
-        for group in groups
+        Table(re.sub(r"\W+", "_", group.lower()), group, _COLUMNS, list(rows.values()))
+        for group, rows in groups.items()
     ]
-    every = [[group, *row] for (group, _), row in rows.items()]
+    every = [[group, *row] for group, rows in groups.items() for row in rows.values()]
     return Answer(tables=tables, data=lambda: Table("fields", "Fields", [Column("group"), *_COLUMNS], every))
-
-
-def _is_called(alias: str, name: str) -> bool:
-    return name == alias or alias.endswith(f".{name}") or alias.startswith(f"{name}.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lmbench.compare.metrics import step_sample_s
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
+from lmbench.compare.sides import step_sample_s
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
 from lmbench.overhead.arms import ArmFailed, run_fit

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import mixture
-from lmbench.compare.metrics import METRICS, STEP
-from lmbench.compare.sides import LeftOut, home_of, join_cells, read_side, split_usable
+from lmbench.compare.sides import METRICS, STEP, LeftOut, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
-from lmbench.records.environment import Environment
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -35,7 +32,6 @@ from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit
 
 NOISE_FILE = "noise.json"
-NOISE_SCHEMA_VERSION = 1
 #: A configuration takes 3 kB.
 _MAX_NOISE_BYTES = 16 * 2**20
 #: Two halves have at least as many repeats as a comparison takes.
@@ -85,22 +81,18 @@ class NoiseEntry(Struct, frozen=True):
 class NoiseFile(Struct, frozen=True):
     """The content of noise.json."""
 
-    schema_version: int
+    schema_version: Literal[1]
     entries: list[NoiseEntry]
-
-
-class _Versioned(Struct):
-    schema_version: int
 
 
 @dataclass(frozen=True)
 class NoiseCell:
-    """One configuration on one machine. `entry` is what noise.json holds of it, None with the reason in `problem`."""
+    """One configuration on one machine. `entry` is what noise.json holds of it, else the reason is in `problem`."""
 
     name: str
     run_count: int
     entry: NoiseEntry | None
-    problem: str | None
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -116,12 +108,10 @@ class Survey:
         return [cell.entry for cell in self.cells if cell.entry is not None]
 
 
-def measure_noise(values: Sequence[float], seed: int = 0) -> Noise:
-    """The noise of one value a process, in the order they were measured. Raises ValueError for fewer than six."""
+def measure_noise(values: Sequence[float]) -> Noise:
+    """The noise of one value a process, six at least, in the order they were measured."""
     n, half = len(values), len(values) // 2
-    if n < MIN_NOISE_REPEATS:
-        raise ValueError(f"{n} repeats; a noise floor takes {MIN_NOISE_REPEATS}")
-    shuffled = np.random.default_rng(seed).permuted(np.tile(values, (_SPLITS, 1)), axis=1)
+    shuffled = np.random.default_rng(0).permuted(np.tile(values, (_SPLITS, 1)), axis=1)
     splits = [ratio_of(row[:half], row[half : 2 * half]) for row in shuffled]
     later = range(MIN_REPEATS, n - MIN_REPEATS + 1)
     pairs = [ratio_of(values[i - MIN_REPEATS : i], values[i : i + MIN_REPEATS]) for i in later]
@@ -141,10 +131,9 @@ def measure_noise(values: Sequence[float], seed: int = 0) -> Noise:
 def noise_key(record: RunRecord) -> NoiseKey:
     """The configuration and machine that a run's noise belongs to."""
     chosen = json.dumps({name: as_text(value) for name, value in sorted(settings(record).items())})
-    environment = record.environment or Environment()
     return NoiseKey(
-        host=environment.host.hostname,
-        device=environment.gpu.name or environment.host.cpu_model,
+        host=value_at(record, "environment.host.hostname"),
+        device=value_at(record, "environment.gpu.name") or value_at(record, "environment.host.cpu_model"),
         settings_digest=sha256(chosen.encode()).hexdigest()[:16],
     )
 
@@ -163,39 +152,28 @@ def survey(given: Sequence[str]) -> Survey:
     cells = []
     for cell in join_cells(runs, []):
         by_key: dict[NoiseKey, list[Run]] = {}
-        for run in cell.a:
+        for run in cell.runs[0]:
             by_key.setdefault(noise_key(run.record), []).append(run)
         for key, group in by_key.items():
-            measured, others = _measure(cell.name, key, group)
-            cells.append(measured)
+            usable, others = split_usable(group, takes_failed=False)
             left_out += others
+            entry, problem = None, f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+            if len(usable) >= MIN_NOISE_REPEATS:
+                mixed = mixture(usable)
+                problem = f"not repeats of one thing: {mixed[0]}" if mixed else ""
+                entry = None if mixed else _entry(key, usable)
+            cells.append(NoiseCell(cell.name, len(usable), entry, problem))
     return Survey(cells, left_out, home_of(runs))
 
 
-def _measure(name: str, key: NoiseKey, group: Sequence[Run]) -> tuple[NoiseCell, list[LeftOut]]:
-    """One configuration's noise, and which of its runs are not in it."""
-    usable, left_out = split_usable(group)
-    runs, entry, problem = [], None, None
-    for run in usable:
-        failed = [guard.name for guard in run.record.guards if guard.status == "fail"]
-        if failed:
-            left_out.append(LeftOut.of(run, f"guard {', '.join(failed)} failed"))
-        else:
-            runs.append(run)
-    if len(runs) < MIN_NOISE_REPEATS:
-        others = "; ".join(f"{n} {reason}" for reason, n in Counter(run.reason for run in left_out).items())
-        problem = f"{len(runs)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
-        problem += f" (left out: {others})" if others else ""
-    elif mixed := mixture(runs):
-        problem = f"not repeats of one thing: {mixed[0]}"
-    else:
-        values = {metric.name: [metric.of(run.record) for run in runs] for metric in METRICS}
-        noises = {
-            name: measure_noise([v for v in series if v]) for name, series in values.items() if None not in series
-        }
-        subject = {name.rpartition(".")[2]: value_at(runs[0].record, name) for name in _SUBJECT}
-        entry = NoiseEntry(key, subject, max(run.record.started_at or "" for run in runs), noises)
-    return NoiseCell(name, len(runs), entry, problem), left_out
+def _entry(key: NoiseKey, runs: Sequence[Run]) -> NoiseEntry:
+    noises = {}
+    for metric in METRICS:
+        values = [value for run in runs if (value := metric.of(run.record)) is not None]
+        if len(values) == len(runs):
+            noises[metric.name] = measure_noise(values)
+    subject = {name.rpartition(".")[2]: value_at(runs[0].record, name) for name in _SUBJECT}
+    return NoiseEntry(key, subject, max(run.record.started_at or "" for run in runs), noises)
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -213,7 +191,7 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
     path = folder / NOISE_FILE
     kept = {entry.key: entry for entry in [*_read(path), *sorted(entries, key=floor)]}
     try:
-        write_whole(path, indented_json(NoiseFile(NOISE_SCHEMA_VERSION, list(kept.values()))))
+        write_whole(path, indented_json(NoiseFile(1, list(kept.values()))))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
     return path
@@ -221,41 +199,43 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
 
 def _read(path: Path) -> list[NoiseEntry]:
     try:
-        content = read_file(path, _MAX_NOISE_BYTES)
-        version = decode(content, _Versioned).schema_version
-        if version == NOISE_SCHEMA_VERSION:
-            return decode(content, NoiseFile).entries
-        problem = f"has schema version {version}, this lmbench reads {NOISE_SCHEMA_VERSION}"
+        return decode(read_file(path, _MAX_NOISE_BYTES), NoiseFile).entries
     except (Unreadable, DamagedRecord) as error:
         if isinstance(error, Unreadable) and error.is_missing:
             return []
-        problem = f"cannot be read ({error})"
-    raise UsageError(f"{str(path)!r} {problem}; remove it and run `lmbench noise` again")
+        raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-@dataclass(frozen=True)
 class Floors:
     """The floors in noise.json of the closest folder above all runs of a comparison. `problems`: it cannot be read."""
 
-    entries: Mapping[NoiseKey, NoiseEntry]
-    problems: Sequence[str] = ()
-
-    @classmethod
-    def beside(cls, runs: Sequence[Run]) -> Floors:
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._entries: dict[NoiseKey, NoiseEntry] = {}
+        self.problems: list[str] = []
         try:
-            return cls({entry.key: entry for entry in _read(home_of(runs) / NOISE_FILE)})
+            self._entries = {entry.key: entry for entry in _read(home_of(runs) / NOISE_FILE)}
         except UsageError as error:
-            return cls({}, [str(error)])
+            self.problems.append(str(error))
 
     def floor(self, runs: Iterable[Run], metric: str) -> float | None:
         """The largest floor of this figure that is known for any of these runs' configurations, None if none is."""
-        entries = [self.entries.get(noise_key(run.record)) for run in runs if self.entries]
+        entries = [self._entries.get(noise_key(run.record)) for run in runs if self._entries]
         noises = [entry.metrics[metric] for entry in entries if entry is not None and metric in entry.metrics]
         return max((noise.floor_fraction for noise in noises), default=None)
 
 
 _REPEATS = (3, 5, 8)
 _PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}", "_percent")
+_COLUMNS = (
+    Column("cell"),
+    Column("repeats", COUNT),
+    Column("spread", _PERCENT, "std_fraction"),
+    Column("drift", _PERCENT, "drift_fraction"),
+    Column("floor", _PERCENT, "floor_fraction"),
+    Column("alarms", _PERCENT, "false_alarm_fraction"),
+    Column("in a row", name="consecutive_alarms", is_extra=True),
+    *(Column(f"detects with {n}", _PERCENT, f"detectable_{n}_fraction") for n in _REPEATS),
+)
 _MEANINGS = (
     Line("spread", "standard deviation between processes"),
     Line("drift", "later half of the repeats against the earlier one"),
@@ -269,23 +249,20 @@ _MEANINGS = (
 
 def noise_answer(survey: Survey) -> Answer:
     """One table of all floors, and why some configurations have none."""
-    titles = {"spread": "std", "drift": "drift", "floor": "floor", "alarms": "false_alarm"}
-    columns = [Column("cell"), Column("repeats", COUNT)]
-    columns += [Column(title, _PERCENT, f"{name}_fraction") for title, name in titles.items()]
-    columns += [Column("in a row", name="consecutive_alarms", is_extra=True)]
-    columns += [Column(f"detects with {n}", _PERCENT, f"detectable_{n}_fraction") for n in _REPEATS]
     rows: list[list[Value]] = []
+    problems = []
     for cell in survey.cells:
-        if cell.entry is not None:
-            noise = cell.entry.metrics[STEP.name]
-            fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, noise.false_alarm_fraction)
-            in_a_row = f"{noise.consecutive_alarm_count} of {noise.consecutive_count}"
-            detectable = (detectable_fraction(noise.std_fraction, n) for n in _REPEATS)
-            rows.append([cell.name or "(one)", cell.run_count, *fractions, in_a_row, *detectable])
-    lines = [*_MEANINGS] if rows else []
-    problems = [(cell.name or "the configuration", cell.problem) for cell in survey.cells if cell.problem is not None]
-    lines += [Line("no floor", f"{name}: {problem}") for name, problem in problems]
-    lines += [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
-    tables = [Table("noise", "Step time against itself", columns, rows)] if rows else []
-    figures = {"schema_version": NOISE_SCHEMA_VERSION, "entries": survey.entries}
-    return Answer(tables=tables, notes=lines, figures=figures)
+        if cell.entry is None:
+            problems.append(Line("no floor", f"{cell.name or 'the configuration'}: {cell.problem}"))
+            continue
+        noise = cell.entry.metrics[STEP.name]
+        fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, noise.false_alarm_fraction)
+        in_a_row = f"{noise.consecutive_alarm_count} of {noise.consecutive_count}"
+        detectable = (detectable_fraction(noise.std_fraction, n) for n in _REPEATS)
+        rows.append([cell.name or "(one)", cell.run_count, *fractions, in_a_row, *detectable])
+    left_out = [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
+    return Answer(
+        tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
+        notes=[*_MEANINGS, *problems, *left_out],
+        figures={"schema_version": 1, "entries": survey.entries},
+    )

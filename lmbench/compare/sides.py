@@ -1,25 +1,78 @@
-"""The two sides of a comparison: from what was given to runs, to samples, and to the cells where they meet."""
+"""The two sides of a comparison: from what was given to runs, to samples, and to the cells where they meet; and what of
+each run is compared, step time first, then phases and memory."""
 
 from __future__ import annotations
 
+import glob
+import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmbench.compare.metrics import STEP
 from lmbench.errors import UsageError
 from lmbench.records.load import Run, find_runs, load_run
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
+from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.store import RUNS_FOLDER
-from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
+from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE
 
-_ABSENT = "(none)"
+#: What a change up or down is called: of times, and of anything else.
+TIME_WORDS = ("slower", "faster")
+SIZE_WORDS = ("larger", "smaller")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of one run: its name in a comparison, its title in tables, and the record's field that it is."""
+
+    name: str
+    title: str
+    field: str
+
+    @property
+    def unit(self) -> str:
+        return fields("run")[self.field].unit
+
+    def of(self, record: RunRecord) -> float | None:
+        """The run's value, None where it has none or none above 0 (whose logarithm a ratio takes)."""
+        value = step_sample_s(record) if self is STEP else value_at(record, self.field)
+        return value if value is not None and 0 < value < math.inf else None
+
+
+STEP = Metric("step_s", "step", "window.wall_s")
+METRICS = (
+    STEP,
+    *(Metric(f"{phase}_s", phase, f"phases.{phase}.mean_s") for phase in PHASES),
+    Metric("steady_peak_allocated_bytes", "steady peak", "memory.steady_peak_allocated_bytes"),
+    Metric("run_peak_allocated_bytes", "run peak", "memory.run_peak_allocated_bytes"),
+    Metric("run_peak_reserved_bytes", "peak reserved", "memory.run_peak_reserved_bytes"),
+    Metric("host_peak_rss_bytes", "host peak", "memory.host_peak_rss_bytes"),
+)
+
+SAMPLE = (
+    "one process is one sample: its window's wall time divided by its steps (where some steps were skipped or short, "
+    "the mean of the others); A and B are geometric means of these; every round of a sweep's repeats has a server of "
+    "its own"
+)
+
+
+def step_sample_s(record: RunRecord) -> float | None:
+    """Seconds a step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
+
+    Skipped and short steps take another time and are in no statistic; where the window has some it is the mean of the
+    others. None for a window without steps.
+    """
+    window, step = record.window, record.phases.step
+    if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
+        return None
+    if window.skipped_count or window.short_count:
+        return step.mean_s if step else None
+    return window.wall_s / window.steps
 
 
 @dataclass(frozen=True)
@@ -30,10 +83,6 @@ class LeftOut:
     outcome: str
     reason: str
 
-    @classmethod
-    def of(cls, run: Run, reason: str) -> LeftOut:
-        return cls(str(run.path), run.outcome, reason)
-
 
 @dataclass(frozen=True)
 class Side:
@@ -41,17 +90,16 @@ class Side:
     others."""
 
     given: str
-    runs: tuple[Run, ...]
-    left_out: tuple[LeftOut, ...]
+    runs: Sequence[Run]
+    left_out: Sequence[LeftOut]
 
 
 @dataclass
 class Cell:
-    """Runs of both sides at one point: `name` tells it by what differs between cells, empty where there is one."""
+    """Runs of A and of B at one point: `name` tells it by what differs between cells, empty where there is one."""
 
     name: str
-    a: list[Run] = field(default_factory=list)
-    b: list[Run] = field(default_factory=list)
+    runs: tuple[list[Run], list[Run]] = field(default_factory=lambda: ([], []))
 
 
 def read_side(given: str) -> Side:
@@ -77,38 +125,40 @@ def read_side(given: str) -> Side:
             continue
         look = pass_of(run.record)
         if run.outcome == DAMAGED:
-            left_out.append(LeftOut.of(run, f"damaged: {run.damage}"))
+            left_out.append(LeftOut(str(run.path), DAMAGED, f"damaged: {run.damage}"))
         elif not look.has_timing:
-            left_out.append(LeftOut.of(run, f"{look.label}: its step times are in no comparison"))
+            reason = f"{look.label}: its step times are in no comparison"
+            left_out.append(LeftOut(str(run.path), run.outcome, reason))
         else:
             readable.append(run)
     if not readable and refused is not None:
         raise refused
-    runs = tuple(run for run in readable if all(_on_axis(run, name) == value for name, _, value in pairs))
+    runs = [run for run in readable if all(_on_axis(run, name) == value for name, _, value in pairs)]
     if readable and not runs:
-        known = [f"{name} has {', '.join(sorted({_on_axis(run, name) for run in readable}))}" for name, _, _ in pairs]
-        raise UsageError(f"no run of {path!r} is {selector}: {'; '.join(known)}")
-    return Side(given, runs, tuple(left_out))
+        known = [(name, sorted({_on_axis(run, name) for run in readable})) for name, _, _ in pairs]
+        axes = "; ".join(f"{name} has {', '.join(values)}" for name, values in known)
+        raise UsageError(f"no run of {path!r} is {selector}: {axes}")
+    return Side(given, runs, left_out)
 
 
 def _folders(path: Path) -> list[Path]:
-    if not path.exists():
-        repeat = re.compile(re.escape(path.name) + r"-r\d+")
-        for parent in (path.parent, path.parent / RUNS_FOLDER):
-            if repeats := [folder for folder in parent.glob("*-r*") if repeat.fullmatch(folder.name)]:
-                return find_runs(repeats)
-    return find_runs([path])
-
-
-def _on_axis(run: Run, name: str) -> str:
-    """A run's value on an axis: of its sweep, else of its configuration or its record."""
-    values = [(_axes(run.record) or {}).get(name)]
-    values += [value_at(run.record, path) for path in (f"sweep.{name}", f"config.{name}", name)]
-    return as_text(next((value for value in values if value is not None), None))
+    parents = () if path.exists() else (path.parent, path.parent / RUNS_FOLDER)
+    repeats = [folder for parent in parents for folder in parent.glob(f"{glob.escape(path.name)}-r[0-9]*")]
+    return find_runs(repeats or [path])
 
 
 def _axes(record: RunRecord) -> dict[str, Any] | None:
-    return record.sweep.axes if record.sweep else None
+    """The run's place in its sweep, its environment with it; None for a run of no sweep."""
+    sweep = record.sweep
+    if sweep is None or sweep.axes is None:
+        return None
+    return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
+
+
+def _on_axis(run: Run, name: str) -> str:
+    """A run's value on an axis: of its sweep, else of its settings or its record."""
+    known = {**settings(run.record), **(_axes(run.record) or {})}
+    return as_text(known.get(name, value_at(run.record, name)))
 
 
 def home_of(runs: Sequence[Run]) -> Path:
@@ -119,14 +169,11 @@ def home_of(runs: Sequence[Run]) -> Path:
 
 def refuse_overlap(a: Side, b: Side) -> None:
     """Raises UsageError where both sides hold the same run, or copies of it."""
-    others = {_process_of(run): run for run in b.runs}
-    same = [(run, others[_process_of(run)]) for run in a.runs if _process_of(run) in others]
-    if len(same) == len(a.runs) == len(b.runs) > 0:
-        raise UsageError(f"A ({a.given}) and B ({b.given}) are the same results; give two that were measured apart")
-    if same:
+    others = {_process_of(run) for run in b.runs}
+    if same := [str(run.path) for run in a.runs if _process_of(run) in others]:
         raise UsageError(
-            f"{len(same)} runs are on both sides, {str(same[0][0].path)!r} of A and {str(same[0][1].path)!r} of B "
-            "among them; give sides without a run in common"
+            f"A ({a.given}) and B ({b.given}) hold the same results, {len(same)} runs such as {same[0]!r}; give two "
+            "that were measured apart"
         )
 
 
@@ -137,24 +184,26 @@ def _process_of(run: Run) -> tuple[object, ...]:
     return process if None not in process else (record.run_id, record.started_at, *process)
 
 
-def split_usable(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """The runs that are samples, each of a process of its own, and why the others are not."""
+def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[Run], list[LeftOut]]:
+    """The runs that are samples, each of a process of its own, and why the others are not; without `takes_failed` a
+    run whose guard failed is none."""
     usable: dict[tuple[object, ...], Run] = {}
     left_out = []
     for run in sorted(runs, key=_start):
         process, error = _process_of(run), run.record.error
-        if run.outcome == RUNNING:
-            reason = "still running"
-        elif run.outcome != "ok":
+        failed = next((guard for guard in run.record.guards if guard.status == "fail"), None)
+        if run.outcome != "ok":
             reason = f"outcome {run.outcome}" + (f" in {error.phase}" if error and error.phase else "")
         elif STEP.of(run.record) is None:
             reason = "empty window: no step was measured"
         elif process in usable:
             reason = f"the same process as {usable[process].run_id}: one process is one sample"
+        elif failed and not takes_failed:
+            reason = f"guard {failed.name} failed: {failed.message}"
         else:
             usable[process] = run
             continue
-        left_out.append(LeftOut.of(run, reason))
+        left_out.append(LeftOut(str(run.path), run.outcome, reason))
     return list(usable.values()), left_out
 
 
@@ -168,12 +217,12 @@ def pair_rounds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | N
 
     Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
     """
-    homes = {(run.path.parent, run.record.sweep and run.record.sweep.name) for run in (*a, *b)}
-    names = [{as_text((_axes(run.record) or {}).get(SIDE)) for run in runs} for runs in (a, b)]
-    if len(homes) != 1 or [len(side) for side in names] != [1, 1] or len(names[0] | names[1] | {as_text(None)}) != 3:
+    sides = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in runs} for runs in (a, b)]
+    is_one_sweep = len({run.path.parent for run in (*a, *b)}) == 1
+    if not is_one_sweep or [*map(len, sides)] != [1, 1] or len(sides[0] | sides[1] | {as_text(None)}) != 3:
         return None
-    rounds_a, rounds_b = ({run.record.sweep.repeat or 0: run for run in runs if run.record.sweep} for runs in (a, b))
-    return [(rounds_a[repeat], rounds_b[repeat]) for repeat in sorted({*rounds_a} & {*rounds_b})]
+    rounds_a, rounds_b = ({value_at(run.record, "sweep.repeat") or 0: run for run in runs} for runs in (a, b))
+    return [(rounds_a[number], rounds_b[number]) for number in sorted(rounds_a.keys() & rounds_b.keys())]
 
 
 def join_cells(a: Sequence[Run], b: Sequence[Run]) -> list[Cell]:
@@ -183,30 +232,19 @@ def join_cells(a: Sequence[Run], b: Sequence[Run]) -> list[Cell]:
     What is constant on each side and differs between them is the thing compared, and separates no cells: so two
     single runs, two sweeps over the same grid, or two columns of one grid meet.
     """
-    in_sweeps = all(_axes(run.record) is not None for run in (*a, *b))
-    identities = [[_identity(run.record, in_sweeps) for run in side] for side in (a, b)]
-    varying = []
-    for name in dict.fromkeys(name for side in identities for identity in side for name in identity):
-        values_a, values_b = ({identity.get(name) for identity in side} for side in identities)
-        is_compared = len(values_a) == len(values_b) == 1
-        if len(values_a | values_b) > 1 and not is_compared:
-            varying.append(name)
-    lasts = [name.rpartition(".")[2] for name in varying]
-    titles = [last if lasts.count(last) == 1 else name for name, last in zip(varying, lasts, strict=True)]
-    runs = [(run, identity, "a") for run, identity in zip(a, identities[0], strict=True)]
-    runs += [(run, identity, "b") for run, identity in zip(b, identities[1], strict=True)]
-    cells: dict[tuple[str, ...], Cell] = {}
-    for run, identity, side in sorted(runs, key=lambda entry: _start(entry[0])):
-        key = tuple(identity.get(name, _ABSENT) for name in varying)
-        name = ", ".join(f"{title} {value}" for title, value in zip(titles, key, strict=True))
-        cell = cells.setdefault(key, Cell(name))
-        (cell.a if side == "a" else cell.b).append(run)
+    runs, first_b = [*a, *b], len(a)
+    places = [_axes(run.record) for run in runs]
+    identities = [place or {} for place in places] if None not in places else [settings(run.record) for run in runs]
+    varying: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for identity in identities for name in identity):
+        values = [as_text(identity[name]) if name in identity else "(none)" for identity in identities]
+        counts = [len(set(side)) for side in (values, values[:first_b], values[first_b:])]
+        if counts[0] > 1 and counts[1:] != [1, 1]:
+            varying[name] = values
+    lasts = Counter(name.rpartition(".")[2] for name in varying)
+    titles = {name: last if lasts[last := name.rpartition(".")[2]] == 1 else name for name in varying}
+    cells: dict[str, Cell] = {}
+    for index, run in sorted(enumerate(runs), key=lambda member: _start(member[1])):
+        name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
+        cells.setdefault(name, Cell(name)).runs[index >= first_b].append(run)
     return list(cells.values())
-
-
-def _identity(record: RunRecord, in_sweeps: bool) -> Mapping[str, str]:
-    chosen: Mapping[str, Any] = settings(record)
-    if in_sweeps and record.sweep is not None:
-        environment = record.sweep.environment
-        chosen = {**(record.sweep.axes or {}), **({} if environment is None else {"environment": environment})}
-    return {name: as_text(value) for name, value in chosen.items()}

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmbench.compare.metrics import TIME_WORDS
 from lmbench.compare.rounds import FIRST_LOOK
+from lmbench.compare.sides import TIME_WORDS
 from lmbench.errors import ExitCode
 from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, POWER, Ratio
 from lmbench.report.units import change_percent, change_range, percent_short
@@ -71,51 +71,38 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
-    few = f"A has {_count(ratio.n_a, 'repeat')}, B has {ratio.n_b}; a verdict takes {MIN_REPEATS} a side"
-    if by_rounds:
-        few = f"{_count(ratio.n_a, 'round')}; a verdict takes {FIRST_LOOK}"
-    if adjusted_p is None or min(ratio.n_a, ratio.n_b) < (FIRST_LOOK if by_rounds else MIN_REPEATS):
-        return Decision(UNDECIDED, f"{few} ({change} so far)")
+    repeats, least = min(ratio.n_a, ratio.n_b), FIRST_LOOK if by_rounds else MIN_REPEATS
+    if adjusted_p is None or repeats < least:
+        few = f"rounds: {ratio.n_a}" if by_rounds else f"repeats: A has {ratio.n_a}, B has {ratio.n_b}"
+        return Decision(UNDECIDED, f"{few}; a verdict takes {least} ({change} so far)")
     if ratio.lies_within(tolerance):
         wide = f"; but {shown_floor} is wider than that" if floor is not None and floor > tolerance else ""
-        inner = _range(ratio.equal_low, ratio.equal_high)
-        return Decision(SAME, f"the 90 % interval {inner} lies within {gate}{wide}")
-    limits = f"the interval {interval(ratio)}"
+        return Decision(
+            SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}{wide}"
+        )
+    limits = interval(ratio.low, ratio.high)
     if adjusted_p < 1.0 - CONFIDENCE:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
-            return Decision(UNDECIDED, f"{limits} excludes 0, but {change} is not above {shown_floor}")
+            return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
         above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
         above = f"after {ratio.n_a} rounds" if by_rounds else above
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
         word = words[0] if ratio.point > 1 else words[1]
-        return Decision(word, f"{change}, interval {interval(ratio)} excludes 0, {above}{corrected}")
+        return Decision(word, f"{change}, interval {limits} excludes 0, {above}{corrected}")
     if ratio.excludes_one:
         holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
-        return Decision(UNDECIDED, f"{limits} excludes 0 by itself, but not after {holm_words}")
+        return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
     if ratio.low is None:
         return Decision(UNDECIDED, f"{ratio.n_a} rounds bound nothing yet ({change} so far)")
     hint, noun = "", "rounds" if by_rounds else "repeats a side"
     needed = ratio.needed(tolerance) if has_hint else 0
     if needed is None:
         hint = f"; at this spread no number of {noun} is likely to give a verdict: widen the gate, or quiet the machine"
-    elif needed > min(ratio.n_a, ratio.n_b):
+    elif needed > repeats:
         hint = f"; at this spread {needed} {noun} in all give a verdict with {percent_short(POWER)} probability"
-    return Decision(UNDECIDED, f"{limits} includes 0 and reaches beyond {gate}{hint}")
+    return Decision(UNDECIDED, f"the interval {limits} includes 0 and reaches beyond {gate}{hint}")
 
 
-def overall(words: Sequence[str]) -> str:
-    """The verdict of several cells together; `undecided` where there are none."""
-    return next((word for word in EXIT_CODES if word in words), UNDECIDED)
-
-
-def interval(ratio: Ratio) -> str:
-    """The 95 % interval of the change: `-0.31 .. +0.42 %`, or `none yet`."""
-    return _range(ratio.low, ratio.high)
-
-
-def _range(low: float | None, high: float | None) -> str:
+def interval(low: float | None, high: float | None) -> str:
+    """An interval of ratios as changes: `-0.31 .. +0.42 %`, or `none yet`."""
     return "none yet" if low is None or high is None else change_range(low - 1, high - 1)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +31,6 @@ S = TypeVar("S", bound=Struct)
 MAX_DEPTH = 50
 #: Larger whole numbers, to either side, become no float.
 _MAX_WHOLE = 2**63
-_NONFINITE = ("nan", "inf", "-inf")
 _MAX_UNPACKED_BYTES = 32 * 2**20
 
 
@@ -47,8 +46,9 @@ class OtherSchema(ValueError):
         self.version = version
 
 
-class _Versioned(Struct):
+class _Head(Struct):
     schema_version: int | None = None
+    nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = {}
 
 
 def decode_run(data: bytes) -> RunRecord:
@@ -61,21 +61,25 @@ def decode_run(data: bytes) -> RunRecord:
         DamagedRecord: it is no JSON, or a field has the wrong type.
     """
     plain = _plain(data)
-    version = _convert(plain, _Versioned).schema_version
+    version = _checked(msgspec.convert, plain, _Head).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    return _convert(_with_nonfinite(plain), RunRecord)
+    record: RunRecord = _checked(msgspec.convert, _with_nonfinite(plain), RunRecord)
+    return record
 
 
 def decode_step(data: bytes) -> StepRecord:
     """A step's record from a line of steps.jsonl. Raises DamagedRecord."""
-    record: StepRecord = _decode(data, StepRecord)
-    return _convert(_with_nonfinite(_plain(data)), StepRecord) if record.nonfinite else record
+    record: StepRecord = _checked(msgspec.json.decode, data, StepRecord)
+    if record.nonfinite:
+        record = _checked(msgspec.convert, _with_nonfinite(_plain(data)), StepRecord)
+    return record
 
 
 def decode(data: bytes, kind: type[S]) -> S:
     """A record of any class from its JSON. Raises DamagedRecord."""
-    return _convert(_plain(data), kind)
+    record: S = _checked(msgspec.convert, _plain(data), kind)
+    return record
 
 
 def write_packed(record: Struct, path: Path) -> None:
@@ -91,33 +95,22 @@ def read_packed(path: Path, kind: type[S]) -> S:
         raise DamagedRecord(f"{path.name} is not read: {error}") from error
 
 
-def _decode(data: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise DamagedRecord(_one_line(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedRecord(f"it is no JSON: {_one_line(error)}") from None
-    except RecursionError:
-        raise DamagedRecord("it is nested too deeply") from None
-
-
 def _plain(data: bytes) -> Any:
-    plain = _decode(data, Any)
+    plain = _checked(msgspec.json.decode, data, Any)
     _check_size(plain, MAX_DEPTH)
     return plain
 
 
-def _convert(plain: Any, kind: type[S]) -> S:
+def _checked(read: Callable[..., Any], data: Any, kind: Any) -> Any:
+    """What msgspec reads, its complaints as DamagedRecord in one line: `Expected int, got str - at window.steps`."""
     try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        raise DamagedRecord(_one_line(error)) from None
-
-
-def _one_line(error: Exception) -> str:
-    """A complaint without the path's `$.` and the backquotes: `Expected int | null, got str - at window.steps`."""
-    return " ".join(str(error).replace("`$.", "").replace("`", "").split())
+        return read(data, type=kind)
+    except RecursionError:
+        raise DamagedRecord("it is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        complaint = " ".join(str(error).replace("`$.", "").replace("`", "").split())
+        is_json = isinstance(error, msgspec.ValidationError)
+        raise DamagedRecord(complaint if is_json else f"it is no JSON: {complaint}") from None
 
 
 def _check_size(value: Any, depth: int) -> None:
@@ -163,13 +156,9 @@ def as_dict(record: Struct) -> dict[str, Any]:
 
 
 def _builtin(value: Any) -> Any:
-    """What JSON has not: a 0-dimensional array's number, a path's text, a set's sorted list, else the object's text."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        item = value.item()
-        return item if not isinstance(item, float) or math.isfinite(item) else str(item)
-    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
+    """What JSON has not: a 0-dimensional array's number, else the object's text."""
+    is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if is_number else str(value)
 
 
 def _storable(plain: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +182,8 @@ def _storable(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _with_nonfinite(plain: Any) -> Any:
     """Put a record's non-finite numbers back where they are null. Raises DamagedRecord for a path to anything else."""
-    nonfinite = plain.pop("nonfinite", None) or {}
-    if not isinstance(nonfinite, dict):
-        raise DamagedRecord("nonfinite is no mapping")
+    nonfinite = _checked(msgspec.convert, plain, _Head).nonfinite
+    plain.pop("nonfinite", None)
     for path, name in nonfinite.items():
         holder: Any = None
         value: Any = plain
@@ -203,7 +191,7 @@ def _with_nonfinite(plain: Any) -> Any:
             for key in path.split("."):
                 holder, place = value, int(key) if isinstance(value, list) else key
                 value = holder[place]
-            if value is not None or name not in _NONFINITE:
+            if value is not None:
                 raise ValueError
             holder[place] = float(name)
         except (LookupError, TypeError, ValueError):

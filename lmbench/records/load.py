@@ -73,29 +73,26 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """
     if not (paths := list(paths)):
         raise UsageError("no result was named; name result folders, such as results")
-    found: set[Path] = set()
+    folders: set[Path] = set()
     for path in paths:
         root = _folder_of(Path(path))
         if not os.path.isdir(root):  # noqa: PTH112 (which knows of no name that is too long)
             raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs")
-        below = [folder.resolve() for folder in _walk(root)]
+        below = set()
+        # Links to folders are not followed, so that one to a folder above does not go round.
+        for folder, subfolders, files in os.walk(root):
+            if {RUN_FILE, STEPS_FILE} & {*files, *subfolders}:
+                subfolders.clear()
+                below.add(Path(folder).resolve())
         if not below:
             raise UsageError(f"{str(path)!r} holds no lmbench result; give a run's folder or a folder of runs")
-        found.update(below)
-    return sorted(found)
+        folders |= below
+    return sorted(folders)
 
 
 def _folder_of(path: Path) -> Path:
     """The run's folder, where the run.json in it was given."""
     return path.parent if path.name == RUN_FILE and not path.is_dir() else path
-
-
-def _walk(root: Path) -> Iterable[Path]:
-    # Links to folders are not followed, so that one to a folder above does not go round.
-    for folder, subfolders, files in os.walk(root):
-        if {RUN_FILE, STEPS_FILE} & {*files, *subfolders}:
-            subfolders.clear()
-            yield Path(folder)
 
 
 def _read_run(folder: Path) -> tuple[RunRecord, str | None]:

@@ -31,26 +31,20 @@ class SchemaField:
     """A field: its dotted name, what it says about itself, and the heading of its group in the table of fields.
 
     `pattern` is its name with placeholders (`phases.<phase>.mean_s`), the same for all that share a row of the table;
-    `span` is what `<phase>` stands for here.
+    `title` and `meaning` have `span`, the phase of this field, in their place.
     """
 
     name: str
     about: About
     group: str
     pattern: str
-    span: str = ""
+    span: str
+    title: str
+    meaning: str
 
     @property
     def unit(self) -> str:
         return self.about.unit
-
-    @property
-    def title(self) -> str:
-        return _PLACEHOLDER.sub(self.span, self.about.title)
-
-    @property
-    def meaning(self) -> str:
-        return _PLACEHOLDER.sub(self.span, self.about.meaning)
 
 
 @cache
@@ -67,7 +61,7 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
     for name, hint in typing.get_type_hints(record, include_extras=True).items():
         kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-        part = next((kind for kind in kinds if _is_record(typing.get_origin(kind) or kind)), None)
+        part = next((kind for kind in kinds if hasattr(typing.get_origin(kind) or kind, "__struct_fields__")), None)
         inner = typing.get_args(part)
         about = next((note for note in notes if isinstance(note, About)), None)
         shared, place = name, span
@@ -80,17 +74,15 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
                 parts += [(f"{name}.{phase}", inner[0], f"{name}.<phase>", phase) for phase in SPANS]
             elif part is not None:
                 parts.append((name, part, notes[0] if notes else name, span))
-        elif inner:
-            for phase in SPANS:
-                yield SchemaField(f"{prefix}{name}.{phase}", about, group, f"{pattern}{name}.<phase>", phase)
         else:
-            yield SchemaField(f"{prefix}{name}", about, group, pattern + shared, place)
+            entries: list[tuple[str, str, str]] = [(name, shared, place)]
+            if inner:
+                entries = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
+            for leaf, row, phase in entries:
+                titled = (_PLACEHOLDER.sub(phase, text) for text in (about.title, about.meaning))
+                yield SchemaField(prefix + leaf, about, group, pattern + row, phase, *titled)
     for name, part, shared, place in parts:
         yield from _walk(part, f"{prefix}{name}.", f"{pattern}{shared}.", place)
-
-
-def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def value_at(record: Struct, name: str) -> Any:

@@ -78,15 +78,17 @@ def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
 def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What was chosen; then facts of the model that no setting of it explains, such as those of another class."""
     chosen = chosen_differences(a, b)
-    if any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen):
-        return chosen
-    return list(dict.fromkeys([*chosen, *_differing(*(values_at(run, *CONSEQUENCES) for run in (a, b)))]))
+    is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
+    facts = [] if is_explained else _differing(*(values_at(run, *CONSEQUENCES) for run in (a, b)))
+    return list(dict.fromkeys([*chosen, *facts]))
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    texts = [{name: as_text(value) for name, value in values.items() if value is not None} for values in (a, b)]
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    return [Difference(name, *(values.get(name) for values in texts)) for name in names]
+    return [
+        Difference(name, *(None if values.get(name) is None else as_text(values[name]) for values in (a, b)))
+        for name in {**a, **b}
+        if a.get(name) != b.get(name)
+    ]
 
 
 def values_at(record: RunRecord, *names: str) -> dict[str, Any]:

@@ -206,18 +206,19 @@ def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     logs_a, logs_b = logs_of(a), logs_of(b)
     difference = float(logs_b.mean() - logs_a.mean())
     std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
-    point, sizes, stds = ratio_from(difference), (len(a), len(b)), (std_a, std_b)
-    if std_a is None or std_b is None:
-        return Ratio(point, None, None, None, *sizes, *stds, None, None)
-    part_a, part_b = std_a**2 / len(a), std_b**2 / len(b)
-    error = math.sqrt(part_a + part_b)
-    if error == 0:
-        return Ratio(point, point, point, float(abs(difference) < EQUAL), *sizes, *stds, point, point)
-    freedom = error**4 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
-    p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))
-    wide, narrow = (_student(freedom, confidence) * error for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE))
-    low, high, equal_low, equal_high = (ratio_from(difference + half) for half in (-wide, wide, -narrow, narrow))
-    return Ratio(point, low, high, p, *sizes, *stds, equal_low, equal_high)
+    ends: list[float | None] = [None] * 4
+    p = None
+    if std_a is not None and std_b is not None:
+        part_a, part_b = std_a**2 / len(a), std_b**2 / len(b)
+        error = math.sqrt(part_a + part_b)
+        halves, p = (0.0, 0.0), float(abs(difference) < EQUAL)
+        if error:
+            freedom = error**4 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
+            p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))
+            halves = (_student(freedom, CONFIDENCE) * error, _student(freedom, EQUIVALENCE_CONFIDENCE) * error)
+        ends = [ratio_from(difference + sign * half) for half in halves for sign in (-1, 1)]
+    low, high, equal_low, equal_high = ends
+    return Ratio(ratio_from(difference), low, high, p, len(a), len(b), std_a, std_b, equal_low, equal_high)
 
 
 def detectable_fraction(std: float, repeats: int) -> float:

@@ -103,7 +103,11 @@ class RunFolder:
         Raises OSError (a full disk, say); the old run.json is then as it was.
         """
         write_whole(self.path / RUN_FILE, encode_run(run).decode())
-        _sync_folder(self.path)
+        # Without this a power cut can undo the move. Some file systems refuse to sync a folder.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            fd = os.open(self.path, os.O_RDONLY)
+            stack.callback(os.close, fd)
+            os.fsync(fd)
 
     def append_steps(self, records: Iterable[StepRecord]) -> None:
         """Append step records, one JSON object a line, in one write.
@@ -143,16 +147,6 @@ class RunFolder:
         if self._steps_fd is None:
             return
         fd, self._steps_fd = self._steps_fd, None
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def _sync_folder(path: Path) -> None:
-    # Without this a power cut can undo the move. Some file systems refuse to sync a folder.
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:

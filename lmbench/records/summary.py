@@ -62,16 +62,16 @@ def _throughput(run: RunRecord) -> Throughput:
     rate, energy_j = tokens / wall_s, run.device_state.energy_j
     share = rate / flops.peak_flops_per_s if flops.peak_flops_per_s else None
 
-    def product(factor: float | None, *counts: int | None) -> float | None:
-        known = [count for count in counts if count is not None]
-        return factor * sum(known) if factor is not None and len(known) == len(counts) else None
+    def product(factor: float | None, count: int | None) -> float | None:
+        return None if factor is None or count is None else factor * count
 
+    per_token, again = flops.per_token_flops, flops.recomputed_per_token_flops
     return Throughput(
         tokens_per_s=rate,
-        model_flops_per_s=product(rate, flops.per_token_flops),
-        mfu_fraction=product(share, flops.per_token_flops),
+        model_flops_per_s=product(rate, per_token),
+        mfu_fraction=product(share, per_token),
         mfu_causal_fraction=product(share, flops.causal_per_token_flops),
-        hfu_fraction=product(share, flops.per_token_flops, flops.recomputed_per_token_flops),
+        hfu_fraction=product(share, None if per_token is None or again is None else per_token + again),
         mfu_reason=reason,
         joules_per_token=None if energy_j is None else energy_j / tokens,
     )
@@ -91,7 +91,7 @@ def host_bound_fraction(run: RunRecord) -> float | None:
     verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     if not verdicts:
         return None
-    bound = [span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span in PHASES]
+    bound = {span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span in PHASES}
     return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 

@@ -8,18 +8,14 @@ import subprocess
 import sys
 
 import pytest
-from comparison_runs import make_runs, make_sweep
+from comparison_runs import TIMES, make_runs, make_sweep
 from fit_process import start_fit
 
 from lmbench.cli import main
 from lmbench.commands.compare import parse_gate
-from lmbench.compare import comparison
-from lmbench.compare.metrics import METRICS, Metric
 from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
 from lmbench.errors import UsageError
 from lmbench.records.load import load_run
-
-TIMES = (0.0500, 0.0501, 0.0499)
 
 
 def sides(tmp_path, factor=1.0, **changes):
@@ -44,11 +40,10 @@ def said(capsys):
     [
         ({}, "1%", 0, "SAME: "),
         ({"factor": 0.9}, "1%", 0, "FASTER: "),
-        ({"factor": 1.1}, "1%", 10, "SLOWER: "),
         ({"factor": 1.015}, "1%", 10, "SLOWER: "),
         ({"factor": 1.015}, "2%", 0, "SAME: "),
         ({}, "0.1%", 11, "UNDECIDED: "),
-        ({"precision": "32-true"}, "1%", 12, "INVALID: the precision differs: A bf16-mixed, B 32-true"),
+        ({"precision": "32-true"}, "1%", 12, "INVALID: precision differs: A bf16-mixed, B 32-true"),
     ],
 )
 def test_the_exit_code_is_the_verdicts(tmp_path, said, changes, gate, code, verdict):
@@ -56,8 +51,9 @@ def test_the_exit_code_is_the_verdicts(tmp_path, said, changes, gate, code, verd
     assert (ended, out.startswith(f"verdict {verdict}")) == (code, True)
 
 
-def test_json_has_everything_in_si_units(tmp_path, capsys):
-    assert main(["compare", *sides(tmp_path, 1.1), "--json"]) == 10
+def test_json_has_everything_in_si_units_and_markdown_can_be_pasted(tmp_path, said, capsys):
+    words = sides(tmp_path, 1.1)
+    assert main(["compare", *words, "--json"]) == 10
     record = json.loads(capsys.readouterr().out)
     assert (record["verdict"], record["exit_code"], record["tolerance_fraction"]) == ("slower", 10, 0.01)
     (cell,) = record["cells"]
@@ -66,42 +62,27 @@ def test_json_has_everything_in_si_units(tmp_path, capsys):
     assert (step["a"], step["ratio"]["point"]) == pytest.approx((0.05, 1.1), rel=1e-3)
     assert step["ratio"]["low"] < 1.1 < step["ratio"]["high"]
     assert (len(cell["used_a"]), step["ratio"]["n_a"]) == (3, 3)
-
-
-def test_markdown_can_be_pasted_and_is_identical_for_identical_input(tmp_path, said):
-    words = [*sides(tmp_path, 1.1), "--format", "markdown"]
-    code, text = said(*words)
-    assert (code, said(*words)) == (10, (code, text))
+    code, text = said(*words, "--format", "markdown")
+    assert (code, said(*words, "--format", "markdown")) == (10, (code, text))
     assert "- **verdict**: SLOWER: +10.00 %" in text
     assert "| step | 50.00 ms | 55.00 ms | 1.1000 |" in text
+    assert "| run peak | 5.00 GiB |" in text
 
 
-def test_a_figure_is_shown_in_the_unit_that_the_schema_gives_it(tmp_path, said, monkeypatch):
-    added = {"power": ("mean_power_w", 612.5), "clock drop": ("sm_clock_drop_fraction", 0.02)}
-    metrics = [Metric(name, title, f"device_state.{name}") for title, (name, _) in added.items()]
-    monkeypatch.setattr(comparison, "METRICS", (*METRICS, *metrics, Metric("tokens", "tokens", "window.tokens")))
-    values = {f"device_state__{name}": value for name, value in added.values()}
-    for side in "ab":
-        make_runs(tmp_path / side, TIMES, **values)
-    _, out = said(tmp_path / "a", tmp_path / "b", "--format", "markdown")
-    for row in ("step | 50.00 ms", "run peak | 5.00 GiB", "power | 612.5 W", "clock drop | 2.0 %", "tokens | 204,800"):
-        assert f"| {row} |" in out
-
-
-def test_many_cells_are_one_table_and_the_reasons(tmp_path, said):
+def test_many_cells_are_one_table_and_what_changed_another(tmp_path, said):
     make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
     slow = [value * 1.05 for value in TIMES]
     make_sweep(tmp_path / "b", {"small": TIMES, "medium": slow}, environment__code__project__commit="bbbb")
     words = [tmp_path / "a", tmp_path / "b"]
     code, out = said(*words)
     assert code == 10
-    assert out.startswith("verdict SLOWER: of 2 cells 1 slower, 1 same slower size medium: +5.00 % (+4.")
+    assert out.startswith("verdict SLOWER: of 2 cells 1 slower, 1 same")
     assert "tables cells, changes; --table" in out
     assert said(*words, "--table", "changes")[1].startswith("Phases and memory: ")
     everything = said(*words, "--all")[1]
+    assert "verdicts after Holm's correction over 2 cells" in everything
     assert "size medium 3 / 3 50.00 ms 52.50 ms 1.0500" in everything
     assert "size medium forward 15.00 ms 15.75 ms" in everything
-    assert "after Holm over 2 (size medium)" in everything
 
 
 def test_every_figure_fits_into_80_columns_or_is_printed_whole(tmp_path, capsys, monkeypatch):
@@ -130,16 +111,14 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
     ("words", "message"),
     [
         (["A"], "compare takes two results, A and B; 1 given"),
-        (["A", "B", "C"], "compare takes two results, A and B; 3 given"),
         (["A", "B", "--gate", "2"], "--gate is '2'; give a percentage"),
-        (["A", "B", "--gate"], "expected one argument"),
         (["A", "B", "--bogus", "1"], "unknown option --bogus"),
         (["A", "B", "--budget", "1m"], "--budget belongs to --run"),
         (["A", "B", "--top", "1"], "--top belongs to --kernels"),
         (["A", "B", "--kernels", "--gate", "2%"], "--gate is for verdicts"),
         (["A", "B", "--table", "cells"], "choose among figures"),
         (["A", "nowhere"], "'nowhere' does not exist"),
-        (["A", "A"], "are the same results"),
+        (["A", "A"], "hold the same results"),
         (["A", "B", "--about", "nothing"], "these runs record nothing of that name"),
     ],
 )
@@ -158,11 +137,6 @@ def test_gates_are_percentages():
             parse_gate(text)
 
 
-def test_help_exits_with_0(said):
-    code, out = said("-h")
-    assert (code, "exit codes: 0 same or faster, 10 slower" in out, "--budget" in out) == (0, True, True)
-
-
 def test_real_runs_are_compared(tmp_path, capsys):
     words = ("--measure.steps", "6", "--measure.probe_steps", "0", "--model.num_layers", "1")
     for side in "ab":
@@ -170,7 +144,7 @@ def test_real_runs_are_compared(tmp_path, capsys):
     results = [str(tmp_path / side / "results") for side in "ab"]
     assert main(["compare", *results, "--json"]) == 11
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
-    assert cell["reasons"][0].startswith("A has 1 repeat, B has 1; a verdict takes 3 a side")
+    assert cell["reasons"][0].startswith("repeats: A has 1, B has 1; a verdict takes 3")
     assert cell["differences"] == []
     assert {"step_s", "forward_s", "backward_s", "host_peak_rss_bytes"} <= {m["name"] for m in cell["metrics"]}
 

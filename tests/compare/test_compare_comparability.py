@@ -1,29 +1,24 @@
-"""What may differ between two sides, and what makes a comparison invalid."""
+"""What may differ between two sides, what makes a comparison invalid, and what is noted of it."""
 
 from __future__ import annotations
 
 import pytest
-from comparison_runs import H200, make_run, make_runs
+from comparison_runs import H200, SLOWER, TIMES, make_run, make_runs
 
 from lmbench.compare.comparability import HOST_MUST_MATCH, MUST_MATCH
 from lmbench.compare.comparison import compare
-from lmbench.compare.metrics import METRICS
+from lmbench.compare.sides import METRICS
 from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
-A_TIMES = (0.0500, 0.0501, 0.0499)
-B_TIMES = (0.0520, 0.0521, 0.0519)
-
-
-def compared(tmp_path, about=(), common=None, **changes):
-    make_runs(tmp_path / "a", A_TIMES, **(common or {}))
-    make_runs(tmp_path / "b", B_TIMES, **{**(common or {}), **changes})
-    found = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01, about)
-    (cell,) = found.cells
-    return cell
-
-
 HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
+
+
+def compared(folder, about=(), common=None, **changes):
+    make_runs(folder / "a", TIMES, **(common or {}))
+    make_runs(folder / "b", SLOWER, **{**(common or {}), **changes})
+    (cell,) = compare(str(folder / "a"), str(folder / "b"), 0.01, about).cells
+    return cell
 
 
 def test_everything_that_is_looked_up_by_name_is_in_the_schema():
@@ -37,18 +32,12 @@ def test_everything_that_is_looked_up_by_name_is_in_the_schema():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"environment__gpu": {**H200, "name": "NVIDIA A100"}}, "the GPU differs: A NVIDIA H200, B NVIDIA A100"),
-        ({"environment__gpu": {**H200, "sku": "other"}}, "the GPU's SKU differs"),
-        ({"environment__gpu": {**H200, "power_limit_w": 500.0}}, "the power limit differs: A 700.0, B 500.0"),
-        ({"device_type": "cpu"}, "the device type differs: A cuda, B cpu"),
-        ({"precision": "32-true"}, "the precision differs: A bf16-mixed, B 32-true"),
-        ({"matmul_precision": "high"}, "the float32 matmul precision differs: A highest, B high"),
-        ({"environment__flags__float32_matmul_precision": "high"}, "float32 matmuls differs: A highest, B high"),
+        ({"environment__gpu": {**H200, "name": "NVIDIA A100"}}, "GPU differs: A NVIDIA H200, B NVIDIA A100"),
+        ({"environment__gpu": {**H200, "power_limit_w": 500.0}}, "power limit differs: A 700.0, B 500.0"),
+        ({"device_type": "cpu"}, "device type differs: A cuda, B cpu"),
+        ({"precision": "32-true"}, "precision differs: A bf16-mixed, B 32-true"),
         ({"environment__flags__cudnn_benchmark": True}, "cudnn.benchmark differs: A false, B true"),
-        ({"gc_policy": "on in the window"}, "garbage collection differs"),
-        ({"zero_grad": "native"}, "when gradients are zeroed differs"),
-        ({"compile__is_enabled": True}, "torch.compile (is_enabled) differs"),
-        ({"window__micro_batches": 4}, "micro-batches a step differs"),
+        ({"compile__is_enabled": True}, "compiled differs: A false, B true"),
         ({"environment__variables": {"NCCL_ALGO": "Ring"}}, "environment variable NCCL_ALGO differs: A unset, B Ring"),
         (
             {"guards": [{"name": "finite_loss", "status": "fail", "message": "3 losses are nan"}]},
@@ -95,27 +84,24 @@ def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     assert cell.reasons == ["model.attention: sdpa -> naive; the comparison is about code"]
 
 
-def test_another_host_counts_where_the_device_waits_for_it(tmp_path):
-    away = {"environment__host__hostname": "beta"}
-    assert compared(tmp_path / "queued", **away).verdict == "slower"
-    bound = compared(tmp_path / "bound", common=HOST_BOUND, **away)
-    assert bound.verdict == "invalid"
-    assert bound.reasons[0].startswith("the host differs: A alpha, B beta")
-    unknown = compared(tmp_path / "unknown", common={"probe": {}}, **away)
-    assert unknown.verdict == "invalid"
-
-
-def test_threads_count_on_a_cpu_only(tmp_path):
-    threads = {"environment__flags__thread_count": 4}
-    assert compared(tmp_path / "gpu", **threads).verdict == "slower"
-    assert compared(tmp_path / "cpu", common={"device_type": "cpu", "probe": {}}, **threads).verdict == "invalid"
+@pytest.mark.parametrize(
+    ("common", "changes", "verdict"),
+    [
+        ({}, {"environment__host__hostname": "beta"}, "slower"),
+        (HOST_BOUND, {"environment__host__hostname": "beta"}, "invalid"),
+        ({"probe": {}}, {"environment__host__hostname": "beta"}, "invalid"),
+        ({}, {"environment__flags__thread_count": 4}, "slower"),
+        ({"device_type": "cpu", "probe": {}}, {"environment__flags__thread_count": 4}, "invalid"),
+    ],
+    ids=["queued", "host-bound", "not probed", "threads of a GPU's host", "threads of a CPU"],
+)
+def test_the_host_counts_where_it_is_part_of_what_was_measured(tmp_path, common, changes, verdict):
+    assert compared(tmp_path, common=common, **changes).verdict == verdict
 
 
 def test_runs_of_a_side_that_are_not_repeats_are_invalid(tmp_path):
-    make_runs(tmp_path / "a", A_TIMES)
     make_run(tmp_path / "a", environment__code__project__commit="cccc")
-    make_runs(tmp_path / "b", B_TIMES)
-    (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
+    cell = compared(tmp_path)
     assert cell.verdict == "invalid"
     assert cell.reasons == ["runs of A are not repeats of one thing: environment.code.project.commit is aaaa or cccc"]
 
@@ -127,33 +113,30 @@ def test_runs_without_a_configuration_are_compared_by_their_facts(tmp_path):
 
 
 def test_what_a_reader_should_know_is_noted(tmp_path):
-    warned = [{"name": "power_cap", "status": "warn", "message": "..."}]
     changes = {
         "environment__code__project__is_dirty": True,
         "config__data__batch_size": 8,
         "data__batch_size": 8,
         "window__tokens": 409_600,
-        "guards": warned,
+        "phases__data__mean_s": 0.0,
+        "guards": [{"name": "power_cap", "status": "warn", "message": "..."}],
         "environment__gpu": {**H200, "uuid": "GPU-2"},
     }
-    notes = "\n".join(compared(tmp_path, **changes).notes)
-    assert "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's" in notes
-    assert "A and B ran on different cards of the same SKU (every phase had work queued)" in notes
-    assert "all runs of A came before the others" in notes
-    assert "code of B differs from its commit (project)" in notes
-    assert "2 things differ at once (code, data.batch_size)" in notes
-    assert "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)" in notes
+    assert compared(tmp_path, **changes).notes == [
+        "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
+        "A and B ran on different cards of the same SKU",
+        "all runs of A came before the others: what the machine drifted is in the ratio",
+        "code of B differs from its commit (project): the commit does not tell what ran",
+        "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)",
+        "data is not compared: not every run has it",
+        "no A/A noise floor is known; `lmbench noise` measures it",
+    ]
 
 
-BUSY = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
-
-
-def test_a_difference_that_the_machines_load_may_have_made_is_undecided(tmp_path):
-    cell = compared(tmp_path, common=HOST_BOUND, guards=BUSY)
+def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undecided(tmp_path):
+    busy = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
+    cell = compared(tmp_path / "bound", common=HOST_BOUND, guards=busy)
     assert cell.verdict == "undecided"
     (reason,) = cell.reasons
     assert reason.startswith("+4.00 %, and busy machine in 3 of 3 runs of B (load 3.1 a core): measure again")
-
-
-def test_a_busy_host_leaves_a_device_that_has_work_queued_alone(tmp_path):
-    assert compared(tmp_path, guards=BUSY).verdict == "slower"
+    assert compared(tmp_path / "queued", guards=busy).verdict == "slower"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmbench.records.codec import DamagedRecord, OtherSchema, as_dict, decode_run, decode_step, encode_run, encode_step
+from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step, encode_run, encode_step
 from lmbench.records.guard import Guard
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -26,15 +26,11 @@ def _json(**parts):
         ({"phases": {"step": {"mean_s": "fast"}}}, "got str - at phases.step.mean_s"),
         ({"window": None}, "got null - at window"),
         ({"guards": [{"name": "mfu"}]}, "Object missing required field status - at guards[0]"),
-        ({"model": {"num_layers": 2.5}}, "got float - at model.num_layers"),
-        ({"is_profiled": 1}, "got int - at is_profiled"),
         ({"environment": {"host": {"affinity": ["a"]}}}, "got str - at environment.host.affinity[0]"),
-        ({"pid": 10**30}, "it has a number of more than 64 bits"),
         ({"config": {"n": 10**400}}, "it has a number of more than 64 bits"),
         ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
         ({"nonfinite": {"model": "nan"}}, "nonfinite.model is 'nan', or leads to no number"),
-        ({"nonfinite": {"outcome": "nan"}}, "nonfinite.outcome is 'nan', or leads to no number"),
-        ({"nonfinite": {"loss.last": "12"}, "loss": {"last": None}}, "nonfinite.loss.last is '12'"),
+        ({"nonfinite": {"loss.last": "12"}, "loss": {"last": None}}, "Invalid enum value '12' - at nonfinite[...]"),
         ({"nonfinite": {"nowhere.at.all": "nan"}}, "nonfinite.nowhere.at.all"),
         ({"nonfinite": {"mode": "nan"}, "mode": None}, "got float - at mode"),
     ],
@@ -103,9 +99,3 @@ def test_foreign_values_of_a_config_are_stored_readably():
     }  # fmt: skip
     stored = decode_run(encode_run(RunRecord(SCHEMA_VERSION, "ok", config=config))).config
     assert stored == {"path": "a/b", "n": 0.5, "k": 3, "dtype": "int8", "t": [1, 2], "5": [2]}
-
-
-def test_a_record_as_a_dictionary_has_every_field_that_is_not_of_an_unseen_phase():
-    plain = as_dict(RunRecord(SCHEMA_VERSION, "ok"))
-    assert plain["device_state"]["open"]["power_w"] is plain["window"]["wall_s"] is None
-    assert plain["phases"] == {}

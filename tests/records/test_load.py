@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from lmbench.errors import UsageError
-from lmbench.records.load import MAX_STEPS, find_runs, load_run
+from lmbench.records.load import find_runs, load_run
 from lmbench.records.process import boot_id, is_running, process_identity, process_start_s
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -35,19 +35,20 @@ def _append(folder, data):
     return [step.step for step in run.steps], run.damage
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"step": 2, "loss', b'{"step": 2, "note": "\xc3'])
-def test_a_torn_last_line_is_ignored(folder, torn):
-    assert _append(folder, torn) == ([0, 1], None)
-
-
-def test_a_last_line_that_lacks_only_its_newline_counts(folder):
-    assert _append(folder, b'{"step": 2}') == ([0, 1, 2], None)
-
-
-@pytest.mark.parametrize("bad", [b'{"step": 2,\n', b"\0\0\0\n", b"[1]\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
-def test_an_unreadable_line_in_the_middle_is_damage_and_the_rest_is_kept(folder, bad):
-    damage = "steps.jsonl: 1 unreadable line, the first is line 3"
-    assert _append(folder, bad + b'{"step": 3}\n') == ([0, 1, 3], damage)
+@pytest.mark.parametrize(
+    ("data", "steps", "damage"),
+    [
+        (b'{"step": 2, "loss', [0, 1], None),
+        (b'{"step": 2, "note": "\xc3', [0, 1], None),
+        (b'{"step": 2}', [0, 1, 2], None),
+        (b'{"step": 2,\n{"step": 3}\n', [0, 1, 3], "1 unreadable line, the first is line 3"),
+        (b'\0\n\xff\n{"step": 3}\n', [0, 1, 3], "2 unreadable lines, the first is line 3"),
+        (b"[" * 100_000 + b"\n", [0, 1], "1 unreadable line, the first is line 3"),
+    ],
+    ids=["torn", "torn in a letter", "without its newline", "torn in the middle", "no JSON", "endless"],
+)
+def test_a_torn_last_line_is_ignored_and_any_other_unreadable_one_is_damage(folder, data, steps, damage):
+    assert _append(folder, data) == (steps, damage and f"steps.jsonl: {damage}")
 
 
 def test_every_truncation_of_run_json_is_damage_and_never_fatal(folder):
@@ -69,7 +70,6 @@ def test_every_truncation_of_run_json_is_damage_and_never_fatal(folder):
         (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
         (lambda path: path.symlink_to(path), "run.json is not read: 'run.json' is no path"),
         (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),
-        (lambda path: path.write_bytes(b"\xef\xbb\xbf{}"), "run.json is damaged: it is no JSON"),
         (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
     ],
 )
@@ -82,11 +82,6 @@ def test_a_run_json_that_is_no_plain_file_is_a_damaged_run(folder, make, damage)
     assert run.damage.startswith(damage)
 
 
-def test_an_unknown_outcome_is_read_as_damaged(folder):
-    folder.write_run(RunRecord(SCHEMA_VERSION, "splendid"))
-    assert load_run(folder.path).outcome == "damaged"
-
-
 def test_what_is_no_result_of_this_version_is_refused(folder, tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(UsageError, match="is no lmbench result"):
@@ -97,11 +92,6 @@ def test_what_is_no_result_of_this_version_is_refused(folder, tmp_path):
     folder.write_run(RunRecord(99, "ok"))
     with pytest.raises(UsageError, match=rf"schema version 99, this lmbench reads {SCHEMA_VERSION};"):
         load_run(folder.path)
-
-
-def test_the_path_of_run_json_stands_for_its_folder(folder):
-    assert load_run(folder.path / "run.json").path == folder.path
-    assert find_runs([folder.path / "run.json"]) == [folder.path]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +115,6 @@ def test_a_run_is_running_while_its_process_lives_and_killed_once_it_is_gone(fol
 def test_a_process_that_ended_but_was_not_waited_for_is_gone():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start_s = process_start_s(child.pid)
-    assert start_s > process_start_s(os.getpid())
     assert is_running(child.pid, boot_id(), start_s)
     child.stdin.close()
     deadline = time.monotonic() + 10
@@ -133,22 +122,6 @@ def test_a_process_that_ended_but_was_not_waited_for_is_gone():
         time.sleep(0.01)
     assert not is_running(child.pid, boot_id(), start_s)
     child.wait()
-    assert process_start_s(child.pid) is None
-
-
-def test_start_times_are_read_past_odd_program_names(tmp_path):
-    program = tmp_path / "a) Z (b"
-    program.symlink_to("/bin/sleep")
-    child = subprocess.Popen([program, "30"])
-    try:
-        deadline = time.monotonic() + 10
-        while "a) Z" not in (stat := open(f"/proc/{child.pid}/stat").read()) and time.monotonic() < deadline:  # noqa: PTH123, SIM115
-            time.sleep(0.01)
-        assert "(a) Z (b)" in stat
-        assert process_start_s(child.pid) > 0
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_runs_are_found_at_any_depth_once_and_sorted(tmp_path):
@@ -162,7 +135,8 @@ def test_runs_are_found_at_any_depth_once_and_sorted(tmp_path):
     (tmp_path / "a" / "wandb" / "run.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     (tmp_path / "sweep" / "again").symlink_to(tmp_path)
-    assert find_runs([tmp_path, tmp_path / "a", tmp_path / "sweep" / ".."]) == sorted(paths)
+    assert find_runs([tmp_path, tmp_path / "a" / "run.json", tmp_path / "sweep" / ".."]) == sorted(paths)
+    assert load_run(tmp_path / "a" / "run.json").path == tmp_path / "a"
 
 
 def test_paths_without_results_are_refused(tmp_path):
@@ -178,7 +152,7 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
     # One long line of zeros that no disk holds comes last.
     for start, size, count, damage in (
         (b"\n" * 2 * MIB + b'{"step": 7}\n', None, 1, None),
-        (b'{"step": 1}\n', 200 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
+        (b'{"step": 1}\n', 64 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
     ):
         steps.write_bytes(start)
         os.truncate(steps, size or len(start))
@@ -191,6 +165,5 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
 
 
 def test_no_more_steps_are_kept_than_a_run_ever_has(folder, monkeypatch):
-    assert MAX_STEPS >= 1_000_000
     monkeypatch.setattr("lmbench.records.load.MAX_STEPS", 10)
     assert _append(folder, b"{}\n" * 9)[1] == "steps.jsonl: more than 10 steps; the others are not read"

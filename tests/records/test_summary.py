@@ -14,14 +14,12 @@ from lmbench.records.step import StepRecord, select_window
 from lmbench.records.summary import summarize, summarize_steps
 from lmbench.records.vocabulary import Stage
 
-SIZES = [1, 2, 3, 5, 6, 19, 20, 37, 99, 100, 101, 250, 1000]
-
 
 def _series(n, seed=0):
     return np.random.default_rng(seed).lognormal(-3, 0.1, n)
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", [2, 3, 20, 101, 1000])
 def test_autocorrelation_agrees_with_numpy(n):
     values = _series(n)
     found = summarize(values.tolist()).lag1_autocorrelation
@@ -33,23 +31,12 @@ def test_autocorrelation_agrees_with_numpy(n):
     assert found == pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
 
 
-def _reference_rank(n):
-    """The largest rank whose interval covers at least 95 %, tried one by one."""
-    ranks = [k for k in range(1, n // 2 + 1) if 1 - 2 * stats.binom.cdf(k - 1, n, 0.5) >= 0.95]
-    return max(ranks, default=0)
-
-
-@pytest.mark.parametrize("n", [*range(1, 200), 999, 1000, 4096, 10_001])
-def test_the_medians_interval_is_the_narrowest_that_covers_95_percent(n):
-    found = median_interval(list(range(1, n + 1)))
-    rank = _reference_rank(n)
-    if rank == 0:
-        assert found is None
-        assert n < 6
-        return
-    low, high, coverage = found
-    assert (low, high) == (rank, n + 1 - rank)
-    assert coverage == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, n, 0.5), rel=1e-9)
+def test_the_medians_interval_is_the_narrowest_that_covers_95_percent():
+    for n in (*range(1, 200), 999, 1000, 4096, 10_001):
+        low, high, coverage = median_interval(list(range(1, n + 1))) or (0, n + 1, 1.0)
+        assert high == n + 1 - low
+        assert coverage == pytest.approx(1 - 2 * stats.binom.cdf(low - 1, n, 0.5), rel=1e-9)
+        assert coverage >= 0.95 > 1 - 2 * stats.binom.cdf(low, n, 0.5)
 
 
 @pytest.mark.parametrize("n", [6, 7, 20, 33, 100])
@@ -68,13 +55,13 @@ def test_the_medians_interval_covers_as_often_as_it_says(n, draw):
 
 
 @pytest.mark.parametrize("n", [6, 9, 25, 50, 400])
-@pytest.mark.parametrize("seed", range(20))
-def test_a_drift_stays_within_what_the_values_span(n, seed):
+def test_a_drift_stays_within_what_the_values_span(n):
     # A machine under load: a few levels, each for some steps.
-    rng = np.random.default_rng(seed)
-    values = np.repeat(rng.lognormal(0, 2, n), rng.integers(1, 9, n))[:n]
-    drift, _ = trend(values.tolist())
-    assert abs(drift) <= np.ptp(values) * (1 + 1e-12)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = np.repeat(rng.lognormal(0, 2, n), rng.integers(1, 9, n))[:n]
+        drift, _ = trend(values.tolist())
+        assert abs(drift) <= np.ptp(values) * (1 + 1e-12)
 
 
 def test_a_single_fall_is_the_whole_drift_and_no_more():
@@ -115,28 +102,19 @@ def test_trend_of_a_long_series_is_found_by_blocks(n):
     assert found.trend_p < 1e-6
 
 
-def test_a_coarse_clock_makes_no_outliers_and_a_real_one_is_still_found():
+def test_a_coarse_clock_makes_no_outliers_and_a_constant_series_no_spread():
     values = [2.0e-6] * 60 + [2.5e-6] * 40
     assert summarize(values).outlier_count == 0
     assert summarize([*values, 50e-6]).outlier_count == 1
-
-
-def test_a_constant_series_has_no_spread_trend_or_outliers():
     found = summarize([0.25] * 30)
     assert (found.std_s, found.cv_fraction, found.outlier_count) == (0, 0, 0)
     assert (found.trend_fraction, found.trend_p, found.lag1_autocorrelation) == (0, 1, None)
 
 
-def test_short_series_have_null_where_they_are_too_short():
+def test_short_series_have_null_where_they_are_too_short_and_others_that_are_not_finite_are_refused():
     for n in range(7):
         found = summarize(_series(n).tolist())
-        assert found.n == n
-        assert (found.median_low_s is None) == (n < 6)
-        assert (found.std_s is None) == (n < 2)
-    assert summarize([]).mean_s is None
-
-
-def test_a_non_finite_value_is_refused():
+        assert (found.n, found.median_low_s is None, found.std_s is None) == (n, n < 6, n < 2)
     with pytest.raises(ValueError, match="non-finite"):
         summarize([1.0, float("nan")])
 
@@ -186,7 +164,6 @@ def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
 
 
 def test_no_steps_have_no_summary():
-    assert summarize_steps([]) == PerPhase()
     assert summarize_steps([_step(0, stage="warmup")]) == PerPhase()
 
 
