@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import pytest
+from runs import BASE, put
 
 from lmbench.records.codec import as_dict
 from lmbench.records.guard import Guard, worst_status
@@ -52,58 +53,22 @@ def _healthy():
     window = [step for step in steps if step["stage"] == "window"]
     total = math.fsum(step["step_s"] for step in window)
     reading = {"sm_clock_hz": 1.98e9, "temperature_c": 60, "other_process_pids": [], "other_process_count": 0}
-    run = {
-        "mode": "train_step",
-        "device_type": "cuda",
+    capped = {"power_capped_fraction": 0.0, "thermal_capped_fraction": 0.0, "sm_clock_drop_fraction": 0.0}
+    changes = {
         "precision": "16-mixed",
-        "rank": 0,
         "compile": {"is_enabled": True, "window_recompile_count": 0},
-        "model": {"vocab_size": 10_000, "is_fresh": True},
-        "environment": {
-            "gpu": {"power_limit_w": 700.0},
-            "variables": {},
-            "flags": {"anomaly_mode": False, "deterministic_algorithms": False, "cudnn_deterministic": False},
-        },
-        "outcome": "ok",
         "window": {"steps": len(window), "requested_steps": 20, "wall_s": total * 1.0001, "steps_sum_s": total},
         "phases": as_dict(summarize_steps(_typed(steps))),
-        "throughput": {"mfu_fraction": 0.5},
-        "loss": {"first": 9.2, "last": 8.96, "mean": 9.0},
-        "memory": {"window_reserved_growth_bytes": 0, "window_alloc_retry_count": 0},
-        "device_state": {
-            "open": reading,
-            "close": reading,
-            "power_capped_fraction": 0.0,
-            "thermal_capped_fraction": 0.0,
-            "sm_clock_drop_fraction": 0.0,
-            "other_process_count": 0,
-        },
+        "device_state": {"open": reading, "close": reading, **capped, "other_process_count": 0},
         "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001},
-        "probe": {
-            "is_complete": True,
-            "hidden_syncs": [],
-            "verdicts": {phase: {"verdict": "queued"} for phase in ("forward", "backward")},
-            "training": {
-                "parameters": 4,
-                "missing_gradients": [],
-                "zero_gradients": [],
-                "nonfinite_gradients": [],
-                "unmoved_parameters": [],
-                "is_skipped": False,
-            },
-        },
+        "probe.is_complete": True,
+        "probe.training.parameters": 4,
     }
-    return run, steps
+    return put(copy.deepcopy(BASE), changes), steps
 
 
 def _plant(run, path, value):
-    run = copy.deepcopy(run)
-    *parents, last = path.split(".")
-    holder = run
-    for key in parents:
-        holder = holder.setdefault(key, {})
-    holder[last] = value
-    return run
+    return put(copy.deepcopy(run), {path: value})
 
 
 def _judge(run, steps, name):
