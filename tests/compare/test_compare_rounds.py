@@ -96,7 +96,7 @@ def test_figures_without_spread_are_their_own_ratio_and_too_few_rounds_decide_no
     assert ratio_by_rounds([2.0] * 5, [3.0] * 5).low == pytest.approx(1.5)
     assert ratio_by_rounds([1.0], [1.1]).p is None
     decision = decided(ratio_by_rounds(*draws(1, FIRST_LOOK - 1, 1e-5, 0.1)))
-    assert (decision.word, decision.reason[:24]) == ("undecided", "rounds: 3; a verdict take")
+    assert (decision.word, decision.reason[:9]) == ("undecided", "rounds: 3")
 
 
 @pytest.mark.parametrize("name", ["spread 0.5 %", "spread 1 %"])
