@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
@@ -39,28 +38,21 @@ class Compiler(Observer):
     def __init__(self, options: CompileOptions | None = None) -> None:
         self.options = options
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-
     def run_started(self) -> None:
         facts = self.session.run.compile
         facts.is_enabled = self.options is not None
         if self.options is not None:
             torch._dynamo.utils.counters.clear()
             if self.options.cache == "private":
-                use_cache(empty_cache() or self._temporary_cache())
-            options = self.options
-            facts.mode, facts.backend, facts.cache = options.mode, options.backend, options.cache
-            facts.fullgraph, facts.dynamic, facts.regional = options.fullgraph, options.dynamic, options.regional
+                # Removed with this object, at the latest when the process ends.
+                self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
+                use_cache(empty_cache() or self._cache.name)
+            for name, value in vars(self.options).items():
+                setattr(facts, name, value)
             facts.targets = compile_in_place(self.module, self.options)
         self._started_at = time.perf_counter()
 
-    def _temporary_cache(self) -> str:
-        # Removed with this object, at the latest when the process ends.
-        self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
-        return self._cache.name
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         if self.options is not None and self.options.uses_cudagraphs:
             torch.compiler.cudagraph_mark_step_begin()
 
@@ -73,9 +65,9 @@ class Compiler(Observer):
         if self.options is None:
             return
         end_compile_workers()
-        self._at_open = graph_counts()
+        self._graphs_before, _ = graph_counts()
         # Without warm-up the first graphs are the window's own.
-        if self.session.steps_done and not self._at_open.graphs:
+        if self.session.steps_done and not self._graphs_before:
             raise UsageError(
                 f"trainer.compile compiled no graph of {', '.join(self.session.run.compile.targets or ())}; "
                 "give the module a `compile_targets()` that names what its training_step calls"
@@ -84,7 +76,7 @@ class Compiler(Observer):
     def window_closed(self) -> None:
         if self.options is None:
             return
-        counts, facts = graph_counts(), self.session.run.compile
-        facts.graph_count, facts.graph_break_count = counts.graphs, counts.breaks
-        facts.window_recompile_count = counts.graphs - self._at_open.graphs
+        facts = self.session.run.compile
+        facts.graph_count, facts.graph_break_count = graphs, _ = graph_counts()
+        facts.window_recompile_count = graphs - self._graphs_before
         facts.is_attention_fused = is_attention_fused()

@@ -48,19 +48,16 @@ class LoggerSink(Observer):
         if not self._trainer.is_global_zero or not self._steps:
             return
         run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
-        rates = Rates.of(run)
-        numbers = [(PREFIX, of_step(record, rates), record.step or 0) for record in self._steps]
-        numbers.append((f"{PREFIX}summary/", of_run(run), numbers[-1][2]))
-        rows = [
-            ({f"{prefix}{name}": value for name, value in values.items()}, self._global_step + step)
-            for prefix, values, step in numbers
-        ]
+        rates, last_step = Rates.of(run), self._steps[-1].step or 0
+        rows = [(PREFIX, of_step(record, rates), record.step or 0) for record in self._steps]
+        rows.append((f"{PREFIX}summary/", of_run(run), last_step))
         # An exception may still follow the end of a run.
         self._steps.clear()
         for logger in self._trainer.loggers:
             try:
-                for metrics, global_step in rows:
-                    logger.log_metrics(metrics, global_step)
+                for prefix, values, step in rows:
+                    metrics = {f"{prefix}{name}": value for name, value in values.items()}
+                    logger.log_metrics(metrics, self._global_step + step)
             # The measurement is over and kept elsewhere; whatever a logger raises is its own affair.
             except Exception as fault:
                 reason = " ".join(f"{type(fault).__name__}: {fault}".split())

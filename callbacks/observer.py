@@ -80,6 +80,9 @@ class Observer(LeanCallback):
     def window_opened(self) -> None:
         """The device is idle and the window's wall clock starts next; be quick."""
 
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
+        """A micro-batch ended; `outputs` is what `training_step` or `validation_step` returned."""
+
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         """An optimizer step ended, in `stage`."""
 

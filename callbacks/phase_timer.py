@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
@@ -72,25 +71,19 @@ class PhaseTimer(Observer):
         self._restart()
         self.session.track.listeners.append(self._timeline.border)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             self._losses.append(self._ring.put(loss))
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if trainer.state.fn != "fit":
-            self.on_train_batch_end(trainer, pl_module, outputs, None, 0)
-
     def run_closing(self, exception: BaseException | None) -> None:
         if self._marks is not None:
             self._marks.remove()
-        # Training was over before there was a window.
-        ends_early = exception is None and self.session.stage is Stage.WARMUP
-        if self._is_running and ends_early:
+        if self._is_running and exception is not None:
+            self._deliver()
+        elif self._is_running and self.session.stage is Stage.WARMUP:
+            # Training was over before there was a window.
             synchronize(self.session.device)
-        if self._is_running and (ends_early or exception is not None):
             self._deliver()
 
     # the session's stages
@@ -180,16 +173,13 @@ class PhaseTimer(Observer):
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _record(self, spans: StepSpans) -> StepRecord:
-        losses = [self._ring.get(slot) for slot in spans.facts.loss_slots]
-        record = step_record(spans)
+        facts, record = spans.facts, step_record(spans)
+        losses = [self._ring.get(slot) for slot in facts.loss_slots]
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
-        for name, slots in spans.facts.scalars.items():
+        for name, slots in facts.scalars.items():
             values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
             setattr(record, name, SCALARS[name].folded(values))
-        record.is_skipped = False
-        if spans.facts.scale_slot is not None:
-            # GradScaler halves its scale exactly when it found an infinity and skipped the update.
-            scale = self._ring.get(spans.facts.scale_slot)
-            record.is_skipped = scale < self._scale
-            self._scale = scale
+        # GradScaler halves its scale exactly when it found an infinity and skipped the update.
+        scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
+        record.is_skipped, self._scale = scale < self._scale, scale
         return record

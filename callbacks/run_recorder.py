@@ -6,7 +6,6 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -33,8 +32,6 @@ from lmbench.records.step_log import StepLog
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
 from lmbench.records.summary import complete_run
 from lmbench.records.vocabulary import RUNNING, Stage
-
-_NOTHING_GIVEN = RunRecord(SCHEMA_VERSION, RUNNING)
 
 
 class RunRecorder(Observer):
@@ -69,8 +66,6 @@ class RunRecorder(Observer):
         self.exit_code: ExitCode | None = None
         self._has_warned = False
 
-    # hooks
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
@@ -93,9 +88,8 @@ class RunRecorder(Observer):
         run.model = describe_model(self.module)
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
-        run.flops = describe_flops(
-            self.module, run.mode, str(run.precision), run.matmul_precision, run.environment.gpu.name
-        )
+        gpu = run.environment.gpu.name
+        run.flops = describe_flops(self.module, run.mode, str(run.precision), run.matmul_precision, gpu)
         run.data = describe_data(self.trainer)
         self._write()
 
@@ -116,15 +110,15 @@ class RunRecorder(Observer):
         session = self.session
         if exception is not None:
             self._fail(exception)
-            return
-        if session.window_steps:
+        elif session.window_steps:
             self._finish(COMPLETE)
-            return
-        message = (
-            f"nothing was measured: training ended at step {session.steps_done}, the window begins after "
-            f"{session.schedule.warmup_steps}; lift max_steps, max_epochs, max_time or limits, or lower warmup_steps"
-        )
-        self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
+        else:
+            message = (
+                f"nothing was measured: training ended at step {session.steps_done}, the window begins after "
+                f"{session.schedule.warmup_steps}; lift max_steps, max_epochs, max_time or limits, or lower "
+                "warmup_steps"
+            )
+            self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
 
     def end_by(self, exception: BaseException) -> None:
         """Record what ended the run, also where Lightning never told; the first cause that was recorded stays.
@@ -146,18 +140,22 @@ class RunRecorder(Observer):
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
-        session = self._session
-        if is_usage_error(exception) and received() is None and (session is None or not session.window_steps):
+        session, phase, is_own_subject = self._session, "setup", True
+        if is_usage_error(exception) and received() is None and not (session and session.window_steps):
             self._discard()
             return
+        if session is not None:
+            if self.run.environment is not None:
+                phase = str(getattr(exception, "lmbench_phase", session.track.current))
+            subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
+            is_own_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
+            # A function that the user brought as attention is the user's own.
+            is_own_subject &= self.run.model.attention_check is None
         with held():
             if self.folder is None:
                 self._open(self.run)
             assert self.folder is not None
-            phase = "setup"
-            if self.run.environment is not None and session is not None:
-                phase = str(getattr(exception, "lmbench_phase", session.track.current))
-            ending = judge(exception, phase, self._is_own_subject())
+            ending = judge(exception, phase, is_own_subject)
             if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE) and ending.error is not None:
                 with suppress(OSError):
                     text = masked_message("".join(traceback.format_exception(exception)))
@@ -169,16 +167,6 @@ class RunRecorder(Observer):
                 ending = COMPLETE
             self._finish(ending)
 
-    def _is_own_subject(self) -> bool:
-        """Whether module and data are lmbench's own, as far as they are known, and the attention in it."""
-        if self._session is None:
-            return True
-        subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
-        is_own = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
-        return is_own and self.run.model.attention_check is None
-
-    # beginning
-
     def _open(self, run: RunRecord) -> None:
         """Make the result folder: from here on the run has a record, however it ends."""
         self.folder = RunFolder.create(self.results_dir, self.run_id)
@@ -189,9 +177,9 @@ class RunRecorder(Observer):
         self.run = run
         run.run_id, run.started_at = self.folder.run_id, _now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
+        blank = RunRecord(SCHEMA_VERSION, RUNNING)
         for name in RunRecord.__struct_fields__:
-            value, default = getattr(self.given, name), getattr(_NOTHING_GIVEN, name)
-            if value != default:
+            if (value := getattr(self.given, name)) != getattr(blank, name):
                 setattr(run, name, value)
         try:
             if self.config_yaml is not None:
@@ -212,8 +200,6 @@ class RunRecorder(Observer):
             shutil.rmtree(self.folder.path, ignore_errors=True)
             self.folder = None
 
-    # writing
-
     def steps_recorded(self, records: list[StepRecord]) -> None:
         self._log.append(records)
         if self._log.error is not None:
@@ -229,33 +215,15 @@ class RunRecorder(Observer):
             return False
         return True
 
-    def _write_last(self) -> bool:
-        """Write the record, with the space kept for it; where that is too little, at least how the run ended."""
-        assert self.folder is not None
-        reach("closed")
-        self.folder.release()
-        if self._write():
-            return True
-        with suppress(OSError):
-            # Which run it was and how it ended, without what was measured.
-            small = {name: getattr(self.run, name) for name in RunRecord.__struct_fields__}
-            kept = {n: value for n, value in small.items() if not isinstance(value, Struct) or n in ("error", "wandb")}
-            self.folder.write_run(RunRecord(**{**kept, "guards": []}))
-        return False
-
     def _warn(self, error: OSError) -> None:
         """Say once that the result cannot be written; a progress line may stand where the cursor is."""
         if self._has_warned:
             return
         self._has_warned = True
         assert self.folder is not None
-        start = "\r\x1b[K" if sys.stderr.isatty() else ""
-        why = error.strerror or str(error)
         with suppress(OSError):
-            print(start, end="", file=sys.stderr)
-            tell(f"{self.folder.path}: {why}; measuring goes on, records wait in memory")
-
-    # the end
+            print("\r\x1b[K" if sys.stderr.isatty() else "", end="", file=sys.stderr)
+            tell(f"{self.folder.path}: {error.strerror or error}; measuring goes on, records wait in memory")
 
     def complete(self, field: str, part: Struct, guards: list[Guard]) -> None:
         """Add what the closed run's trace, history or prediction says as a field of the record; a guard that fails
@@ -267,9 +235,19 @@ class RunRecorder(Observer):
         with held():
             setattr(self.run, field, part)
             self.run.guards += guards
-            if self._is_refused(guards) and self.exit_code is ExitCode.OK:
-                self._note(Ending("ok", ExitCode.GUARD_FAILED))
+            if self.exit_code is ExitCode.OK:
+                self._note(self._by_guards())
             self.folder.write_run(self.run)
+
+    def _by_guards(self) -> Ending:
+        """The ending of a run that is complete: a guard that failed counts under `strict`."""
+        is_refused = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
+        return Ending("ok", ExitCode.GUARD_FAILED) if is_refused else COMPLETE
+
+    def _note(self, ending: Ending) -> None:
+        self.exit_code = ending.exit_code
+        self.run.outcome, self.run.error = ending.outcome, ending.error
+        self.run.exit_code, self.run.ended_at = int(ending.exit_code), _now()
 
     def _finish(self, ending: Ending) -> None:
         """Close the record, or change its ending where something failed after it was closed."""
@@ -281,59 +259,53 @@ class RunRecorder(Observer):
                 if ending is not COMPLETE:
                     # A summary takes time; the outcome shall be there whatever happens meanwhile.
                     self._write()
-                ending = self._close(ending)
-                self._note(ending)
-            if not self._write_last() and ending.outcome == "ok":
-                self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
-                self._write_last()
+                self._note(self._close(ending))
+            reach("closed")
+            # The space that was kept for the last record.
+            self.folder.release()
+            if not self._write():
+                if self.run.outcome == "ok":
+                    self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
+                fields = {name: getattr(self.run, name) for name in RunRecord.__struct_fields__}
+                with suppress(OSError):
+                    # Which run it was and how it ended, without what was measured.
+                    small = {n: v for n, v in fields.items() if not isinstance(v, Struct) or n in ("error", "wandb")}
+                    self.folder.write_run(RunRecord(**{**small, "guards": []}))
             if is_first and self._session is not None:
                 for observer in self._session.observers:
                     observer.run_recorded(self.run)
 
-    def _note(self, ending: Ending) -> None:
-        self.exit_code = ending.exit_code
-        self.run.outcome, self.run.error = ending.outcome, ending.error
-        self.run.exit_code, self.run.ended_at = int(ending.exit_code), _now()
-
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""
-        self._log.close()
-        self.run.unwritten_step_count = self._log.unwritten_count
+        log, run = self._log, self.run
+        log.close()
+        run.unwritten_step_count = log.unwritten_count
         if self._session is not None:
-            self.run.window.steps = self._session.window_steps
+            run.window.steps = self._session.window_steps
             try:
-                self._summarize()
+                try:
+                    steps = log.steps()
+                except (OSError, UsageError):
+                    # Somebody removed the folder; the timer still has the latest.
+                    steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
+                run.loss = loss_facts(steps)
+                complete_run(run, steps, self._session.raw_wall_s)
             except Exception as fault:
                 traceback.print_exc()
                 if ending.outcome == "ok":
                     ending = failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
-        return self._checked(ending) if ending.outcome == "ok" else ending
-
-    def _summarize(self) -> None:
-        try:
-            steps = self._log.steps()
-        except (OSError, UsageError):
-            # Somebody removed the folder; the timer still has the latest.
-            steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
-        self.run.loss = loss_facts(steps)
-        complete_run(self.run, steps, self.session.raw_wall_s)
-
-    def _checked(self, ending: Ending) -> Ending:
-        """What else can be wrong with a run that ended by itself."""
+        if ending.outcome != "ok":
+            return ending
         if (signum := received()) is not None:
             return interrupted(signum, "summary")
-        if self._log.unwritten_count or self._log.error is not None:
-            why = (self._log.error and self._log.error.strerror) or "memory for records that wait was used up"
-            lost = f"{self._log.unwritten_count} steps are not in steps.jsonl; the summary has them"
+        if log.unwritten_count or log.error is not None:
+            why = (log.error and log.error.strerror) or "memory for records that wait was used up"
+            lost = f"{log.unwritten_count} steps are not in steps.jsonl; the summary has them"
             return failed("OSError", f"{why}: {lost}", "recording")
-        if self.run.profile is not None and self.run.profile.trace_error:
-            return failed(
-                "OSError", f"{self.run.profile.trace_error}: the trace is lost, the steps are there", "recording"
-            )
-        return Ending("ok", ExitCode.GUARD_FAILED) if self._is_refused(self.run.guards) else ending
-
-    def _is_refused(self, guards: Sequence[Guard]) -> bool:
-        return bool(self.run.strict) and any(guard.status == "fail" for guard in guards)
+        if run.profile is not None and run.profile.trace_error:
+            message = f"{run.profile.trace_error}: the trace is lost, the steps are there"
+            return failed("OSError", message, "recording")
+        return self._by_guards()
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class MeasurementSession(LeanCallback):
         self.device = torch.device("cpu")
         self._has_started = False
         self._attached: list[Observer] = []
-        self._bypass: BypassWatch | None = None
+        self._bypass = ExitStack()
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
@@ -116,7 +117,7 @@ class MeasurementSession(LeanCallback):
         if trainer is None:
             return
         self.track.listeners.clear()
-        self._stop_bypass_watch()
+        self._bypass.close()
         if trainer.profiler is self._tee:  # type: ignore[attr-defined]
             trainer.profiler = self._tee.inner  # type: ignore[attr-defined]
         gone: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
@@ -191,7 +192,7 @@ class MeasurementSession(LeanCallback):
         self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
-            self._bypass = BypassWatch(pl_module, trainer.optimizers, self.track)
+            self._bypass.callback(BypassWatch(pl_module, trainer.optimizers, self.track).remove)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -199,11 +200,9 @@ class MeasurementSession(LeanCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.step.micro_batches += 1  # type: ignore[operator]
         # With manual optimization a batch is the only step there is to see.
-        if not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen:
-            self._optimizer_steps_seen = trainer.global_step
-            self._end_step(trainer)
+        is_step = not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen
+        self._end_batch(trainer, outputs, batch, is_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()
@@ -222,16 +221,25 @@ class MeasurementSession(LeanCallback):
             self._finish()
         elif not trainer.sanity_checking:
             self.track.listeners = self._listeners
-            self.track.reset_to(EXCLUDED)
+            self.track.reset(EXCLUDED)
             self.track.leave()
 
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         if trainer.state.fn != "fit":
-            self.step.micro_batches += 1  # type: ignore[operator]
-            self._end_step(trainer)
+            self._end_batch(trainer, outputs, batch, is_step=True)
             if self.stop_requested:
                 # An evaluation loop has no other end than its loader's, which may be far or nowhere.
                 raise StopIteration
+
+    def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
+        for batch_ended in self._batch_ended:
+            batch_ended(outputs, batch)
+        self.step.micro_batches += 1  # type: ignore[operator]
+        if is_step:
+            self._optimizer_steps_seen = trainer.global_step
+            self._end_step(trainer)
 
     # the stages
 
@@ -243,9 +251,10 @@ class MeasurementSession(LeanCallback):
         if trainer.loggers:
             # After all others, so that what it hands on is complete.
             self.observers.append(LoggerSink(trainer))
-        # Every step asks for these; those who have nothing to say are not asked.
-        self._step_ended = self._own_methods("step_ended")
-        self._between_steps = self._own_methods("between_steps")
+        # Every batch or step asks for these; those who have nothing to say are not asked.
+        self._batch_ended, self._step_ended, self._between_steps = map(
+            self._own_methods, ("batch_ended", "step_ended", "between_steps")
+        )
         for observer in self.observers:
             observer.run_started()
         # The first batch is fetched next.
@@ -261,13 +270,13 @@ class MeasurementSession(LeanCallback):
     def _end_step(self, trainer: Trainer) -> None:
         stage, kind = self.stage, self.probe_kind
         step = self.step
-        step.step, step.rank, step.stage, step.is_warmup = (
-            self.steps_done, trainer.global_rank, stage, stage is Stage.WARMUP
-        )  # fmt: skip
+        step.step, step.rank = self.steps_done, trainer.global_rank
+        step.stage, step.is_warmup = stage, stage is Stage.WARMUP
         self.steps_done += 1
         if stage is Stage.WINDOW:
             self.window_steps += 1
-            self._stop_bypass_watch()
+            if self.window_steps == 1:
+                self._bypass.close()
         for step_ended in self._step_ended:
             step_ended(stage, kind)
         self.step = StepRecord(micro_batches=0)
@@ -292,14 +301,9 @@ class MeasurementSession(LeanCallback):
         elif self.stage is Stage.PROBE:
             self._next_probe(trainer)
 
-    def _stop_bypass_watch(self) -> None:
-        if self._bypass is not None:
-            self._bypass.remove()
-            self._bypass = None
-
     def _open_window(self) -> None:
         if self.steps_done:
-            self._stop_bypass_watch()
+            self._bypass.close()
         for observer in self.observers:
             observer.before_window()
         synchronize(self.device)

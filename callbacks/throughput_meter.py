@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
 from lmbench.instruments.host import host_state, read_host
@@ -37,21 +35,14 @@ class ThroughputMeter(Observer):
     def run_started(self) -> None:
         self._sensor = DeviceSensor(self.session.device)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
+        # A module that takes the iterator of the data gets no batch.
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:
             step = self.session.step
             step.tokens = (step.tokens or 0) + tokens or None
             if self._sample is None and not self._tells_flops and not self.session.only_watches:
                 self._sample = batch, tokens
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        if trainer.state.fn != "fit":
-            self.on_train_batch_end(trainer, pl_module, outputs, batch, 0)
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done: now a module that does not tell its FLOPs may be asked by the counter.
@@ -70,8 +61,8 @@ class ThroughputMeter(Observer):
 
     def window_closed(self) -> None:
         run = self.session.run
-        run.window.tokens = self._tokens or None
         run.host_state = host_state(self._host_open, read_host())
+        run.window.tokens = self._tokens or None
         if not self._tokens:
             run.window.tokens_reason = why_no_tokens(self.module, self._data)
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
@@ -47,49 +48,46 @@ class TrainingCheck(Observer):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_on:
-            left = {name: p for name, p in self._trainable.items() if name not in self._stepped}
-            self._look(left, self._loss_scale())
-        elif self._ends_warmup():
-            self._note_norm(pl_module, self._loss_scale())
+            self._look([name for name in self._trainable if name not in self._stepped], self._loss_scale())
+        else:
+            self._note_norm(self._loss_scale)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._is_on:
-            if self._ends_warmup():
-                self._note_norm(pl_module, self._unscaled_by())
+            self._note_norm(self._unscaled_by)
             return
         # Parameters that no optimizer has are compared too: that they do not move is what there is to find.
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
-        checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
-        self._look(checked, self._unscaled_by())
-        self._stepped |= checked.keys()
+        left = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
+        self._look(left, self._unscaled_by())
+        self._stepped |= left.keys()
         if self._sample is None:
             self._scale = self._loss_scale()
             self._sample = MovementSample()
-        self._sample.add(checked)
+        self._sample.add(left)
 
     def _loss_scale(self) -> float:
         scaler = loss_scaler(self.trainer)
         return scaler.get_scale() if scaler else 1.0
 
-    def _ends_warmup(self) -> bool:
-        session = self.session
-        is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
-        return is_last and not session.only_watches
-
-    def _note_norm(self, module: LightningModule, scale: float) -> None:
-        """The latest of the step stands: that of all micro-batches, unscaled where an optimizer follows."""
-        norms = gradient_norms(dict(module.named_parameters()))
-        # Mode `forward` has no backward, whatever Lightning's hook is called.
-        if norms:
-            self.session.run.warmup.gradient_norm = math.hypot(*norms.values()) / scale
-
-    def _look(self, parameters: dict[str, nn.Parameter], scale: float) -> None:
-        self._norms |= gradient_norms(parameters)
-        self.session.run.probe.training = gradient_facts(self._trainable, self._norms, scale)
-
     def _unscaled_by(self) -> float:
         """What the gradients are still multiplied by: a fused optimizer unscales them only inside its step."""
         return self._loss_scale() if any(map(unscales_itself, self.trainer.optimizers)) else 1.0
+
+    def _note_norm(self, scale: Callable[[], float]) -> None:
+        """Note the norm in the warm-up's last step; the last call stands: of all micro-batches, unscaled."""
+        session = self.session
+        is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
+        if not is_last or session.only_watches:
+            return
+        norms = gradient_norms(dict(self.module.named_parameters()))
+        # Mode `forward` has no backward, whatever Lightning's hook is called.
+        if norms:
+            session.run.warmup.gradient_norm = math.hypot(*norms.values()) / scale()
+
+    def _look(self, names: Iterable[str], scale: float) -> None:
+        self._norms |= gradient_norms({name: self._trainable[name] for name in names})
+        self.session.run.probe.training = gradient_facts(self._trainable, self._norms, scale)
 
     def probe_ended(self, kind: ProbeKind) -> None:
         training = self.session.run.probe.training

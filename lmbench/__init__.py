@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmbench.callbacks.kernel_profiler import KernelProfiler
-    from lmbench.errors import UsageError
-    from lmbench.fit.in_process import measure
-    from lmbench.model.attention_layer import AttentionLayer
-    from lmbench.model.hugging_face import HuggingFace
-    from lmbench.runs import Run, load, to_frame
+    from lmbench.callbacks.kernel_profiler import KernelProfiler as KernelProfiler
+    from lmbench.errors import UsageError as UsageError
+    from lmbench.fit.in_process import measure as measure
+    from lmbench.model.attention_layer import AttentionLayer as AttentionLayer
+    from lmbench.model.hugging_face import HuggingFace as HuggingFace
+    from lmbench.runs import Run as Run
+    from lmbench.runs import load as load
+    from lmbench.runs import to_frame as to_frame
 
 __version__ = "0.1.0"
 
@@ -31,17 +33,7 @@ _FOUND_IN = {
     "measure": "lmbench.fit.in_process",
     "to_frame": "lmbench.runs",
 }
-__all__ = [
-    "AttentionLayer",
-    "HuggingFace",
-    "KernelProfiler",
-    "Run",
-    "UsageError",
-    "__version__",
-    "load",
-    "measure",
-    "to_frame",
-]
+__all__ = [*_FOUND_IN, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:

@@ -80,7 +80,7 @@ def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> 
     return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{otherwise}{suggest(name, known)}")
 
 
-def check_at_least(limit: int, **values: int) -> None:
+def check_at_least(limit: int, **values: float) -> None:
     """Raises UsageError for the first value below the limit, by its name."""
     for name, value in values.items():
         if value < limit:

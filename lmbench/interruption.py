@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 #: A further signal ends the process on the spot if the first one has not done so after this time.
@@ -36,21 +36,14 @@ class Terminated(SystemExit):
     """SIGTERM or SIGHUP came. A SystemExit like Lightning's own: nobody shall take it for a failure of what it ends."""
 
 
-class _State:
-    def __init__(self) -> None:
-        self.is_listening = False
-        self.received: int | None = None
-        self.received_at = 0.0
-        self.depth = 0
-        self.waiting: int | None = None
-
-
-_state = _State()
+#: Signals: `received` is the first one since `listening` began, `waiting` one that came within `depth` held blocks.
+_state = SimpleNamespace(is_listening=False, received=None, received_at_s=0.0, depth=0, waiting=None)
 
 
 def received() -> int | None:
     """The first SIGINT, SIGTERM or SIGHUP since `listening` began, None without one."""
-    return _state.received
+    first: int | None = _state.received
+    return first
 
 
 def exit_code(signum: int) -> int:
@@ -86,33 +79,30 @@ def listening(until_exit: bool = False) -> Iterator[None]:
         _state.is_listening = False
 
 
-class held:
+@contextmanager
+def held() -> Iterator[None]:
     """`with held():` makes these signals wait; at the end of the block the first of them raises.
 
     In somebody else's program, where nobody is listening, Ctrl-C waits too; and so do others' handlers that raise.
     """
-
-    def __enter__(self) -> None:
-        _state.depth += 1
-        self._replaced = _take_over((signal.SIGINT,), _on_signal)
-        self._arrived: list[int] = []
-        self._others = {} if _state.depth > 1 else _take_over(_OTHERS, lambda signum, _: self._arrived.append(signum))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for signum, handler in (self._replaced | self._others).items():
+    _state.depth += 1
+    arrived: list[int] = []
+    replaced = _take_over((signal.SIGINT,), _on_signal)
+    others = {} if _state.depth > 1 else _take_over(_OTHERS, lambda signum, _: arrived.append(signum))
+    try:
+        yield
+    finally:
+        for signum, handler in (replaced | others).items():
             signal.signal(signum, handler)
         _state.depth -= 1
         if _state.depth == 0 and _state.waiting is not None:
             signum, _state.waiting = _state.waiting, None
             interrupt(signum)
-        for signum in dict.fromkeys(self._arrived):
-            self._others[signum](signum, None)
+        for signum in dict.fromkeys(arrived):
+            others[signum](signum, None)
 
 
-_Handler = Callable[[int, FrameType | None], None]
-
-
-def _take_over(signals: tuple[int, ...], handler: _Handler) -> dict[int, Any]:
+def _take_over(signals: tuple[int, ...], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
     """Set a handler where the default, or of `_OTHERS` one in Python, is; returns what was there.
 
     Only the main thread can.
@@ -120,9 +110,7 @@ def _take_over(signals: tuple[int, ...], handler: _Handler) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {signum: signal.getsignal(signum) for signum in signals}
-    free = [
-        signum for signum, now in before.items() if (now is _DEFAULTS[signum] if signum in _DEFAULTS else callable(now))
-    ]
+    free = [s for s, now in before.items() if (now is _DEFAULTS[s] if s in _DEFAULTS else callable(now))]
     return {signum: signal.signal(signum, handler) for signum in free}
 
 
@@ -130,14 +118,14 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     if not _state.is_listening:
         _state.waiting = signum
     elif _state.received is None:
-        _state.received, _state.received_at = signum, time.monotonic()
+        _state.received, _state.received_at_s = signum, time.monotonic()
         # What libraries warn of from now on is how they were interrupted (PyTorch's compiler prints a traceback).
         warnings.simplefilter("ignore")
         if _state.depth:
             _state.waiting = signum
         else:
             interrupt(signum)
-    elif time.monotonic() - _state.received_at > PATIENCE_S:
+    elif time.monotonic() - _state.received_at_s > PATIENCE_S:
         os._exit(exit_code(signum))
 
 

@@ -71,11 +71,6 @@ class Choice:
         return is_in_file or any(word.partition("=")[0] == f"--{key}.{name}" for word in self.words)
 
 
-def path_of(named: type) -> str:
-    """The dotted path of a class."""
-    return f"{named.__module__}.{named.__qualname__}"
-
-
 def choose(command: str, words: list[str]) -> Choice:
     """Read the configurations that a command line names, and find its classes.
 

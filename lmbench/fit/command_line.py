@@ -15,10 +15,11 @@ from jsonargparse import ArgumentError, ArgumentParser, set_dumper
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError, suggest
-from lmbench.fit.choice import DEFAULTS, choose, path_of
+from lmbench.fit.choice import DEFAULTS, choose
 from lmbench.fit.modes import usual_mode
 from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.instruments.subject import path_of
 from lmbench.masking import MASK, is_secret, keep_secret, masked, secrets_of, to_fill_in
 from lmbench.wandb.publish import WandbSettings
 

@@ -34,51 +34,46 @@ def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
             "measure.mode is train_step, and attention by itself has nothing to optimize; allowed: forward, "
             "forward_backward"
         )
-    is_changed = mode in ("forward", "forward_backward") or (mode == "train_step" and zero_grad == "after_step")
-    if is_changed and not module.automatic_optimization:
-        given, allowed = ("mode", mode), "train_step"
-        if mode == "train_step":
-            given, allowed = ("zero_grad", zero_grad), "native"
+    setting, allowed = "", "train_step"
+    if mode != "train_step":
+        setting = f"mode is {mode}" if mode != "inference" else ""
+    elif zero_grad == "after_step":
+        setting, allowed = f"zero_grad is {zero_grad}", "native"
+    if setting and not module.automatic_optimization:
         raise UsageError(
-            f"measure.{given[0]} is {given[1]}, but {type(module).__name__} optimizes by hand "
-            f"(automatic_optimization is False); allowed: {allowed}"
+            f"measure.{setting}, but {type(module).__name__} optimizes by hand (automatic_optimization is False); "
+            f"allowed: {allowed}"
         )
     if mode == "forward":
-        module.backward = _no_backward  # type: ignore[method-assign]
+        module.backward = _nothing  # type: ignore[method-assign]
     if mode in ("forward", "forward_backward"):
         module.optimizer_step = _closure_only  # type: ignore[method-assign,assignment]
     if zero_grad == "after_step" and mode in ("forward_backward", "train_step"):
         _zero_after_step(module)
 
 
-def _no_backward(loss: Any, *args: Any, **kwargs: Any) -> None:
-    """Mode `forward` has no backward."""
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a mode leaves out."""
 
 
-def _closure_only(
-    epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
-) -> None:
+def _closure_only(epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
     """Forward and backward are in the closure; the update is left out."""
-    if optimizer_closure is not None:
-        optimizer_closure()
+    if closure is not None:
+        closure()
 
 
 def _zero_after_step(module: LightningModule) -> None:
     step, zero = module.optimizer_step, module.optimizer_zero_grad
 
-    def optimizer_step(
-        epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        step(epoch, batch_idx, optimizer, optimizer_closure)
+    def optimizer_step(*arguments: Any) -> None:
+        """`arguments` are epoch, index of the batch, optimizer and closure."""
+        step(*arguments)
         # Under the name Lightning gives this action, so that every profiler sees it as what it is.
         with module.trainer.profiler.profile(  # type: ignore[attr-defined]
             f"[LightningModule]{type(module).__name__}.optimizer_zero_grad"
         ):
-            zero(epoch, batch_idx, optimizer)
+            zero(*arguments[:3])
 
-    module.optimizer_step = optimizer_step  # type: ignore[method-assign,assignment]
-    module.optimizer_zero_grad = _zeroed_already  # type: ignore[method-assign]
-
-
-def _zeroed_already(epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-    """The gradients were freed when the last step ended."""
+    module.optimizer_step = optimizer_step  # type: ignore[method-assign]
+    # The gradients were freed when the last step ended.
+    module.optimizer_zero_grad = _nothing  # type: ignore[method-assign]

@@ -233,10 +233,7 @@ class _told:
 
 
 def _user_line(error: BaseException) -> str:
-    lines = own_lines(error)
-    if lines:
-        return f"{Path(lines[-1].file).name}:{lines[-1].number}" + (f" `{lines[-1].text}`" if lines[-1].text else "")
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
     return f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
 
 

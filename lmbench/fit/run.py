@@ -133,7 +133,7 @@ def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) 
     facts = facts or error_facts(type(error).__name__, str(error), "setup")
     lines = own_lines(error)
     notes = [f"{note}\n" for note in getattr(error, "__notes__", ())]
-    _print_lines("".join([*(line.lines() for line in lines), *notes]))
+    _print_lines("".join([*traceback.format_list(lines), *notes]))
     where = facts.phase if lines else f"{facts.phase}, at no line of yours"
     return _complain(f"error in your code, in {where}: {facts.kind}: {facts.message}{all_frames}", ExitCode.USER_CODE)
 

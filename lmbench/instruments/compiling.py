@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -125,16 +125,11 @@ def end_compile_workers() -> None:
     async_compile.shutdown_compile_workers()
 
 
-class GraphCounts(NamedTuple):
-    graphs: int
-    breaks: int
-
-
-def graph_counts() -> GraphCounts:
+def graph_counts() -> tuple[int, int]:
     """Graphs compiled and graph breaks met in this process so far."""
     from torch._dynamo.utils import counters
 
-    return GraphCounts(int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values())))
+    return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
 
 
 def is_attention_fused() -> bool | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from contextlib import suppress
 from functools import cache
@@ -46,60 +47,58 @@ class DeviceSensor:
     def facts(self) -> Gpu:
         """What does not change. Where NVML does not answer, PyTorch does for what it knows."""
         ask = self._ask
-        capability, mig = ask("nvmlDeviceGetCudaComputeCapability"), ask("nvmlDeviceGetMigMode")
+        capability, mig = ask("CudaComputeCapability"), ask("MigMode")
         known = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
         return Gpu(
-            name=ask("nvmlDeviceGetName") or known.name,
-            uuid=ask("nvmlDeviceGetUUID") or known.uuid,
-            sku=ask("nvmlDeviceGetBoardPartNumber"),
-            pci_bus_id=getattr(ask("nvmlDeviceGetPciInfo"), "busId", known.pci_bus_id),
+            name=ask("Name") or known.name,
+            uuid=ask("UUID") or known.uuid,
+            sku=ask("BoardPartNumber"),
+            pci_bus_id=ask("PciInfo", part="busId") or known.pci_bus_id,
             compute_capability=".".join(map(str, capability)) if capability else known.compute_capability,
-            memory_total_bytes=getattr(ask("nvmlDeviceGetMemoryInfo"), "total", known.memory_total_bytes),
-            power_limit_w=ask("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
-            power_limit_default_w=ask("nvmlDeviceGetPowerManagementDefaultLimit", scale=1e-3),
-            max_sm_clock_hz=ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM", scale=1e6),
+            memory_total_bytes=ask("MemoryInfo", part="total") or known.memory_total_bytes,
+            power_limit_w=ask("EnforcedPowerLimit", scale=1e-3),
+            power_limit_default_w=ask("PowerManagementDefaultLimit", scale=1e-3),
+            max_sm_clock_hz=ask("MaxClockInfo", "NVML_CLOCK_SM", scale=1e6),
             is_mig=None if mig is None else bool(mig[0]),
         )
 
     def read(self) -> DeviceReading:
         """How the device stands now. Takes about a millisecond."""
         ask = self._ask
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         # Beside the energy counter, since mean power is their quotient.
-        energy_j, read_at_s = ask("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3), time.monotonic()
-        # Nanoseconds since the driver was loaded (nvml.h, nvmlViolationTime_t).
-        capped = [
-            getattr(ask("nvmlDeviceGetViolationStatus", f"NVML_PERF_POLICY_{policy}"), "violationTime", None)
-            for policy in ("POWER", "THERMAL")
-        ]
-        power_capped_s, thermal_capped_s = (None if time_ns is None else time_ns * 1e-9 for time_ns in capped)
-        reading = DeviceReading(
+        energy_j, read_at_s = ask("TotalEnergyConsumption", scale=1e-3), time.monotonic()
+        reasons, processes = ask("CurrentClocksThrottleReasons"), ask("ComputeRunningProcesses")
+        pids = None if processes is None else [process.pid for process in processes]
+        # Imported by whoever opened the GPU.
+        has_context = "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())
+        other_pids, other_count = other_processes(pids, has_context)
+        return DeviceReading(
             read_at_s=read_at_s,
             energy_j=energy_j,
-            power_capped_s=power_capped_s,
-            thermal_capped_s=thermal_capped_s,
-            sm_clock_hz=ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM", scale=1e6),
-            memory_clock_hz=ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM", scale=1e6),
-            temperature_c=ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
-            power_w=ask("nvmlDeviceGetPowerUsage", scale=1e-3),
+            # Nanoseconds since the driver was loaded (nvml.h, nvmlViolationTime_t).
+            power_capped_s=ask("ViolationStatus", "NVML_PERF_POLICY_POWER", "violationTime", 1e-9),
+            thermal_capped_s=ask("ViolationStatus", "NVML_PERF_POLICY_THERMAL", "violationTime", 1e-9),
+            sm_clock_hz=ask("ClockInfo", "NVML_CLOCK_SM", scale=1e6),
+            memory_clock_hz=ask("ClockInfo", "NVML_CLOCK_MEM", scale=1e6),
+            temperature_c=ask("Temperature", "NVML_TEMPERATURE_GPU"),
+            power_w=ask("PowerUsage", scale=1e-3),
             throttle_reasons=None if reasons is None else [n for bit, n in _THROTTLE_REASONS.items() if reasons & bit],
-            memory_used_bytes=getattr(ask("nvmlDeviceGetMemoryInfo"), "used", None),
+            memory_used_bytes=ask("MemoryInfo", part="used"),
+            other_process_pids=other_pids,
+            other_process_count=other_count,
         )
-        processes = ask("nvmlDeviceGetComputeRunningProcesses")
-        pids = None if processes is None else [process.pid for process in processes]
-        reading.other_process_pids, reading.other_process_count = other_processes(pids, _has_context())
-        return reading
 
-    def _ask(self, function: str, constant: str | None = None, scale: float = 0.0) -> Any:
-        """The answer of an NVML function about this device, times `scale` if that is not 0; `constant` names what is
-        asked for. None where card or driver do not have it."""
+    def _ask(self, function: str, constant: str = "", part: str = "", scale: float = 0.0) -> Any:
+        """The answer of `nvmlDeviceGet<function>` about this device, or a `part` of it, times `scale` if that is not 0;
+        `constant` names what is asked for. None where card or driver do not have it."""
         if self._nvml is None or self._handle is None:
             return None
         try:
-            kind = () if constant is None else (getattr(self._nvml, constant),)
-            answer = getattr(self._nvml, function)(self._handle, *kind)
+            kind = [getattr(self._nvml, constant)] if constant else []
+            answer = getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *kind)
         except (self._nvml.NVMLError, AttributeError):
             return None
+        answer = getattr(answer, part) if part else answer
         return answer * scale if scale else answer
 
     def driver(self) -> str | None:
@@ -136,31 +135,30 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
     """
     elapsed_s = (closed.read_at_s or 0.0) - (opened.read_at_s or 0.0)
 
-    def both(name: str) -> tuple[float, float] | None:
-        before, after = getattr(opened, name), getattr(closed, name)
-        return None if before is None or after is None else (before, after)
-
     def rate(name: str, most: float = math.inf) -> float | None:
         # A counter that runs backwards was reset in between (the driver was loaded anew): it says nothing. A counter
         # that moves in steps can be ahead of the clock by one.
-        pair = both(name)
-        if pair is None or pair[1] < pair[0] or elapsed_s <= 0:
+        before, after = getattr(opened, name), getattr(closed, name)
+        if before is None or after is None or after < before or elapsed_s <= 0:
             return None
-        return min((pair[1] - pair[0]) / elapsed_s, most)
+        return min((after - before) / elapsed_s, most)
 
-    power_w, temperatures, clocks = rate("energy_j"), both("temperature_c"), both("sm_clock_hz")
-    counts = [reading.other_process_count for reading in (opened, closed)]
-    return DeviceState(
+    power_w = rate("energy_j")
+    state = DeviceState(
         open=opened,
         close=closed,
         mean_power_w=power_w,
-        mean_temperature_c=None if temperatures is None else sum(temperatures) / 2,
         energy_j=None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
         power_capped_fraction=rate("power_capped_s", most=1.0),
         thermal_capped_fraction=rate("thermal_capped_s", most=1.0),
-        sm_clock_drop_fraction=1 - clocks[1] / clocks[0] if clocks and clocks[0] else None,
-        other_process_count=max((count for count in counts if count is not None), default=None),
     )
+    counts = (opened.other_process_count, closed.other_process_count)
+    state.other_process_count = max((count for count in counts if count is not None), default=None)
+    if opened.temperature_c is not None and closed.temperature_c is not None:
+        state.mean_temperature_c = (opened.temperature_c + closed.temperature_c) / 2
+    if opened.sm_clock_hz and closed.sm_clock_hz is not None:
+        state.sm_clock_drop_fraction = 1 - closed.sm_clock_hz / opened.sm_clock_hz
+    return state
 
 
 @cache
@@ -201,10 +199,3 @@ def _find(nvml: Any, device: torch.device) -> Any:
         with suppress(nvml.NVMLError):
             return find(name)
     return None
-
-
-def _has_context() -> bool:
-    import torch
-
-    cuda: Any = torch.cuda
-    return bool(cuda.is_initialized())

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.instruments.oom import out_of_memory
-from lmbench.instruments.own_code import is_lmbenchs_own, own_lines
+from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, place
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
 
@@ -62,7 +62,7 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
     facts = error_facts(type(exception).__name__, message, phase)
-    facts.location = str(lines[-1]) if lines else None
+    facts.location = place(lines[-1]) if lines else None
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
     # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what

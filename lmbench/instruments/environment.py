@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -15,9 +16,9 @@ import torch
 
 import lmbench
 from lmbench.instruments.device_state import DeviceSensor
-from lmbench.instruments.host import gc_policy, host_facts
+from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
-from lmbench.records.environment import Code, Environment, Flags, Revision, Versions
+from lmbench.records.environment import Code, Environment, Flags, GarbageCollection, Revision, Versions
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ def capture_environment(device: torch.device) -> Environment:
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
-        gc=gc_policy(),
+        gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
         flags=torch_flags(),
         variables=allowed_variables(),
     )
@@ -90,8 +91,8 @@ def _or_none(read: Callable[[], T]) -> T | None:
 
 def allowed_variables() -> dict[str, str]:
     """Environment variables from the allow-list, sorted; never one whose name looks like a secret's."""
-    known = sorted(os.environ.items())
-    return {name: value for name, value in known if name.upper().startswith(_ALLOWED) and not is_secret(name)}
+    variables = sorted(os.environ.items())
+    return {name: value for name, value in variables if name.upper().startswith(_ALLOWED) and not is_secret(name)}
 
 
 def git_state(folder: Path, holds: str | None = None) -> Revision:
@@ -112,16 +113,11 @@ def git_state(folder: Path, holds: str | None = None) -> Revision:
 
 def _git(folder: Path, *args: str) -> str | None:
     # Without the optional lock a status of ours cannot get in the way of a user's git command.
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command, variables = ["git", "-C", str(folder), *args], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            env=environment,
-            check=False,
+        output = subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL, timeout=_GIT_TIMEOUT_S, env=variables
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return output.strip()

@@ -6,19 +6,19 @@ time of this process and its children, and the scheduler's run delay (Documentat
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
-import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from timeit import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from lmbench.records.environment import GarbageCollection, Host
+from lmbench.records.environment import Host
 from lmbench.records.measured import HostState
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def host_facts(device: torch.device) -> Host:
     return Host(
         hostname=platform.node() or None,
         system=platform.platform(),
-        cpu_model=cpu_model(),
+        cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
         core_count=os.cpu_count(),
-        affinity=affinity(),
+        affinity=_usable_cores(),
         memory_total_bytes=psutil.virtual_memory().total,
         python_iteration_s=python_iteration_s(),
         kernel_launch_s=kernel_launch_s(device),
@@ -53,33 +53,25 @@ def load_per_core() -> float | None:
         return None
 
 
-def cpu_model() -> str | None:
-    """The processor's name, None where the system gives none."""
-    if sys.platform == "linux":
-        for line in _lines("/proc/cpuinfo"):
+def _proc_field(path: str, *names: str) -> str | None:
+    """The first field of one of these names in a file of /proc with `name: value` lines."""
+    with suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model", "cpu model"):
+            if name.strip() in names:
                 return value.strip()
-    return platform.processor() or platform.machine() or None
-
-
-def affinity() -> list[int] | None:
-    """Cores that this process may run on, None where the system does not say."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return sorted(os.sched_getaffinity(0))
+    return None
 
 
 def python_iteration_s(iterations: int = 50_000) -> float:
     """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries."""
-    best = float("inf")
-    for _ in range(_REPEATS):
+
+    def loop() -> None:
         total = 0
-        start = time.perf_counter_ns()
         for i in range(iterations):
             total += i & 7
-        best = min(best, time.perf_counter_ns() - start)
-    return best * 1e-9 / iterations
+
+    return min(repeat(loop, number=1, repeat=_REPEATS)) / iterations
 
 
 def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
@@ -94,16 +86,15 @@ def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
     from lmbench.instruments.clock import synchronize
 
     vector = torch.zeros(1, device=device)
-    best = float("inf")
+
+    def launch() -> None:
+        for _ in range(launches):
+            vector.add_(1.0)
+
     with torch.no_grad():
-        for _ in range(_REPEATS):
-            synchronize(device)
-            start = time.perf_counter_ns()
-            for _ in range(launches):
-                vector.add_(1.0)
-            best = min(best, time.perf_counter_ns() - start)
+        launches_s = min(repeat(launch, partial(synchronize, device), number=1, repeat=_REPEATS))
     synchronize(device)
-    return best * 1e-9 / launches
+    return launches_s / launches
 
 
 def peak_rss_bytes() -> int | None:
@@ -112,20 +103,8 @@ def peak_rss_bytes() -> int | None:
     From VmHWM of /proc/self/status: what getrusage says on Linux is never less than the size its parent had
     when it started this process, so that every cell of a sweep would show the runner's memory.
     """
-    for line in _lines("/proc/self/status"):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def gc_policy() -> GarbageCollection:
-    """How Python collects garbage here."""
-    return GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count())
+    peak = _proc_field("/proc/self/status", "VmHWM")
+    return None if peak is None else int(peak.split()[0]) * 1024
 
 
 class HostReading(NamedTuple):
@@ -146,12 +125,12 @@ class HostReading(NamedTuple):
 
 def read_host() -> HostReading:
     """Read the counters; takes a millisecond or so."""
-    usable = affinity() or list(range(os.cpu_count() or 1))
+    usable = _usable_cores() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
-    cores = [by_core[core] for core in usable if core < len(by_core)]
+    cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
     process = psutil.Process()
-    ended = process.cpu_times()
-    own_s = time.process_time() + getattr(ended, "children_user", 0.0) + getattr(ended, "children_system", 0.0)
+    ended = process.cpu_times()._asdict()
+    own_s = time.process_time() + ended.get("children_user", 0.0) + ended.get("children_system", 0.0)
     for child in process.children(recursive=True):
         with suppress(psutil.Error):
             own_s += sum(child.cpu_times()[:4])
@@ -162,11 +141,16 @@ def read_host() -> HostReading:
     return HostReading(
         read_at_s=time.perf_counter(),
         cores=len(usable),
-        busy_s=sum(sum(getattr(core, kind, 0.0) for kind in _BUSY) for core in cores) if cores else None,
-        stolen_s=sum(getattr(core, "steal", 0.0) for core in cores) if cores else None,
+        busy_s=sum(core.get(kind, 0.0) for core in cores for kind in _BUSY) if cores else None,
+        stolen_s=sum(core.get("steal", 0.0) for core in cores) if cores else None,
         own_s=own_s,
         waited_s=waited_s,
     )
+
+
+def _usable_cores() -> list[int] | None:
+    """Cores that this process may run on, None where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def host_state(opened: HostReading, closed: HostReading) -> HostState:
@@ -175,20 +159,13 @@ def host_state(opened: HostReading, closed: HostReading) -> HostState:
     state = HostState(load_per_core=load_per_core())
     if elapsed_s < _LEAST_S:
         return state
-    own_s = closed.own_s - opened.own_s
 
-    def share(before: float | None, after: float | None, of_s: float, less_s: float = 0.0) -> float | None:
+    def share(name: str, of_s: float, less_s: float = 0.0) -> float | None:
+        before, after = getattr(opened, name), getattr(closed, name)
         return None if before is None or after is None else min(max(after - before - less_s, 0.0) / of_s, 1.0)
 
     all_s = elapsed_s * closed.cores
-    state.other_cpu_fraction = share(opened.busy_s, closed.busy_s, all_s, own_s)
-    state.steal_fraction = share(opened.stolen_s, closed.stolen_s, all_s)
-    state.waited_fraction = share(opened.waited_s, closed.waited_s, elapsed_s)
+    state.other_cpu_fraction = share("busy_s", all_s, closed.own_s - opened.own_s)
+    state.steal_fraction = share("stolen_s", all_s)
+    state.waited_fraction = share("waited_s", elapsed_s)
     return state
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -35,15 +35,15 @@ class PhaseTrack:
         self.clips = clips
         self.is_manual = False
         self.listeners: list[Callable[[str], None]] = []
-        self._stack = ["other"]
-        self.current = "other"
         self._hidden: set[str] = set()
         self._announced: set[str] = set()
+        self.reset()
 
-    @property
-    def innermost(self) -> str:
-        """The phase that is going on, also where it is hidden."""
-        return self._stack[-1]
+    def reset(self, *phases: str) -> None:
+        """Forget what was going on (a run begins, or an exception cut a phase short); take `phases` to be going on, the
+        innermost last. Nobody is told."""
+        self._stack = ["other", *phases]
+        self.current = self._stack[-1]
 
     def unlisten(self, listener: Callable[[str], None]) -> None:
         """Take a listener away, if it is there."""
@@ -62,9 +62,10 @@ class PhaseTrack:
         self.is_manual = True
         self._hidden = {"forward", "clip", "zero_grad"} | ({"optimizer"} if self.has_scaler else set())
 
-    def hide(self, phase: str) -> None:
-        """From now on the phase's time is `other`."""
-        self._hidden.add(phase)
+    def expect(self, phase: str, *_: Any) -> None:
+        """Something of the phase happens: from now on the phase's time is `other`, if it is not going on."""
+        if self._stack[-1] != phase:
+            self._hidden.add(phase)
 
     def unseen_phases(self) -> list[str]:
         """Phases whose time is in `other` because nobody can tell where they begin and end."""
@@ -72,16 +73,6 @@ class PhaseTrack:
             return []
         unannounced = {"backward", "optimizer"} - self._announced
         return [phase for phase in PHASES if phase in self._hidden | unannounced]
-
-    def reset(self) -> None:
-        """Forget what was going on (a run begins, or an exception cut a phase short)."""
-        self._stack = ["other"]
-        self.current = "other"
-
-    def reset_to(self, phase: str) -> None:
-        """Take `phase` to be going on, whatever was seen since; nobody is told."""
-        self._stack = ["other", phase]
-        self.current = phase
 
     def enter(self, phase: str) -> None:
         self._stack.append(phase)
@@ -157,7 +148,7 @@ class PhaseTrack:
     def start_manual(self, phase: str) -> None:
         if self._stack[-1] == phase:
             # An optimizer that runs its closure several times: forwards lie inside the update.
-            self.hide(phase)
+            self._hidden.add(phase)
             return
         self._announced.add(phase)
         self.enter(phase)
@@ -198,9 +189,6 @@ def _nothing() -> None:
     pass
 
 
-_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
-
-
 class _Scopes(dict[str, Scope]):
     """Every action's scope, made when the action is first seen; afterwards it costs one look-up."""
 
@@ -216,13 +204,14 @@ class _Scopes(dict[str, Scope]):
         scope = self[action_name] = kind(start, stop, self._track)
         return scope
 
-    def _handlers(self) -> _Handlers:
+    def _handlers(self) -> dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]:
         """What to do when an action starts and when it stops, by the beginning of its owner's name and its own."""
         track = self._track
-        handlers: _Handlers = {
-            ("[_", "train_dataloader_next"): (track.start_data, track.stop_data),
+        data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
+        handlers = {
+            **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
+            **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
             ("[S", "batch_to_device"): (track.start_transfer, track.leave),
-            ("[S", "training_step"): (partial(track.enter, "forward"), track.leave),
             ("[S", "backward"): (partial(track.enter, "backward"), track.stop_backward),
             # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
             ("[L", "optimizer_step"): (partial(track.enter, "other"), track.leave),
@@ -230,10 +219,6 @@ class _Scopes(dict[str, Scope]):
             ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
             ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
         }
-        for evaluation in ("val", "test"):
-            handlers["[_", f"{evaluation}_next"] = handlers["[_", "train_dataloader_next"]
-        for step in ("validation_step", "test_step"):
-            handlers["[S", step] = handlers["[S", "training_step"]
         if track.is_manual:
             # The first of the callbacks' hooks after backward ends it; the module's own comes last.
             end_backward = (partial(track.stop_manual, "backward"), _nothing)
@@ -256,6 +241,9 @@ class BorderProfiler(Profiler):
         self.track = track
         self._silent = isinstance(inner, PassThroughProfiler)
         self._scopes = _Scopes(track)
+        # The rest of a profiler's life belongs to the user's own.
+        for name in ("summary", "describe", "setup", "teardown"):
+            setattr(self, name, getattr(inner, name))
 
     def start(self, action_name: str) -> None:
         if not self._silent:
@@ -274,20 +262,6 @@ class BorderProfiler(Profiler):
         """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
         return self._scopes[action_name] if self._silent else super().profile(action_name)
 
-    # The rest of a profiler's life belongs to the user's own.
-
-    def summary(self) -> str:
-        return self.inner.summary()
-
-    def describe(self) -> None:
-        self.inner.describe()
-
-    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        self.inner.setup(stage, local_rank, log_dir)
-
-    def teardown(self, stage: str | None) -> None:
-        self.inner.teardown(stage)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
 
@@ -302,13 +276,9 @@ class BypassWatch:
     """
 
     def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
-        def expect(phase: str, *_: Any) -> None:
-            if track.innermost != phase:
-                track.hide(phase)
-
-        gradients = [p.register_post_accumulate_grad_hook(partial(expect, "backward"))
+        gradients = [p.register_post_accumulate_grad_hook(partial(track.expect, "backward"))
                      for p in module.parameters() if p.requires_grad]  # fmt: skip
-        updates = [optimizer.register_step_post_hook(partial(expect, "optimizer"))
+        updates = [optimizer.register_step_post_hook(partial(track.expect, "optimizer"))
                    for optimizer in optimizers if isinstance(optimizer, Optimizer)]  # fmt: skip
         self._handles: list[RemovableHandle] = [*gradients, *updates]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -13,20 +14,15 @@ from torch.utils.hooks import RemovableHandle
 from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
 
 
-class Range:
+class Range(ExitStack):
     """One named range on this thread, open from its making until `close`."""
 
     def __init__(self, name: str, uses_nvtx: bool) -> None:
-        self._uses_nvtx = uses_nvtx
-        self._record = record_function(name)
-        self._record.__enter__()
+        super().__init__()
+        self.enter_context(record_function(name))
         if uses_nvtx:
             torch.cuda.nvtx.range_push(name)
-
-    def close(self) -> None:
-        if self._uses_nvtx:
-            torch.cuda.nvtx.range_pop()
-        self._record.__exit__(None, None, None)
+            self.callback(torch.cuda.nvtx.range_pop)
 
 
 class StepRanges:

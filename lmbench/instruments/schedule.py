@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lmbench.errors import UsageError
+from lmbench.errors import check_at_least
 
 # A queue that has not filled again after this many steps will not.
 MAX_SETTLE_STEPS = 50
@@ -39,14 +39,10 @@ class Schedule:
     probe_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("warmup_steps", self.warmup_steps, 0),
-            ("steps", self.steps, 1),
-            ("min_window_s", self.min_window_s, 0),
-            ("probe_steps", self.probe_steps, 0),
-        ):
-            if value is not None and value < least:
-                raise UsageError(f"measure.{name} is {value}; it must be at least {least}")
+        least = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0}
+        for name, limit in least.items():
+            if (value := getattr(self, name)) is not None:
+                check_at_least(limit, **{f"measure.{name}": value})
 
     def is_window_complete(self, steps_done: int, elapsed_s: float) -> bool:
         return self.steps is not None and steps_done >= self.steps and elapsed_s >= self.min_window_s

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from contextlib import suppress
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import torch
@@ -16,24 +17,25 @@ from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops,
 from lmbench.hardware import peak_flops
 from lmbench.records.run import Data, Flops, Model
 
+Facts = TypeVar("Facts", Model, Data)
+
 OWN_SOURCE = "the module's own flops_per_token()"
 
 
-def class_name(value: object) -> str:
-    """The dotted name of an object's class."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def path_of(named: type) -> str:
+    """The dotted path of a class."""
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def describe_model(module: LightningModule) -> Model:
     """Class, parameter counts, and whatever the module's own `describe() -> dict` adds (its shape, say)."""
     parameters = list(module.parameters())
     model = Model(
-        name=class_name(module),
+        name=path_of(type(module)),
         parameter_count=sum(p.numel() for p in parameters),
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
-    _take(model, _own_description(module))
-    return model
+    return _described(model, module)
 
 
 def describe_data(trainer: Trainer) -> Data:
@@ -41,34 +43,25 @@ def describe_data(trainer: Trainer) -> Data:
     data = trainer.datamodule  # type: ignore[attr-defined]
     if data is None:
         return Data(source="loaders without a data module")
-    described = Data(name=class_name(data))
-    _take(described, _own_description(data))
-    return described
+    return _described(Data(name=path_of(type(data))), data)
 
 
-def _take(described: Model | Data, answer: Mapping[str, Any]) -> None:
-    """Put what a subject says of itself into the fields of these names; the rest, or of another type, is kept apart."""
-    types = get_type_hints(type(described))
-    for name, value in answer.items():
+def _described(facts: Facts, subject: object) -> Facts:
+    """The facts with what `describe()` answers in the fields of its names; the rest, or of another type, is kept apart.
+
+    A stranger's method of that name may be anything: what wants arguments, or answers no mapping, says nothing.
+    """
+    describe, answer = getattr(subject, "describe", None), None
+    with suppress(TypeError):
+        answer = describe() if callable(describe) else None
+    types = get_type_hints(type(facts))
+    for name, value in (answer if isinstance(answer, Mapping) else {}).items():
         if name in types and name != "described":
-            try:
-                setattr(described, name, msgspec.convert(value, types[name]))
+            with suppress(msgspec.ValidationError):
+                setattr(facts, name, msgspec.convert(value, types[name]))
                 continue
-            except msgspec.ValidationError:
-                pass
-        described.described[str(name)] = value
-
-
-def _own_description(subject: object) -> Mapping[str, Any]:
-    """The answer to `describe()`. Only where it is one: a stranger's method of that name may be anything."""
-    tell = getattr(subject, "describe", None)
-    if not callable(tell):
-        return {}
-    try:
-        answer = tell()
-    except TypeError:
-        return {}
-    return answer if isinstance(answer, Mapping) else {}
+        facts.described[str(name)] = value
+    return facts
 
 
 def describe_flops(
@@ -98,7 +91,7 @@ def describe_flops(
 def _note_count(flops: Flops, count: FlopCount, mode: str) -> None:
     multiplier, causal = mode_multiplier(mode), count.causal_per_token_flops
     flops.per_token_flops = count.per_token_flops * multiplier
-    flops.causal_per_token_flops = causal * multiplier if causal is not None else None
+    flops.causal_per_token_flops = None if causal is None else causal * multiplier
     again = count.recomputed_per_token_flops
     flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
     flops.multiplier, flops.source, flops.reason = multiplier, count.source, None

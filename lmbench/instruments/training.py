@@ -71,17 +71,13 @@ class MovementSample:
     A single element can come to rest by chance: where its momentum crosses zero.
     """
 
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
-    before: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: By the parameter's name: parameter, row and what was in it.
+    rows: dict[str, tuple[nn.Parameter, int, torch.Tensor]] = field(default_factory=dict)
 
     def unmoved(self) -> list[str]:
         """Parameters of whose sampled row every element is what it was."""
-        return [
-            name
-            for name, row in self.rows.items()
-            if torch.equal(_as_rows(self.parameters[name].detach())[row], self.before[name])
-        ]
+        rows = self.rows.items()
+        return [name for name, (p, row, before) in rows if torch.equal(_as_rows(p.detach())[row], before)]
 
     def add(self, parameters: Parameters) -> None:
         """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
@@ -90,8 +86,7 @@ class MovementSample:
                 # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
                 peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
                 row = int(peaks.argmax())
-                self.parameters[name], self.rows[name] = parameter, row
-                self.before[name] = _as_rows(parameter.detach())[row].clone()
+                self.rows[name] = parameter, row, _as_rows(parameter.detach())[row].clone()
 
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,11 +98,11 @@ def loss_facts(steps: Sequence[StepRecord]) -> Loss:
 
     A nan or an infinity stays one, so that a diverged run is seen.
     """
-    losses = [(step.stage, step.loss) for step in steps if step.loss is not None]
-    window = [loss for stage, loss in losses if stage == "window"]
+    losses = [step.loss for step in steps if step.loss is not None]
+    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
     mean = float(torch.tensor(window, dtype=torch.float64).mean()) if window else None
     return Loss(
-        first=losses[0][1] if losses else None,
+        first=losses[0] if losses else None,
         last=window[-1] if window else None,
         mean=mean,
         # Over 709 the perplexity is no float any more; the loss itself says enough.

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
-from lmbench.instruments.own_code import own_lines
+from lmbench.instruments.own_code import own_lines, place
 from lmbench.model.attention import ATTENTION, AttentionKind, Size
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
@@ -311,7 +311,7 @@ def _raising(name: str, case: Use, part: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        where = f" at {lines[-1]}" if lines else ""
+        where = f" at {place(lines[-1])}" if lines else ""
         message = " ".join(str(error).split())[:300]
         raised = _RaisedError(f"{name} raised in its {part}{where}, for {case}: {type(error).__name__}: {message}")
         raised.is_fatal = "CUDA error" in message or "device-side assert" in message

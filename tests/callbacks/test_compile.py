@@ -41,8 +41,8 @@ def test_the_own_model_compiles_as_one_graph_and_keeps_its_losses(tmp_path):
 
 
 def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
-    words = ["--model", "lmbench.AttentionLayer", "--model.attention", "naive", "--data.context_length", "128"]
-    words += ["--measure.mode", "forward"]
+    words = ["--model=lmbench.AttentionLayer", "--model.attention=naive", "--data.context_length=128"]
+    words += ["--measure.mode=forward"]
     # A graph of one kernel of PyTorch's: there is no C++ to compile.
     fused = bench(tmp_path, *words, "--trainer.compile", "true").record
     told = capsys.readouterr().out
@@ -57,13 +57,6 @@ def test_regional_compiles_each_block(tmp_path):
     compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").record.compile
     assert compiled.targets == ["network.blocks.0", "network.blocks.1"]
     assert compiled.graph_count >= 1
-
-
-def test_a_bare_flag_means_the_defaults(tmp_path):
-    from lmbench.fit.trainer import BenchTrainer
-
-    trainer = BenchTrainer(accelerator="cpu", compile=True, logger=False)
-    assert trainer.callbacks[0].options == CompileOptions()
 
 
 class _Sequential(LightningModule):

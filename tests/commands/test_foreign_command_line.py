@@ -111,11 +111,8 @@ def test_of_a_shipped_configuration_what_others_cannot_use_is_ignored_and_named(
     assert choice == choose("fit", [*shipped, *words])
     assert [sentence.split()[1] for sentence in choice.ignored] == ignored.split()
     assert choice.is_set("model", "size") == ("model.size" not in ignored)
-
-
-def test_ones_own_configuration_is_never_cut(tmp_path):
-    mine = write(tmp_path, "mine.yaml", model={"width": 4}, data={"batch_size": 3})
-    choice = choose("fit", ["--config", mine, "--model", "strangers.OwnLoaders"])
+    # The user's own is never cut.
+    choice = choose("fit", [*words, "--config", "{model: {width: 4}, data: {batch_size: 3}}"])
     assert (choice.is_set("model", "width"), choice.is_set("data", "batch_size"), choice.ignored) == (True, True, [])
 
 

@@ -94,18 +94,16 @@ def test_data_is_a_data_module_a_loader_or_a_batch(data, source):
     assert (run.outcome, run.record.data.source) == ("ok", source)
 
 
-def test_lmbenchs_own_model_gets_its_tokens():
+def test_lmbenchs_own_modules_get_their_data_and_zero_gradients_after_the_step():
     module = LanguageModel(size="tiny", num_layers=1, vocab_size=50, context_length=8)
-    run = measure(module)
-    assert (run.record.data.batch_size, run.record.data.context_length) == (4, 8)
-    assert run.record.zero_grad == "after_step"
-    assert run.record.throughput.tokens_per_s > 0
+    record = measure(module).record
+    assert (record.data.batch_size, record.data.context_length, record.zero_grad) == (4, 8, "after_step")
+    assert record.throughput.tokens_per_s > 0
     # Its weights were trained by then.
-    assert (run.record.model.is_fresh, measure(module).record.model.is_fresh) == (True, False)
-
-
-def test_inference_is_a_mode():
-    assert measure(OwnLoaders(), mode="inference").record.mode == "inference"
+    assert (record.model.is_fresh, measure(module, mode="inference").record.model.is_fresh) == (True, False)
+    layer = lmbench.AttentionLayer(heads=2, head_dim=8, batch_size=3, context_length=16)
+    record = measure(layer).record
+    assert (record.mode, record.data.batch_size, record.data.context_length) == ("forward_backward", 3, 16)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +118,6 @@ def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(ins
     run = measure(OwnLoaders(), instrument=instrument, gradient_norm=True, probe_steps=1)
     assert is_there(run.record)
     assert run.steps[-1].gradient_norm > 0
-
-
-def test_an_instrument_that_is_not_there_is_refused():
-    with pytest.raises(lmbench.UsageError, match="the history is of a GPU's allocator"):
-        measure(OwnLoaders(), instrument="memory")
-    with pytest.raises(lmbench.UsageError, match="did you mean kernels"):
-        measure(OwnLoaders(), instrument="kernel")
 
 
 def surroundings():
@@ -221,6 +212,8 @@ MISTAKES = {
     ),
     "empty data": (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
     "too short": (lambda: measure(OwnLoaders(), trainer={"max_steps": 1}), "training ended at step 1, the window"),
+    "no GPU": (lambda: measure(OwnLoaders(), instrument="memory"), "the history is of a GPU's allocator"),
+    "no instrument": (lambda: measure(OwnLoaders(), instrument="kernel"), "did you mean kernels"),
     "a flag": (lambda: measure(OwnLoaders(), trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
     "a flag twice": (lambda: measure(OwnLoaders(), trainer={"precision": 16}), "is an argument of measure"),
     "a limit": (lambda: measure(OwnLoaders(), trainer={"min_steps": 9}), "trainer.min_steps is 9"),
@@ -235,13 +228,6 @@ def test_a_mistake_is_an_exception_of_one_line(mistake):
     with pytest.raises(lmbench.UsageError, match=told) as raised:
         call()
     assert "\n" not in str(raised.value)
-
-
-def test_attention_by_itself_gets_its_shape():
-    layer = lmbench.AttentionLayer(heads=2, head_dim=8, batch_size=3, context_length=16)
-    run = measure(layer, mode="forward_backward")
-    assert (run.record.data.batch_size, run.record.data.context_length) == (3, 16)
-    assert run.record.phases.backward.mean_s > 0
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lmbench
-from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback
+from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback, place
 
 MINE = "/home/me/project/my_module.py"
 #: Beside libraries of a single file, such as pynvml.
@@ -55,7 +55,7 @@ PATHS = {
 def test_only_the_users_lines_are_shown(path):
     files, shown = PATHS[path]
     error = raised(*files)
-    assert [line.file for line in own_lines(error)] == shown
+    assert [line.filename for line in own_lines(error)] == shown
     assert own_traceback(error) is not None or not shown
 
 
@@ -66,7 +66,7 @@ def test_what_a_loaders_process_says_is_read_from_its_text():
         f'  File "{MINE}", line 31, in __getitem__\n    return self.rows[index]\n           ~~~~^^^^\nKeyError: 3\n'
     )
     (line,) = own_lines(raised(LIGHTNING, TORCH, message=told))
-    assert (str(line), line.text) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
+    assert (place(line), line.line) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
 
 
 def test_what_lightning_calls_of_lmbench_and_fails_is_lmbenchs_own():
