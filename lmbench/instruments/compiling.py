@@ -74,7 +74,11 @@ def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn
         targets = [module]
     else:
         targets = list(module.children())
-    return _blocks(targets) if options.regional else targets
+    if not options.regional:
+        return targets
+    lists = [m for t in targets for m in t.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    nested = {id(m) for outer in lists for child in outer for m in child.modules()}
+    return [child for outer in lists if id(outer) not in nested for child in outer] or targets
 
 
 def empty_cache() -> str | None:
@@ -87,13 +91,6 @@ def use_cache(folder: str) -> None:
     """Point Inductor's and Triton's caches of this process at a folder."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
-
-
-def _blocks(targets: list[nn.Module]) -> list[nn.Module]:
-    lists = [m for t in targets for m in t.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    nested = {id(m) for outer in lists for child in outer for m in child.modules()}
-    blocks = [child for outer in lists if id(outer) not in nested for child in outer]
-    return blocks or targets
 
 
 def _compile_call(target: nn.Module, options: CompileOptions) -> None:

@@ -49,7 +49,11 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     `is_own_subject` says that module and data are lmbench's own: then an exception at no line of the user's is not
     theirs.
     """
-    signum = _signal_behind(exception)
+    signum = received()
+    if signum is None and isinstance(exception, KeyboardInterrupt):
+        signum = signal.SIGINT
+    elif signum is None and isinstance(exception, SIGTERMException | Terminated):
+        signum = signal.SIGTERM
     if signum is not None:
         return interrupted(signum, phase)
     memory = out_of_memory(exception)
@@ -93,12 +97,3 @@ def error_facts(kind: str, message: str, phase: str | None) -> RunError:
         lines = [lines[0], lines[-1]]
     line = " ".join(" ".join(lines).split())[:2000]
     return RunError(kind, line, phase)
-
-
-def _signal_behind(exception: BaseException) -> int | None:
-    first = received()
-    if first is None and isinstance(exception, KeyboardInterrupt):
-        return signal.SIGINT
-    if first is None and isinstance(exception, SIGTERMException | Terminated):
-        return signal.SIGTERM
-    return first

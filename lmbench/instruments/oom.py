@@ -52,7 +52,10 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
         if (where := _where(link)) is not None:
             amount = _AMOUNT.search(str(link))
             size = amount and round(float(amount["number"]) * 1024 ** _POWERS.index(amount["power"] or " "))
-            return OutOfMemory(size, where, _line(link))
+            # The line of the message that tells of memory, else its first one, else the exception's name.
+            lines = [" ".join(line.split()) for line in str(link).splitlines() if line.strip()]
+            telling = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
+            return OutOfMemory(size, where, next(iter(telling or lines), type(link).__name__)[:500])
     return None
 
 
@@ -87,10 +90,3 @@ def _where(exc: BaseException) -> Literal["device", "host"] | None:
     if _DEVICE.search(text) or any(base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__):
         return "device"
     return None
-
-
-def _line(exc: BaseException) -> str:
-    """The line of the message that tells of memory, else its first one, else the exception's name."""
-    lines = [" ".join(line.split()) for line in str(exc).splitlines() if line.strip()]
-    telling = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
-    return next(iter(telling or lines), type(exc).__name__)[:500]
