@@ -18,16 +18,14 @@ def import_named(what: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        if name and f"{module_name}.".startswith(f"{name}."):
-            why = f"there is no module {name}, neither in this folder nor installed"
-        elif name:
-            why = f"{module_name} imports {name}, which is not installed"
-        else:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{last.filename}:{last.lineno}"
-            if isinstance(error, SyntaxError):
-                place = f"{error.filename}:{error.lineno}"
-            reason = " ".join(str(error).split())
-            why = f"importing {module_name} failed at {place}: {type(error).__name__}: {reason}"
-        raise UsageError(f"{what}: {why}") from error
+        raise UsageError(f"{what}: {_why_no_import(module_name, error)}") from error
+
+
+def _why_no_import(module_name: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if f"{module_name}.".startswith(f"{error.name}."):
+            return f"there is no module {error.name}, neither in this folder nor installed"
+        return f"{module_name} imports {error.name}, which is not installed"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{frame.filename}:{frame.lineno}"
+    return f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
