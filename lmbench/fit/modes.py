@@ -74,6 +74,6 @@ def _zero_after_step(module: LightningModule) -> None:
         ):
             zero(*arguments[:3])
 
-    module.optimizer_step = optimizer_step  # type: ignore[method-assign]
+    module.optimizer_step = optimizer_step  # type: ignore[method-assign,assignment]
     # The gradients were freed when the last step ended.
     module.optimizer_zero_grad = _nothing  # type: ignore[method-assign]

@@ -141,7 +141,8 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
         before, after = getattr(opened, name), getattr(closed, name)
         if before is None or after is None or after < before or elapsed_s <= 0:
             return None
-        return min((after - before) / elapsed_s, most)
+        per_second: float = (after - before) / elapsed_s
+        return min(per_second, most)
 
     power_w = rate("energy_j")
     state = DeviceState(

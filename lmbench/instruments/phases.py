@@ -189,6 +189,9 @@ def _nothing() -> None:
     pass
 
 
+_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
+
+
 class _Scopes(dict[str, Scope]):
     """Every action's scope, made when the action is first seen; afterwards it costs one look-up."""
 
@@ -204,11 +207,11 @@ class _Scopes(dict[str, Scope]):
         scope = self[action_name] = kind(start, stop, self._track)
         return scope
 
-    def _handlers(self) -> dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]:
+    def _handlers(self) -> _Handlers:
         """What to do when an action starts and when it stops, by the beginning of its owner's name and its own."""
         track = self._track
         data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
-        handlers = {
+        handlers: _Handlers = {
             **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
             **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
             ("[S", "batch_to_device"): (track.start_transfer, track.leave),
