@@ -10,7 +10,6 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
@@ -18,8 +17,6 @@ from lmbench.hardware import peak_flops
 from lmbench.records.run import Data, Flops, Model
 
 Facts = TypeVar("Facts", Model, Data)
-
-OWN_SOURCE = "the module's own flops_per_token()"
 
 
 def path_of(named: type) -> str:
@@ -74,17 +71,20 @@ def describe_flops(
     Raises:
         UsageError: `flops_per_token()` returned neither a FlopCount nor a whole number.
     """
-    count = own_flop_count(module)
     peak = peak_flops(gpu_name, precision, matmul_precision) if gpu_name else None
     flops = Flops(
         multiplier=mode_multiplier(mode),
         peak_flops_per_s=peak.flops_per_s if peak else None,
         peak_source=peak.source if peak else None,
     )
-    if count is None:
+    method, name = getattr(module, "flops_per_token", None), f"{type(module).__name__}.flops_per_token()"
+    if not callable(method):
         flops.reason = f"{type(module).__name__} has no flops_per_token()"
-    else:
-        _note_count(flops, count, mode)
+        return flops
+    count = method()
+    if not isinstance(count, FlopCount):
+        count = FlopCount(_whole_number(count, name), None, "the module's own flops_per_token()")
+    _note_count(flops, count, mode)
     return flops
 
 
@@ -95,21 +95,6 @@ def _note_count(flops: Flops, count: FlopCount, mode: str) -> None:
     again = count.recomputed_per_token_flops
     flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
     flops.multiplier, flops.source, flops.reason = multiplier, count.source, None
-
-
-def own_flop_count(module: nn.Module) -> FlopCount | None:
-    """FLOPs of one forward pass per token by the module's `flops_per_token() -> FlopCount | int`, if it has one.
-
-    Raises:
-        UsageError: it returned something else.
-    """
-    method = getattr(module, "flops_per_token", None)
-    if not callable(method):
-        return None
-    answer = method()
-    if isinstance(answer, FlopCount):
-        return answer
-    return FlopCount(_whole_number(answer, f"{type(module).__name__}.flops_per_token()"), None, OWN_SOURCE)
 
 
 def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:
