@@ -191,22 +191,13 @@ def test_a_mistake_gets_one_line_and_exit_code_2(mistake, tmp_path, capsys, monk
     assert (error.startswith("lmbench: "), error.count("\n")) == (True, 1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "answer", "phases"),
-    [
-        ("train_step", "dict", {"forward", "backward", "optimizer", "zero_grad"}),
-        ("train_step", "none", {"forward", "optimizer", "zero_grad"}),
-        ("forward_backward", "none", {"forward", "zero_grad"}),
-        ("forward", "dict", {"forward"}),
-    ],
-)
-def test_modes_do_their_part_whatever_training_step_returns(mode, phases, answer, tmp_path):
-    line = f"{REGRESSION} --model.answer {answer} --measure.mode {mode} --trainer.gradient_clip_val 1.0"
+@pytest.mark.parametrize("mode", ["train_step", "forward_backward", "forward"])
+def test_modes_do_their_part_where_every_other_step_returns_no_loss(mode, tmp_path):
+    line = f"{REGRESSION} --model.answer none --measure.mode {mode} --trainer.gradient_clip_val 1.0"
     run = fit(tmp_path, line)
     timed = {phase for phase in PHASES if (run.steps[-1].span_s(phase) or 0) > 0}
-    assert (run.outcome, phases <= timed, "optimizer" in timed) == ("ok", True, mode == "train_step")
-    losses = [step.loss for step in run.steps]
-    assert [loss is None for loss in losses] == [answer == "none" and step % 2 == 1 for step in range(5)]
+    assert (run.outcome, "forward" in timed, "optimizer" in timed) == ("ok", True, mode == "train_step")
+    assert [step.loss is None for step in run.steps] == [step % 2 == 1 for step in range(5)]
 
 
 def test_accumulated_losses_are_the_modules_own(tmp_path):

@@ -238,8 +238,7 @@ def test_a_real_gpu_tells_what_the_reports_need():
     assert facts.name == torch.cuda.get_device_name(device)
     assert facts.memory_total_bytes >= torch.cuda.get_device_properties(device).total_memory
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    end = opened.read_at_s + 2.0
-    while (closed := sensor.read()).read_at_s < end:
+    while (closed := sensor.read()).read_at_s < opened.read_at_s + 2.0:
         for _ in range(20):
             a @ a
         torch.cuda.synchronize()
