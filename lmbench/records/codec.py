@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,6 +33,7 @@ MAX_DEPTH = 50
 #: Larger whole numbers, to either side, become no float.
 _MAX_WHOLE = 2**63
 _MAX_UNPACKED_BYTES = 32 * 2**20
+_STEP = msgspec.json.Decoder(StepRecord)
 
 
 class DamagedRecord(ValueError):
@@ -61,24 +63,24 @@ def decode_run(data: bytes) -> RunRecord:
         DamagedRecord: it is no JSON, or a field has the wrong type.
     """
     plain = _plain(data)
-    version = _checked(msgspec.convert, plain, _Head).schema_version
+    version = _checked(partial(msgspec.convert, type=_Head), plain).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    record: RunRecord = _checked(msgspec.convert, _with_nonfinite(plain), RunRecord)
+    record: RunRecord = _checked(partial(msgspec.convert, type=RunRecord), _with_nonfinite(plain))
     return record
 
 
 def decode_step(data: bytes) -> StepRecord:
     """A step's record from a line of steps.jsonl. Raises DamagedRecord."""
-    record: StepRecord = _checked(msgspec.json.decode, data, StepRecord)
+    record: StepRecord = _checked(_STEP.decode, data)
     if record.nonfinite:
-        record = _checked(msgspec.convert, _with_nonfinite(_plain(data)), StepRecord)
+        record = _checked(partial(msgspec.convert, type=StepRecord), _with_nonfinite(_plain(data)))
     return record
 
 
 def decode(data: bytes, kind: type[S]) -> S:
     """A record of any class from its JSON. Raises DamagedRecord."""
-    record: S = _checked(msgspec.convert, _plain(data), kind)
+    record: S = _checked(partial(msgspec.convert, type=kind), _plain(data))
     return record
 
 
@@ -96,15 +98,15 @@ def read_packed(path: Path, kind: type[S]) -> S:
 
 
 def _plain(data: bytes) -> Any:
-    plain = _checked(msgspec.json.decode, data, Any)
+    plain = _checked(msgspec.json.decode, data)
     _check_size(plain, MAX_DEPTH)
     return plain
 
 
-def _checked(read: Callable[..., Any], data: Any, kind: Any) -> Any:
+def _checked(read: Callable[[Any], Any], data: Any) -> Any:
     """What msgspec reads, its complaints as DamagedRecord in one line: `Expected int, got str - at window.steps`."""
     try:
-        return read(data, type=kind)
+        return read(data)
     except RecursionError:
         raise DamagedRecord("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -182,7 +184,7 @@ def _storable(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _with_nonfinite(plain: Any) -> Any:
     """Put a record's non-finite numbers back where they are null. Raises DamagedRecord for a path to anything else."""
-    nonfinite = _checked(msgspec.convert, plain, _Head).nonfinite
+    nonfinite = _checked(partial(msgspec.convert, type=_Head), plain).nonfinite
     plain.pop("nonfinite", None)
     for path, name in nonfinite.items():
         holder: Any = None
