@@ -115,7 +115,7 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
 
     # What is printed there is the verdict alone, in whatever form.
     with result_alone():
-        carry_out(plan, path, progress, lambda path, progress: None, is_enough)
+        carry_out(plan, path, progress, is_enough)
     comparison = look()
     progress.said(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:

@@ -49,29 +49,17 @@ _COLUMN = 30
 
 def run(args: list[str]) -> int:
     """Print the short help of `lmbench COMMAND -h`; returns the exit code."""
-    print(text(args[0]))
-    return ExitCode.OK
-
-
-def text(command: str) -> str:
-    """The short help of `fit` or `validate`."""
+    command = args[0]
+    print(f"usage: lmbench {command} CONFIG [--OPTION VALUE]...\n\n{_MEASURES[command]}\n\nconfiguration:")
+    print("  CONFIG                       a YAML file, or a shipped one by its name; or --config")
     names = f"shipped: {', '.join(shipped_configs())}"
-    lines = [
-        f"usage: lmbench {command} CONFIG [--OPTION VALUE]...",
-        f"\n{_MEASURES[command]}",
-        "\nconfiguration:",
-        _line("CONFIG", "", "a YAML file, or a shipped one by its name; or --config"),
-        fill(names, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False),
-    ]
+    print(fill(names, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     for heading, options in OPTIONS.items():
-        lines += [f"\n{heading}:", *(_line(*option) for option in options)]
-    lines += [
-        f"\n`lmbench {command} --help` lists all options, after `--model CLASS` that class's.",
-        "It takes seconds.",
-    ]
-    return "\n".join(lines)
-
-
-def _line(name: str, value: str, what: str) -> str:
-    given = f"  {name} {value}".rstrip()
-    return f"{given:<{_COLUMN}} {what}" if len(given) <= _COLUMN else f"{given}\n{'':<{_COLUMN}} {what}"
+        print(f"\n{heading}:")
+        for name, value, meaning in options:
+            words = f"  {name} {value}".rstrip()
+            # What is too long for its column has a line of its own.
+            words += f"\n{'':<{_COLUMN}}" if len(words) > _COLUMN else ""
+            print(f"{words:<{_COLUMN}} {meaning}")
+    print(f"\n`lmbench {command} --help` lists all options, after `--model CLASS` that class's.\nIt takes seconds.")
+    return ExitCode.OK

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmbench.errors import UsageError
+from jsonargparse.typing import PositiveInt
+
 from lmbench.report.answer import Answer
 
 
-def kernels(source: str, *, top: int = 10, ceiling: Path | None = None) -> Answer:
+def kernels(source: str, *, top: PositiveInt = 10, ceiling: Path | None = None) -> Answer:
     """Shows where the device's time goes, from a trace: kernels, their kinds and the parts of the model they work for,
     by phase; the device's and the host's clocks side by side, with a verdict; and what is inside attention.
 
@@ -21,8 +22,6 @@ def kernels(source: str, *, top: int = 10, ceiling: Path | None = None) -> Answe
         top: kernels shown per phase.
         ceiling: a record of `lmbench ceiling` (by default one of the same GPU beside the results).
     """
-    if top < 1:
-        raise UsageError(f"--top is {top}; give 1 or more kernels")
     # Here: help does not wait for it.
     from lmbench.kernels.answer import kernels_answer
 

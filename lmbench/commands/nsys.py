@@ -12,19 +12,6 @@ from lmbench.errors import UsageError
 COMMANDS = ("fit", "validate")
 
 
-def command_line(nsys: str, output: str, words: list[str]) -> list[str]:
-    """The command that replaces this process: Nsight Systems around lmbench, with ranges and without torch.profiler.
-
-    Nsight's `--capture-range=cudaProfilerApi` waits for the `cudaProfilerStart` that the KernelProfiler calls when the
-    window opens (Nsight Systems user guide, CLI profile options).
-    """
-    capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
-    profiler = ["--trainer.profiler", "kernels", "--trainer.profiler.tool", "nsys"]
-    # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
-    run = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *words[1:]]
-    return [nsys, "profile", *capture, "--output", output, *run]
-
-
 def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) -> int:
     """Runs `lmbench fit ...` (or validate) under `nsys profile`.
 
@@ -41,14 +28,18 @@ def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) 
     """
     run = [*words, *settings]
     if not words or words[0] not in COMMANDS:
-        given = repr(run[0]) if run else "nothing"
-        raise UsageError(f"nsys was given {given} to run; it runs one of {', '.join(COMMANDS)} with its options")
+        raise UsageError(f"nsys was given {' '.join(run[:1])!r} to run; it runs one of {', '.join(COMMANDS)}")
     if any(word.split("=")[0] == "--trainer.profiler" for word in run):
         raise UsageError("nsys was given --trainer.profiler; it sets its own, whose options such as .steps are allowed")
     program = shutil.which("nsys")
     if program is None:
         advice = "install Nsight Systems, or use --trainer.profiler kernels, which needs nothing but PyTorch"
         raise UsageError(f"nsys is not on this machine's PATH; {advice}")
-    line = command_line(program, output, run)
+    # Nsight waits for the `cudaProfilerStart` that the KernelProfiler calls when the window opens, and records ranges
+    # without torch.profiler (Nsight Systems user guide, CLI profile options).
+    capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
+    profiler = ["--trainer.profiler", "kernels", "--trainer.profiler.tool", "nsys"]
+    # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
+    command = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *run[1:]]
     sys.stdout.flush()
-    os.execv(line[0], line)
+    os.execv(program, [program, "profile", *capture, "--output", output, *command])

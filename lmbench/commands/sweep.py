@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
-from lmbench.records.store import SWEEP_FILE
+from lmbench.records.store import CELLS_FILE, SWEEP_FILE, write_whole
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
-from lmbench.sweep.file import Options, SweepFile, read_sweep_file
+from lmbench.sweep.file import Options, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
@@ -61,7 +61,15 @@ def sweep(
         timeout_s: seconds a run may take, instead of the file's
         settings: options of `lmbench fit` for every cell
     """
-    path, file = _find(study, results_dir, name)
+    if os.path.lexists(Path(study) / SWEEP_FILE):
+        if name is not None:
+            raise UsageError("--name names a new sweep; a sweep's folder has its name")
+        path, file = Path(study).absolute(), read_sweep_folder(Path(study))
+    else:
+        source = find_sweep(study)
+        path, file = results_dir / (name or source.stem), read_sweep_file(source)
+        if not re.fullmatch(r"[\w-][\w.-]*", name or source.stem):
+            raise UsageError(f"--name {path.name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
     file = file.changed(read_options(settings or []), repeats, timeout_s)
     if file.sides:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
@@ -70,14 +78,15 @@ def sweep(
     plan = make_plan(path.name, file, makes_checkouts=not dry_run)
     if dry_run:
         for cell in plan.cells:
-            command, *options = cell.words()
-            words = ["lmbench", command, *([f"--config={cell.config}"] if cell.config is not None else []), *options]
+            words = ["lmbench", *cell.words()]
+            if cell.config is not None:
+                words.insert(2, f"--config={cell.config}")
             where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
             print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
         print(announcement(plan))
         return ExitCode.OK
     try:
-        return carry_out(plan, path, Progress(plan), _conclude)
+        return carry_out(plan, path, Progress(plan))
     except SweepHalted as error:
         tell(f"sweep: {error}")
         return ExitCode.INTERNAL
@@ -87,8 +96,8 @@ def _studies() -> str:
     """The shipped studies, a line each: their files' first words."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
     for name, path in shipped_studies().items():
-        comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-        question = re.split(r"[.:;](?=\s|$)", " ".join(line.lstrip("# ") for line in comment))[0]
+        comment = path.read_text(encoding="utf-8").replace("\n# ", " ").lstrip("# ")
+        question = re.split(r"[.:;](?=\s|$)", comment)[0]
         if not name.startswith("tiny_"):
             lines.append(f"      {name:<18} {question}")
     return "\n".join(lines)
@@ -100,26 +109,17 @@ sweep.__doc__ = str(sweep.__doc__).replace("STUDIES", _studies())
 def read_options(words: list[str]) -> Options:
     """Options for every cell: `--name value` or `--name=value`."""
     options: Options = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, has_value, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name:
-            raise UsageError(f"{word!r} was not understood; options are --name value, after the sweep")
-        if not has_value:
-            if not rest:
-                raise UsageError(f"{word} has no value; options for every cell are --name value")
-            value = rest.pop(0)
-        options[name] = value
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.removeprefix("--").partition("=")
+        options[name] = value if equals else next(rest, None)
+        if not word.startswith("--") or options[name] is None:
+            raise UsageError(f"{word} has no value, or is no option; options for every cell are --name value")
     return options
 
 
 def carry_out(
-    plan: Plan,
-    path: Path,
-    progress: Progress,
-    conclude: Callable[[Path, Progress], None],
-    is_enough: Callable[[int], bool] = lambda rounds: False,
+    plan: Plan, path: Path, progress: Progress, is_enough: Callable[[int], bool] = lambda rounds: False
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
 
@@ -129,37 +129,22 @@ def carry_out(
     """
     folder = SweepFolder(path)
     progress.said(announcement(plan))
-    executor = LocalExecutor(progress.said, mark=folder.mark)
-    try:
+    with ExitStack() as stack:
+        executor = LocalExecutor(progress.said, mark=folder.mark)
+        stack.callback(executor.close)
+        stack.callback(folder.close)
         execution = Execution(plan, folder, executor, progress, partial(_predicted, folder, progress))
-        known = folder.known_cells()
-        if new := [cell for cell in plan.cells if cell.id not in known]:
-            check_cells(plan, new, executor, progress.said)
+        check_cells(plan, folder, executor, progress.said)
         folder.open(plan)
         try:
             execution.run(is_enough)
         finally:
             progress.close()
-            conclude(folder.path, progress)
+            if not plan.file.sides:
+                _conclude(folder.path, progress)
         executor.close()
         _publish(folder, progress, execution.filings)
-    finally:
-        executor.close()
-        folder.close()
     return execution.exit_code
-
-
-def _find(study: str, results_dir: Path, name: str | None) -> tuple[Path, SweepFile]:
-    """Folder and file of the sweep that was named."""
-    if os.path.lexists(Path(study) / SWEEP_FILE):
-        if name is not None:
-            raise UsageError("--name names a new sweep; a sweep's folder has its name")
-        return Path(study).absolute(), read_sweep_folder(Path(study))
-    path = find_sweep(study)
-    name = name or path.stem
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
-    return results_dir / name, read_sweep_file(path)
 
 
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
@@ -184,12 +169,11 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
 
 def _conclude(path: Path, progress: Progress) -> None:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
-    count = progress.outcomes.total()
-    of_all = "" if progress.is_open else f" of {progress.total}"
-    print(shown(f"{path}: {count}{of_all} runs{f': {outcomes}' if outcomes else ''}"))
-    if not progress.is_open and count < progress.total:
+    count, total = progress.outcomes.total(), progress.total
+    print(shown(f"{path}: {count}{'' if total is None else f' of {total}'} runs: {outcomes}"))
+    if total is not None and count < total:
         print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
-    if progress.outcomes:
+    if count:
         print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
 
 
@@ -207,17 +191,15 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
 
     words = [str(folder.path), *upload_options(filings)]
     later = shlex.join(["lmbench", "upload", *words])
+    modes = {filing.mode for filing in filings}
     try:
-        folder.write_cells(render(report_on([folder.path], make_catalogue()), "csv"))
-        mode = write_new(find_runs([folder.runs]), progress.noted)
+        write_whole(folder.path / CELLS_FILE, render(report_on([folder.path], make_catalogue()), "csv"))
+        if modes == {"offline"}:
+            write_new(find_runs([folder.runs]), progress.noted)
+            print(shown(f"W&B: offline, beside the results; upload: {later}"))
     except (WandbProblem, OSError) as problem:
         progress.said(f"W&B did not get all of this sweep: {problem}; later: {later}")
-        return
     finally:
         progress.close()
-    if any(filing.mode == "online" for filing in filings):
+    if "online" in modes:
         run_typed("upload", upload, words)
-    elif mode == "online":
-        print(shown(f"W&B: what was measured before is not uploaded unasked: {later}"))
-    elif mode == "offline":
-        print(shown(f"W&B: offline, beside the results; upload: {later}"))

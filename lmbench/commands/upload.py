@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jsonargparse.typing import PositiveFloat
+
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_text
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.text import shown
-from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, Destination, WandbProblem, elsewhere, is_uploaded, sync, write
-
-#: So many are written by one process, which imports wandb once; then each is uploaded.
-_TOGETHER = 20
+from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, elsewhere, is_uploaded, sync, write
 
 
 def upload(
@@ -20,7 +19,7 @@ def upload(
     project: str | None = None,
     entity: str | None = None,
     as_filed: bool = False,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: PositiveFloat = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Uploads every result at or below the given folders to W&B, unless it is there.
 
@@ -36,64 +35,43 @@ def upload(
         as_filed: send each to the project and entity that its own record names
         timeout_s: seconds for each result
     """
-    if not timeout_s > 0:
-        raise UsageError(f"--timeout_s is {timeout_s:g}; it must be above 0")
-    folders = find_runs(results)
-    runs = [run for folder in folders if (run := _read(folder)) is not None]
-    due = [run for run in runs if _is_due(run)]
-    refused = [] if as_filed else _without_leave(due, project, entity)
-    paths = [run.path for run in due if run not in refused]
-    options = [f"--{name}={value}" for name, value in (("project", project), ("entity", entity)) if value]
-    while paths:
-        together = paths[:_TOGETHER]
+    options = {name: value for name, value in (("project", project), ("entity", entity)) if value}
+    due: list[Path] = []
+    # By where their records would send them though neither settings nor options do.
+    refused: dict[str, list[Path]] = {}
+    code = ExitCode.OK
+    for folder in find_runs(results):
         try:
-            # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
-            write(together, timeout_s)
-            for path in together:
-                url = sync(path, timeout_s, options)
-                print(shown(f"uploaded          {path}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
-                paths.remove(path)
-        except WandbProblem as problem:
-            more = f"; {len(paths) - 1} more not tried" if len(paths) > 1 else ""
-            tell(f"not uploaded: {paths[0]}: {problem}{more}")
-            return ExitCode.INTERNAL
-    return ExitCode.USAGE if refused or len(runs) < len(folders) else ExitCode.OK
-
-
-def _read(folder: Path) -> Run | None:
-    """A result without its steps; None, and why on standard error, where it cannot be read."""
+            run = load_run(folder, with_steps=False)
+            if run.outcome == DAMAGED:
+                raise UsageError(f"{folder}: {run.damage}")
+        except UsageError as error:
+            tell(f"not uploaded: {error}")
+            code = ExitCode.USAGE
+            continue
+        places = {name: value for name, value in elsewhere(run.record.wandb).items() if name not in options}
+        if is_uploaded(folder):
+            print(shown(f"already uploaded  {folder}"))
+        elif run.outcome == RUNNING:
+            print(shown(f"still running     {folder}"))
+        elif places and not as_filed:
+            refused.setdefault(" of ".join(f"{name} {value!r}" for name, value in places.items()), []).append(folder)
+        else:
+            due.append(folder)
+    for place, folders in refused.items():
+        which = f"{folders[0]} and {len(folders) - 1} more" if folders[1:] else folders[0]
+        advice = "give --as_filed to send it there, or --project and --entity"
+        tell(f"not uploaded: {which}: it names {place}, and your settings do not; {advice}")
+        code = ExitCode.USAGE
     try:
-        run = load_run(folder, with_steps=False)
-    except UsageError as error:
-        tell(f"not uploaded: {error}")
-        return None
-    if run.outcome == DAMAGED:
-        tell(f"not uploaded: {folder}: {run.damage}")
-        return None
-    return run
-
-
-def _is_due(run: Run) -> bool:
-    """Whether the result is to be uploaded now; says so where it is not."""
-    state = "already uploaded" if is_uploaded(run.path) else "still running" if run.outcome == RUNNING else None
-    if state is not None:
-        print(shown(f"{state:<17} {run.path}"))
-    return state is None
-
-
-def _without_leave(runs: list[Run], project: str | None, entity: str | None) -> list[Run]:
-    """Results that their own records would send where neither the user's settings nor the options do; says so, in a
-    line for each such place."""
-    places: dict[Destination, list[Run]] = {}
-    for run in runs:
-        named = elsewhere(run.record.wandb)
-        place = Destination(None if project else named.project, None if entity else named.entity)
-        if place != Destination():
-            places.setdefault(place, []).append(run)
-    for place, (first, *others) in places.items():
-        which = f"{first.path}{f' and {len(others)} more' if others else ''}"
-        tell(
-            f"not uploaded: {which}: it names {place}, and your settings do not; give --as_filed to send it there, "
-            "or --project and --entity"
-        )
-    return [run for group in places.values() for run in group]
+        # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
+        if due:
+            write(due, timeout_s)
+        while due:
+            url = sync(due[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
+            print(shown(f"uploaded          {due.pop(0)}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
+    except WandbProblem as problem:
+        more = f"; {len(due) - 1} more not tried" if due[1:] else ""
+        tell(f"not uploaded: {due[0]}: {problem}{more}")
+        return ExitCode.INTERNAL
+    return code

@@ -5,6 +5,7 @@ A revision of a git repository is checked out into a folder of the user's cache 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -46,21 +47,25 @@ class Environment:
     facts: EnvironmentFacts
     folder: Path | None = None
 
+    @property
+    def import_paths(self) -> list[Path]:
+        """What must be on Python's path to import from the checkout: itself, and `src` where there is one."""
+        return [] if self.folder is None else [path for path in (self.folder / "src", self.folder) if path.is_dir()]
+
     def process_variables(self) -> dict[str, str]:
         """All environment variables of a process in it."""
         variables = {**os.environ, **self.facts.variables}
         if self.folder is not None:
-            paths = [*map(str, import_paths(self.folder)), variables.get("PYTHONPATH", "")]
+            paths = [*map(str, self.import_paths), variables.get("PYTHONPATH", "")]
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return variables
 
     def check_origin(self, lmbench: Path) -> None:
-        """Make sure that the lmbench found there is the checkout's, where the checkout has one. Raises ServerLost."""
-        folder = self.folder
-        if folder is None or not any((path / "lmbench" / "__init__.py").is_file() for path in import_paths(folder)):
-            return
-        if not lmbench.resolve().is_relative_to(folder.resolve()):
-            raise ServerLost(f"lmbench comes from {lmbench}, not from {folder}")
+        """Make sure that the imported lmbench is the checkout's, where the checkout has one. Raises ServerLost."""
+        paths = self.import_paths
+        is_there = any((path / "lmbench/__init__.py").is_file() for path in paths)
+        if is_there and not any(lmbench.resolve().is_relative_to(path.resolve()) for path in paths):
+            raise ServerLost(f"lmbench comes from {lmbench}, not from {self.folder}")
 
 
 #: Where the sweep itself runs.
@@ -75,29 +80,21 @@ def resolve(specs: Mapping[str, EnvironmentSpec], makes_checkouts: bool = True) 
     """
     environments = {}
     for name, spec in specs.items():
-        try:
-            environments[name] = _resolve(name, spec, makes_checkouts)
-        except UsageError as error:
-            raise UsageError(f"environment {name}: {error}") from error
+        python = sys.executable if spec.python is None else shutil.which(Path(spec.python).expanduser())
+        if python is None:
+            raise UsageError(f"environment {name}: python {spec.python!r} is no program; name an interpreter")
+        commit = folder = None
+        if spec.revision is not None:
+            tree = Path(spec.tree or ".").expanduser().resolve()
+            try:
+                root, commit = resolve_revision(tree, spec.revision)
+                folder = check_out(root, commit) / tree.relative_to(root) if makes_checkouts else None
+            except UsageError as error:
+                raise UsageError(f"environment {name}: {error}") from error
+        facts = EnvironmentFacts(spec.python, commit, spec.variables)
+        # Not the interpreter's target: what makes a virtual environment is the path.
+        environments[name] = Environment(name, str(Path(python).absolute()), facts, folder)
     return environments
-
-
-def _resolve(name: str, spec: EnvironmentSpec, makes_checkouts: bool) -> Environment:
-    python = sys.executable if spec.python is None else shutil.which(Path(spec.python).expanduser())
-    if python is None:
-        raise UsageError(f"python {spec.python!r} is no program; name an interpreter, such as /path/.venv/bin/python")
-    commit = folder = None
-    if spec.revision is not None:
-        tree = Path(spec.tree or ".").expanduser().resolve()
-        root, commit = resolve_revision(tree, spec.revision)
-        folder = check_out(root, commit) / tree.relative_to(root) if makes_checkouts else None
-    # Not the interpreter's target: what makes a virtual environment one is the path.
-    return Environment(
-        name, str(Path(python).absolute()), EnvironmentFacts(spec.python, commit, spec.variables), folder
-    )
-
-
-# revisions
 
 
 def resolve_revision(tree: Path, revision: str) -> tuple[Path, str]:
@@ -106,61 +103,44 @@ def resolve_revision(tree: Path, revision: str) -> tuple[Path, str]:
     Raises:
         UsageError: no repository, or no such revision.
     """
-    if not tree.is_dir():
-        raise UsageError(f"tree {str(tree)!r} is no folder; name one within a git repository")
-    root = Path(_git(tree, "rev-parse", "--show-toplevel", what=f"{str(tree)!r} is in no git repository"))
-    commit = _git(
-        root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}",
-        what=f"{revision!r} is no revision of {root}",
-    )  # fmt: skip
-    return root, commit
+    root = Path(_git(tree, "rev-parse", "--show-toplevel", problem=f"{str(tree)!r} is in no git repository"))
+    names = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
+    return root, _git(root, *names, problem=f"{revision!r} is no revision of {root}")
 
 
 def check_out(root: Path, commit: str) -> Path:
     """A folder with the repository as it was at a commit; made once, and kept in the user's cache.
 
     It is a clone that borrows the repository's objects: nothing is written into the repository, and lmbench finds the
-    commit in the clone as it does in any working tree.
+    commit in the clone as it does in any working tree. A clone that was changed, or whose objects the repository has
+    dropped, is made anew.
 
     Raises:
         UsageError: git refuses.
     """
     digest = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmbench" / "checkouts"
-    folder = cache / f"{root.name}-{digest}" / commit[:16]
-    if _is_intact(folder, commit):
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "lmbench" / "checkouts" / f"{root.name}-{digest}" / commit[:16]
+    try:
+        _git(folder, "diff", "--quiet", commit, problem="")
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
-    try:
-        clone = scratch / "clone"
-        failed = f"{root} cannot be cloned"
-        _git(root, "clone", "--quiet", "--shared", "--no-checkout", "--", str(root), str(clone), what=failed)
-        _git(clone, "checkout", "--quiet", "--detach", commit, what=f"commit {commit} cannot be checked out")
-        _link_packages(clone)
-        # In one move: another sweep sees all of it or nothing.
-        clone.rename(folder)
-    except OSError as error:
-        if not _is_intact(folder, commit):
-            raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
-
-
-def import_paths(folder: Path) -> list[Path]:
-    """What has to be on Python's path so that the folder's packages are found: itself, and `src` where there is one."""
-    return [path for path in (folder / "src", folder) if path.is_dir()]
-
-
-def _is_intact(folder: Path, commit: str) -> bool:
-    """Whether a checkout is there as it was made. Its objects are the repository's, which may have dropped them."""
-    try:
-        _git(folder, "diff", "--quiet", commit, what="")
     except UsageError:
-        return False
-    return True
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            clone = Path(scratch) / "clone"
+            words = ["clone", "--quiet", "--shared", "--no-checkout", "--", str(root), str(clone)]
+            _git(root, *words, problem=f"{root} cannot be cloned")
+            _git(clone, "checkout", "--quiet", "--detach", commit, problem=f"commit {commit} cannot be checked out")
+            _link_packages(clone)
+            # In one move: another sweep sees all of it or nothing.
+            clone.rename(folder)
+    except OSError as error:
+        # Another sweep may have made it meanwhile.
+        if error.errno != errno.ENOTEMPTY:
+            raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    return folder
 
 
 def _link_packages(folder: Path) -> None:
@@ -172,22 +152,21 @@ def _link_packages(folder: Path) -> None:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    places = project.get("tool", {}).get("setuptools", {}).get("package-dir", {})
-    for package, place in places.items():
+    for package, target in project.get("tool", {}).get("setuptools", {}).get("package-dir", {}).items():
         link = folder.joinpath(*package.split("."))
         if package and link.parent.is_dir() and not link.exists():
-            link.symlink_to(os.path.relpath(folder / place, link.parent), target_is_directory=True)
+            link.symlink_to(os.path.relpath(folder / target, link.parent), target_is_directory=True)
 
 
-def _git(folder: Path, *words: str, what: str) -> str:
+def _git(folder: Path, *words: str, problem: str) -> str:
+    """What git prints in a folder. Raises UsageError with the problem, and with what git says of it."""
+    command = ["git", "-C", str(folder), *words]
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{what}: git: {error}") from error
+        raise UsageError(f"{problem}: git: {error}") from error
     if done.returncode:
-        complaint = " ".join(done.stderr.split())
-        raise UsageError(f"{what} ({complaint})" if complaint else what)
+        raise UsageError(f"{problem} ({' '.join(done.stderr.split())})")
     return done.stdout.strip()

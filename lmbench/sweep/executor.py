@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -33,7 +32,8 @@ class End:
 
     `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
     was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
-    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first.
+    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first. `cause` is the
+    exception of an interruption, which is to be raised when the process's end is recorded.
     """
 
     code: int
@@ -42,24 +42,13 @@ class End:
     ended_s: float
     oom_evidence: str | None = None
     lost: str | None = None
+    cause: BaseException | None = None
 
     @property
     def signal_name(self) -> str | None:
         """Name of the signal that ended it, None if none did."""
-        if self.code >= 0:
-            return None
-        with suppress(ValueError):
-            return signal.Signals(-self.code).name
-        return f"signal {-self.code}"
-
-
-class Stopped(Exception):
-    """The sweep was told to stop while a process ran; `end` is how that process ended, `cause` what was raised."""
-
-    def __init__(self, end: End, cause: BaseException) -> None:
-        super().__init__("stopped")
-        self.end = end
-        self.cause = cause
+        names = {-number: number.name for number in signal.Signals}
+        return None if self.code >= 0 else names.get(self.code, f"signal {-self.code}")
 
 
 class Executor(Protocol):
@@ -74,10 +63,8 @@ class Executor(Protocol):
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
         """Run a process to its end; `tick` hears now and then how many seconds it has taken so far.
 
-        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why.
-
-        Raises:
-            Stopped: an interruption came; the process was given time to close its record.
+        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why; where an interruption
+        came, the process was given time to close its record, and `End.cause` is what to raise.
         """
         ...
 

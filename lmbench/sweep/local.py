@@ -23,15 +23,13 @@ from lmbench.instruments.milestones import clock_s
 from lmbench.interruption import Terminated, held
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
-from lmbench.sweep.executor import End, Launch, Stopped, oom_evidence, oom_kill_count
+from lmbench.sweep.executor import End, Launch, oom_evidence, oom_kill_count
 
 #: A guess of what a process takes beyond its steps, for an estimate.
 START_S = 1.0
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0
 
-_READY_TIMEOUT_S = 300.0
-_FORK_TIMEOUT_S = 60.0
 # How often somebody is told that a process still runs.
 _TICK_S = 0.5
 # Servers for rounds to come take memory, and are started beside the present one's where cores are idle anyway.
@@ -47,16 +45,21 @@ class Server:
 
     def __init__(self, environment: Environment, mark: Mapping[str, str]) -> None:
         self._environment = environment
-        name = environment.name
-        self._where = f"{'' if name is None else f'environment {name}: '}{environment.python}"
+        self._name = (
+            environment.python if environment.name is None else f"environment {environment.name}: {environment.python}"
+        )
         self._is_ready = False
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the server)
-        self._connection, theirs = Pipe()
-        tie, self._tie = Pipe(duplex=False)
-        with theirs, tie:
-            fds = theirs.fileno(), tie.fileno()
+        self._open = ExitStack()
+        self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed by the stack)
+        ours, its = Pipe()
+        its_tie, tie = Pipe(duplex=False)
+        self._connection = self._open.enter_context(ours)
+        # When this process ends, however it does, the tie closes, and the server and its forks end.
+        self._open.enter_context(tie)
+        with its, its_tie:
+            fds = its.fileno(), its_tie.fileno()
             try:
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     # -P: a package in the working directory takes no part, as under the installed command.
                     [environment.python, "-P", fork_server.__file__, *map(str, fds)],
                     stdin=subprocess.DEVNULL,
@@ -68,11 +71,7 @@ class Server:
                     pass_fds=fds,
                 )
             except OSError as error:
-                raise ServerLost(f"{self._where} does not run: {error.strerror}") from error
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+                raise ServerLost(f"{self._name} does not run: {error.strerror}") from error
 
     def await_ready(self) -> None:
         """Wait until everything is imported.
@@ -80,17 +79,13 @@ class Server:
         Raises:
             ServerLost: it cannot be, or lmbench is not the checkout's where the checkout has one.
         """
-        if self._is_ready:
-            return
-        folder = self.receive(_READY_TIMEOUT_S)
-        try:
-            if folder is None:
-                raise ServerLost(f"{self._where} has not imported lmbench within {_READY_TIMEOUT_S:g} s")
-            self._environment.check_origin(Path(folder))
-        except ServerLost:
-            self.close()
-            raise
-        self._is_ready = True
+        if not self._is_ready:
+            try:
+                self._environment.check_origin(Path(self.receive()))
+            except ServerLost:
+                self.close()
+                raise
+            self._is_ready = True
 
     def fork(self, launch: Launch) -> int:
         """Fork a process, which leads a group of its own; the one before has ended. Returns its id.
@@ -98,38 +93,30 @@ class Server:
         Raises:
             ServerLost: nothing is known of the server any more.
         """
-        try:
+        # Where the server is gone, `receive` says why.
+        with suppress(OSError):
             self._connection.send((launch.words, launch.variables, str(launch.log)))
-        except OSError:
-            raise self._lost() from None
-        pid = self.receive(_FORK_TIMEOUT_S)
-        if pid is None:
-            self.close()
-            raise ServerLost(f"{self._where} does not fork within {_FORK_TIMEOUT_S:g} s")
-        return int(pid)
+        return int(self.receive())
 
-    def receive(self, timeout_s: float) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """What the server sends next, None if nothing came in that time. Raises ServerLost."""
         try:
             return self._connection.recv() if self._connection.poll(timeout_s) else None
         except (EOFError, OSError):
-            raise self._lost() from None
+            code = self.process.wait()
+            self._output.seek(0)
+            lines = self._output.read().decode(errors="replace").split("\n")
+            last = [f"exit code {code}", *filter(None, map(str.strip, lines))][-1]
+            self.close()
+            event = "ended while it served" if self._is_ready else "finds no lmbench that works"
+            reason = last if code >= 0 else signal.Signals(-code).name
+            raise ServerLost(f"{self._name} {event}: {reason}") from None
 
     def close(self) -> None:
         """End the server; it may have ended before."""
-        self._process.kill()
-        self._process.wait()
-        for part in (self._connection, self._tie, self._output):
-            part.close()
-
-    def _lost(self) -> ServerLost:
-        code = self._process.wait()
-        self._output.seek(0)
-        lines = self._output.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
-        self.close()
-        what = "ended while it served" if self._is_ready else "finds no lmbench that works"
-        return ServerLost(f"{self._where} {what}: {last if code >= 0 else signal.Signals(-code).name}")
+        self.process.kill()
+        self.process.wait()
+        self._open.close()
 
 
 class LocalExecutor:
@@ -149,9 +136,8 @@ class LocalExecutor:
 
     def begin_round(self, rounds_to_come: int) -> None:
         """End the servers of the round before."""
-        for servers in self._servers.values():
-            if servers:
-                servers.popleft().close()
+        for servers in filter(None, self._servers.values()):
+            servers.popleft().close()
         self._rounds_to_come = rounds_to_come
 
     def await_ready(self, environments: Iterable[Environment]) -> None:
@@ -164,32 +150,32 @@ class LocalExecutor:
             ServerLost: a server cannot start.
         """
         began_s = time.monotonic()
-        wanted = {environment.name: environment for environment in environments}
-        for name in wanted:
-            while self._servers[name] and not self._servers[name][0].is_alive:
-                self._servers[name].popleft().close()
-        missing = [environment for name, environment in wanted.items() if not self._servers[name]]
+        missing = {}
+        for environment in environments:
+            servers = self._servers[environment.name]
+            while servers and servers[0].process.poll() is not None:
+                servers.popleft().close()
+            if not servers:
+                missing[environment.name] = environment
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
-        for environment in missing:
-            self._servers[environment.name].extend(Server(environment, self._mark) for _ in range(1 + ahead))
-        for environment in missing:
-            present, *others = self._servers[environment.name]
+        for name, environment in missing.items():
+            self._servers[name].extend(Server(environment, self._mark) for _ in range(1 + ahead))
+        for name in missing:
+            present, *others = self._servers[name]
             present.await_ready()
             for server in others:
                 # A server that cannot start is told of in its own round.
                 with suppress(ServerLost):
                     server.await_ready()
         if (took_s := time.monotonic() - began_s) > _WORTH_TELLING_S:
-            others_too = f" and {ahead} to come" if ahead and missing else ""
+            others_too = f" and {ahead} to come" if ahead else ""
             self._say(f"imported PyTorch, Lightning and lmbench for this round{others_too}, in {took_s:.1f} s")
 
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
         """Fork a process from its environment's server and wait for its end; see `Executor.run`."""
         by: Literal["itself", "timeout", "interruption"] = "itself"
         cause: BaseException | None = None
-        code: int | None = None
-        lost: str | None = None
-        pid: int | None = None
+        code = lost = pid = None
         kills, launched_s = oom_kill_count(), clock_s()
         with ExitStack() as stack:
             try:
@@ -200,12 +186,10 @@ class LocalExecutor:
                     pid = server.fork(launch)
                     stack.callback(_kill_group, pid)
                 while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
-                    code = server.receive(min(_TICK_S, left_s))
-                    if code is None:
+                    if (code := server.receive(min(_TICK_S, left_s))) is None:
                         tick(clock_s() - launched_s)
                 if code is None:
-                    by = "timeout"
-                    code = _stop(server, pid, signal.SIGTERM)
+                    by, code = "timeout", _stop(server, pid, signal.SIGTERM)
             except (KeyboardInterrupt, SystemExit) as interruption:
                 if pid is None:
                     raise
@@ -213,10 +197,7 @@ class LocalExecutor:
                 code = _stop(server, pid, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
             except ServerLost as error:
                 code, lost = -signal.SIGKILL, str(error)
-        end = End(code, by, launched_s, clock_s(), oom_evidence(kills, oom_kill_count()), lost)
-        if cause is not None:
-            raise Stopped(end, cause)
-        return end
+        return End(code, by, launched_s, clock_s(), oom_evidence(kills, oom_kill_count()), lost, cause)
 
     def close(self) -> None:
         """End all servers."""

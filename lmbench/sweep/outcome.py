@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import deque
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from msgspec import structs
+
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_words
 from lmbench.records.load import Run
 from lmbench.records.measured import RunError
-from lmbench.records.run import SCHEMA_VERSION, Cost, Milestones, RunRecord
-from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
+from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord
+from lmbench.records.vocabulary import OUTCOMES, RUNNING
 from lmbench.sweep.executor import End
 
 _MOST_MESSAGE = 2000
@@ -36,15 +39,20 @@ class Ending:
     error: RunError | None = None
     exit_code: int | None = None
 
+    @staticmethod
+    def of(record: RunRecord) -> Ending:
+        return Ending(record.outcome, record.error, record.exit_code)
+
     @property
     def is_hopeless(self) -> bool:
         """Whether other repeats of the same cell would end in the same way."""
         return self.outcome in ("oom", "timeout") or (self.outcome == "error" and self.exit_code == ExitCode.USAGE)
 
-
-def ending_of(record: RunRecord) -> Ending:
-    """How a run ended, by its record."""
-    return Ending(record.outcome, record.error, record.exit_code)
+    def skipping(self) -> Ending:
+        """The ending of a repeat that would only do again what this first repeat failed at."""
+        error = self.error or RunError()
+        message = f"repeat 0 ended with {self.outcome}: {error.message}"
+        return Ending("skipped", RunError("Skipped", message, error.phase))
 
 
 def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
@@ -54,20 +62,14 @@ def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
     return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
 
 
-def is_unfinished(run: Run) -> bool:
-    """Whether a record does not tell how its run ended."""
-    return run.outcome in (RUNNING, KILLED, DAMAGED)
-
-
-#: How a process ended that left no record, by its exit code: outcome, the error's kind, and what to say; where that is
-#: empty, lmbench's own last line says it all.
-_BY_CODE: dict[int, tuple[str, str, str]] = {
-    ExitCode.OK: ("error", "NoResult", "it ended well and left no result"),
-    ExitCode.USAGE: ("error", "UsageError", ""),
-    ExitCode.OUT_OF_MEMORY: ("oom", "OutOfMemory", ""),
-    ExitCode.USER_CODE: ("error", "UserCode", ""),
-    ExitCode.INTERRUPTED: ("interrupted", "Interrupted", "somebody stopped its process"),
-    ExitCode.TERMINATED: ("interrupted", "Interrupted", "somebody stopped its process"),
+#: How a process ended that left no record, by its exit code: the outcome and the error's kind.
+_BY_CODE: dict[int, tuple[str, str]] = {
+    ExitCode.OK: ("error", "NoResult"),
+    ExitCode.USAGE: ("error", "UsageError"),
+    ExitCode.OUT_OF_MEMORY: ("oom", "OutOfMemory"),
+    ExitCode.USER_CODE: ("error", "UserCode"),
+    ExitCode.INTERRUPTED: ("interrupted", "Interrupted"),
+    ExitCode.TERMINATED: ("interrupted", "Interrupted"),
 }
 
 
@@ -77,41 +79,44 @@ def judge(run: Run | None, end: End, timeout_s: float, log: Path) -> Ending:
     What the process recorded itself stands, unless the sweep ended it at its time limit, or the kernel ended a part of
     it for lack of memory.
     """
-    recorded = ending_of(run.record) if run is not None and run.outcome in OUTCOMES else None
-    outcome = None if recorded is None else recorded.outcome
-    code = end.code if end.code >= 0 else None
-    lines = last_lines(log)
+    recorded = Ending.of(run.record) if run is not None and run.outcome in OUTCOMES else Ending("")
+    lines, memory, signal_name = last_lines(log), end.oom_evidence, end.signal_name
     last = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
-    memory = end.oom_evidence
-    by_code = _BY_CODE.get(end.code, ("error", "ExitCode", f"ended with exit code {code}"))
+    outcome, kind = _BY_CODE.get(end.code, ("error", "ExitCode"))
+    # lmbench's own last line says all that its exit code means.
     own_lines = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
+    message = (
+        own_lines[-1]
+        if own_lines and end.code in _BY_CODE
+        else f"left no result and ended with exit code {end.code}{last}"
+    )
     # The first row whose condition holds: outcome, the error's kind, its message.
-    table: tuple[tuple[bool, str, str, str], ...] = (
-        (end.by == "timeout" and outcome in (None, "interrupted"),
+    table = (
+        (end.by == "timeout" and recorded.outcome in ("", "interrupted"),
          "timeout", "Timeout", f"no end within {timeout_s:g} s; it was stopped"),
         # A loader's process, say, whose end the main one could not explain.
-        (memory is not None and outcome == "error",
-         "oom", "OutOfMemoryKill", f"{memory}; {recorded and recorded.error and recorded.error.message}"),
-        (recorded is not None, "", "", ""),
+        (memory and recorded.outcome == "error",
+         "oom", "OutOfMemoryKill", f"{memory}; {recorded.error and recorded.error.message}"),
+        (recorded.outcome, "", "", ""),
         (end.by == "interruption", "interrupted", "Interrupted", "the sweep was stopped"),
-        (memory is not None and (code is None or code >= _SIGNALLED),
+        (memory and (signal_name or end.code >= _SIGNALLED),
          "oom", "OutOfMemoryKill", f"the kernel ended it for lack of memory ({memory}){last}"),
-        (end.lost is not None, "error", "ServerLost", str(end.lost)),
-        (code is None, "error", str(end.signal_name), f"ended by {end.signal_name}{last}"),
-        (not by_code[2] and bool(own_lines), *by_code[:2], own_lines[-1] if own_lines else ""),
-        (True, *by_code[:2], f"{by_code[2] or f'exit code {code}'}{last}"),
+        (end.lost, "error", "ServerLost", str(end.lost)),
+        (signal_name, "error", str(signal_name), f"ended by {signal_name}{last}"),
+        (True, outcome, kind, message),
     )  # fmt: skip
     outcome, kind, message = next(row[1:] for row in table if row[0])
-    if recorded is not None and not outcome:
+    if not outcome:
         return recorded
-    where = "host" if kind == "OutOfMemoryKill" else None
-    return Ending(outcome, RunError(kind, " ".join(message.split())[:_MOST_MESSAGE], _phase(run), where=where), code)
-
-
-def skipped(first: Ending) -> Ending:
-    """The ending of a repeat that would only do again what the first repeat failed at."""
-    error = first.error or RunError()
-    return Ending("skipped", RunError("Skipped", f"repeat 0 ended with {first.outcome}: {error.message}", error.phase))
+    phase = "setup"
+    if run is not None and run.outcome in OUTCOMES and run.record.error is not None and run.record.error.phase:
+        phase = run.record.error.phase
+    elif run is not None and run.record.environment is not None:
+        phase = (run.steps[-1].stage if run.steps else None) or "warmup"
+    error = RunError(
+        kind, " ".join(message.split())[:_MOST_MESSAGE], phase, where="host" if kind == "OutOfMemoryKill" else None
+    )
+    return Ending(outcome, error, None if signal_name else end.code)
 
 
 def last_lines(log: Path, count: int = 3) -> list[str]:
@@ -121,47 +126,28 @@ def last_lines(log: Path, count: int = 3) -> list[str]:
     return []
 
 
-def _phase(run: Run | None) -> str:
-    """The phase that a run ended in, as far as its record and its steps tell."""
-    if run is None:
-        return "setup"
-    error = run.record.error
-    if not is_unfinished(run) and error is not None and error.phase:
-        return error.phase
-    if run.record.environment is None:
-        return "setup"
-    return (run.steps[-1].stage if run.steps else None) or "warmup"
-
-
-#: Parts of a run's cost: from the launch to the first milestone, between milestones, from the last one to the end.
-_PARTS = (
-    "start_s", "import_s", "parse_s", "device_s", "build_s", "capture_s", "first_step_s", "warmup_s", "window_s",
-    "probe_s", "close_s", "exit_s",
-)  # fmt: skip
-
-
 def cost_of(record: RunRecord, end: End) -> Cost:
     """Where the time of a run went, in seconds, from the milestones that its process recorded and the sweep's own
-    clock; None for what was not reached."""
+    clock; None for what was not reached.
+
+    The parts lie from the launch to the first milestone, between milestones, and from the last one to the end.
+    """
     total_s = end.ended_s - end.launched_s
     # Without warm-up the window opened before step 0, which is a part of it.
     left_out = () if record.window.warmup_steps else ("first_step_s",)
-    parts, names = ([name for name in row if name not in left_out] for row in (_PARTS, Milestones.__struct_fields__))
+    parts = [name for name in Cost.__struct_fields__ if name not in ("total_s", "overhead_s", "compile_s", *left_out)]
     # The process began after it was launched, by what the kernel dates it.
-    began_s = None if record.process_start_s is None else record.process_start_s - end.launched_s
-    reached_s = {name: _sum(began_s, getattr(record.milestones, name)) for name in names}
-    borders = (0.0, *reached_s.values(), total_s)
-    cost = Cost(total_s)
-    for name, (start_s, end_s) in zip(parts, pairwise(borders), strict=True):
-        setattr(cost, name, None if start_s is None or end_s is None else end_s - start_s)
+    began_s = math.nan if record.process_start_s is None else record.process_start_s - end.launched_s
+    reached_s = {
+        name: began_s + (math.nan if value is None else value)
+        for name, value in structs.asdict(record.milestones).items()
+        if name not in left_out
+    }
+    borders = pairwise((0.0, *reached_s.values(), total_s))
+    cost_s = {name: end_s - start_s for name, (start_s, end_s) in zip(parts, borders, strict=True)}
     first_step_s, step = record.compile.first_step_s, record.phases.step
     if first_step_s is not None and step is not None and step.median_s is not None:
-        cost.compile_s = max(0.0, first_step_s - step.median_s)
-    ready_s, closed_s = reached_s["ready_s"], reached_s["window_closed_s"]
-    if ready_s is not None and closed_s is not None:
-        cost.overhead_s = total_s - (closed_s - ready_s) + (cost.compile_s or 0.0)
-    return cost
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
+        cost_s["compile_s"] = max(0.0, first_step_s - step.median_s)
+    measured_s = reached_s["window_closed_s"] - reached_s["ready_s"]
+    cost_s["overhead_s"] = total_s - measured_s + cost_s.get("compile_s", 0.0)
+    return Cost(total_s, **{name: value for name, value in cost_s.items() if not math.isnan(value)})

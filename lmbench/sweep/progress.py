@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -33,29 +34,20 @@ class Progress:
     """Lines on standard error, on a terminal with a bar below them; they never end a sweep."""
 
     def __init__(self, plan: Plan, stream: TextIO | None = None) -> None:
-        # Nobody knows how many rounds two sides will take, or how many trials a search.
-        self.is_open = bool(plan.file.sides or plan.file.largest)
-        self.total = plan.job_count
-        self._least_s = least_s(plan)
+        # None where nobody knows: how many rounds two sides take, or how many trials a search.
+        self.total = None if plan.file.sides or plan.file.largest else plan.job_count
         self.outcomes: Counter[str] = Counter()
         self._command = "compare" if plan.file.sides else "sweep"
-        self._kept = 0
         self._costs_s: list[float] = []
         self._last_beat_s = 0.0
-        # By reason, the run that was the first to tell it.
-        self._reasons: dict[str, str] = {}
+        self._reasons: set[str] = set()
         self._console = make_console(stream or sys.stderr)
         # Drawn when a run says that it goes on: a thread that draws would disturb what is measured.
         self._bar = Bar(
             BarColumn(20), TextColumn("{task.description}", markup=False), console=self._console, transient=True,
             auto_refresh=False, redirect_stdout=False, redirect_stderr=False, disable=not self._console.is_interactive,
         )  # fmt: skip
-        self._task = self._bar.add_task("", total=None if self.is_open else self.total)
-
-    def kept(self, job: Job, run: RunRecord) -> None:
-        """A run of an earlier start of the sweep counts."""
-        self._kept += 1
-        self._count(run)
+        self._task = self._bar.add_task("", total=self.total)
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
@@ -77,37 +69,43 @@ class Progress:
             self._last_beat_s = elapsed_s
             self.noted(f"{self._place(1, elapsed_s)}  running for {duration(elapsed_s)}  {job.name}")
 
+    def kept(self, run: RunRecord) -> None:
+        """A run of an earlier start of the sweep counts."""
+        self.outcomes[run.outcome] += 1
+        if run.sweep is not None and run.sweep.cost is not None and run.sweep.cost.total_s is not None:
+            self._costs_s.append(run.sweep.cost.total_s)
+
     def ended(self, job: Job, run: RunRecord) -> None:
-        """A run ended, and why where it did not end well; what an earlier run has told is not told again."""
-        if self._kept:
-            self.said(f"{self._kept} runs were done before")
-        self._kept, self._last_beat_s = 0, 0.0
-        self._count(run)
-        self._write(f"{self._place()}  {shown(_in_words(run))}  {shown(job.name)}")
-        if run.outcome not in ("ok", "skipped") and run.error is not None:
-            message = textwrap.shorten(one_line(run.error.message or ""), 2 * _WIDTH, placeholder=" ...")
-            first = self._reasons.setdefault(message, job.name)
-            reason = message if first == job.name else f"as {first}"
-            self._write(textwrap.fill(reason, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
+        """A run ended, and why where it did not end well; the same reason is told once."""
+        self.kept(run)
+        self._last_beat_s = 0.0
+        ending, step, error = run.outcome, run.phases.step, run.error
+        if ending == "ok" and step is not None and step.mean_s is not None:
+            ending = f"ok {step.mean_s * 1e3:.4g} ms/step"
+        elif ending not in ("ok", "skipped") and error is not None and error.phase:
+            ending = f"{ending} in {error.phase}"
+        self._write(f"{self._place()}  {shown(ending)}  {shown(job.name)}")
+        message = one_line(error.message or "") if error is not None else ""
+        if run.outcome not in ("ok", "skipped") and message not in self._reasons:
+            self._reasons.add(message)
+            message = textwrap.shorten(message, 2 * _WIDTH, placeholder=" ...")
+            self._write(textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
 
     def close(self) -> None:
         """Take the bar away; may be called again."""
         with suppress(OSError, ValueError):
             self._bar.stop()
 
-    def _count(self, run: RunRecord) -> None:
-        self.outcomes[run.outcome] += 1
-        if run.sweep is not None and run.sweep.cost is not None and run.sweep.cost.total_s is not None:
-            self._costs_s.append(run.sweep.cost.total_s)
-
     def _place(self, offset: int = 0, elapsed_s: float = 0.0) -> str:
         """Which run of how many, and how long the others take if they take as long as those before on average."""
-        index = self.outcomes.total() + offset
-        if self.is_open:
-            return f"[{index}]"
-        mean_s = fmean(self._costs_s or [self._least_s])
-        left_s = max(0.0, (self.total - self.outcomes.total()) * mean_s - elapsed_s)
-        return f"[{index:>{len(str(self.total))}}/{self.total}] {f'{duration(left_s)} left':>12}"
+        count = self.outcomes.total()
+        if self.total is None:
+            return f"[{count + offset}]"
+        place = f"[{count + offset:>{len(str(self.total))}}/{self.total}]"
+        if not self._costs_s:
+            return place
+        left_s = max(0.0, (self.total - count) * fmean(self._costs_s) - elapsed_s)
+        return f"{place} {f'{duration(left_s)} left':>12}"
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):
@@ -129,23 +127,11 @@ def announcement(plan: Plan) -> str:
 
 def least_s(plan: Plan) -> float:
     """Seconds that a run takes on average if it takes no more than its start and its window."""
-    configured = {name: parse_yaml(text, "config").get("measure") for name, text in plan.configs.items()}
+    contents = {name: parse_yaml(text, name) for name, text in plan.configs.items()}
     windows_s = []
     for cell in plan.cells:
-        measure = configured.get(cell.config or "")
-        default = measure.get("min_window_s") if isinstance(measure, dict) else None
-        window_s = cell.options.get("measure.min_window_s", default)
-        try:
-            windows_s.append(float(str(window_s)))
-        except ValueError:
-            windows_s.append(_MIN_WINDOW_S)
+        configured = contents.get(cell.config or "", {}).get("measure") or {}
+        window = cell.options.get("measure.min_window_s", configured.get("min_window_s", _MIN_WINDOW_S))
+        # A value that is no number is refused by the command line.
+        windows_s.append(float(window) if re.fullmatch(r"[\d.]+", str(window)) else _MIN_WINDOW_S)
     return min(fmean(windows_s) + START_S, plan.file.timeout_s)
-
-
-def _in_words(run: RunRecord) -> str:
-    """How a run ended."""
-    if run.outcome == "ok":
-        step = run.phases.step
-        return "ok" if step is None or step.mean_s is None else f"ok {step.mean_s * 1e3:.4g} ms/step"
-    phase = None if run.error is None else run.error.phase
-    return f"{run.outcome} in {phase}" if phase and run.outcome != "skipped" else run.outcome

@@ -5,7 +5,6 @@ Only this module imports wandb.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -14,10 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.load import Run, load_run
+from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.report.logged import STEP
-from lmbench.wandb.content import began_at, config_of, name_of, runtime_s, series_of, summary_of, tables_of
+from lmbench.wandb.content import began_at, config_of, name_of, series_of, summary_of, tables_of
 
 
 def main(results: list[str]) -> int:
@@ -31,17 +30,11 @@ def main(results: list[str]) -> int:
         try:
             write_run(Path(result))
         except Exception as error:
-            print(f"\n{_reason(error)}", flush=True)
+            is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
+            problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
+            print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
             code = 1
     return code
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
-        return "wandb is not installed"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the disk is full"
-    return f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def write_run(result: Path) -> None:
@@ -87,7 +80,18 @@ def write_run(result: Path) -> None:
             x_server_side_derived_summary=True,
         ),
     )
-    _log(run, loaded)
+    run.define_metric(STEP, summary="none")
+    run.define_metric("*", step_metric=STEP, summary="none")
+    for row in series_of(loaded):
+        run.log(row)
+    run.summary.update(summary_of(record, loaded.outcome))
+    began, lasted_s = began_at(record), record.milestones.closed_s
+    if began is not None and lasted_s is not None:
+        # W&B shows the first, and an older server the second.
+        times = {"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s, "_timestamp": began + lasted_s}
+        run.summary.update(times)
+    for name, rows in tables_of(record).items():
+        run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:
         artifact = wandb.Artifact(f"result-{run.id}", type="lmbench-result")
         for path in own_files(result):
@@ -99,28 +103,8 @@ def write_run(result: Path) -> None:
 
 def own_files(result: Path) -> list[Path]:
     """The files of a result that go along as its artifact: no links, which may lead to somebody else's."""
-    found = [path for path in sorted(result.iterdir()) if not path.name.startswith(".")]
-    return [path for path in found if path.is_file() and not path.is_symlink()]
-
-
-def _log(run: Any, loaded: Run) -> None:
-    """Steps over their number, the summary with the run's own times, and tables."""
-    import wandb
-
-    record = loaded.record
-    run.define_metric(STEP, summary="none")
-    run.define_metric("*", step_metric=STEP, summary="none")
-    for row in series_of(loaded):
-        run.log(row)
-    run.summary.update(summary_of(record, loaded.outcome))
-    began, lasted_s = began_at(record), runtime_s(record)
-    if lasted_s is not None:
-        # W&B shows the one, and an older server the other.
-        run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s})
-    if began is not None:
-        run.summary.update({"_timestamp": began + (lasted_s or 0.0)})
-    for name, rows in tables_of(record).items():
-        run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+    paths = sorted(path for path in result.iterdir() if not path.name.startswith("."))
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def stable_id(record: RunRecord) -> str:

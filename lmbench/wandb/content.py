@@ -17,9 +17,8 @@ from lmbench.records.load import Run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, recorded, value_at
-from lmbench.records.step import StepRecord
 from lmbench.report import logged
-from lmbench.report.facts import EAGER, FACT, Planned, Value, fact_of, other_axes, read_facts
+from lmbench.report.facts import EAGER, Planned, Value, fact_of, other_axes, read_facts
 from lmbench.report.run import phase_table
 from lmbench.text import shown
 
@@ -60,28 +59,16 @@ _FACTS = {
     "lmbench_commit": "environment.code.lmbench.commit",
 }
 
-#: Options that facts tell, or that say where a result goes and not what is measured.
-_NOT_OPTIONS = (
-    "wandb", "measure.results_dir", "measure.run_id", "measure.mode", "trainer.logger", "trainer.default_root_dir",
-    "model.d_model", "model.d_ff", "model.num_layers", "model.num_heads", "model.vocab_size", "model.context_length",
-    "model.optimizer", "data.vocab_size", "data.source", "data.cache_dir", "timer.clock",
-    "measure.strict", "memory", "trainer.enable_progress_bar", "trainer.enable_model_summary",
-    "trainer.enable_checkpointing", "trainer.enable_autolog_hparams", "trainer.fast_dev_run",
-    "trainer.num_sanity_val_steps", "trainer.overfit_batches", "trainer.reload_dataloaders_every_n_epochs",
-)  # fmt: skip
-
-#: Facts that a run's name tells, in its order.
-_NAMED = ("size", "mode", "precision", "compile", "batch", "context")
-_USUAL_MODE = "train_step"
-_BRIEF = {"batch": "b{}", "context": "c{}", "compile": "compiled {}"}
+#: Facts that a run's name tells, in its order, and how; others by their values.
+_NAMED = {"size": "{}", "mode": "{}", "precision": "{}", "compile": "{}", "batch": "b{}", "context": "c{}"}
 _NAME_WIDTH = 120
 
 
-def facts_of(record: RunRecord) -> dict[str, Value]:
+def _facts_of(record: RunRecord) -> dict[str, Value]:
     """What tells this run from others: the facts of a report, and axes of its sweep that no fact stands for."""
     axes = _axes(record)
-    found = read_facts(record, Planned(axes, {}, record.config or {}))
-    return {**found, **{name: masked(value, name) for name, value in other_axes(axes).items()}}
+    others = {name: masked(value, name) for name, value in other_axes(axes).items()}
+    return read_facts(record, Planned(axes, {}, record.config or {})) | others
 
 
 def _axes(record: RunRecord) -> Mapping[str, Any]:
@@ -96,57 +83,42 @@ def name_of(record: RunRecord) -> str:
 
 def label_of(record: RunRecord) -> str:
     """`small bf16-mixed compiled b4 c512`: what was measured, the same for all repeats of a cell."""
-    facts = facts_of(record)
+    facts = _facts_of(record)
     if "precision" in facts:
         matmul = facts.get("matmul")
         facts["precision"] = short_label(str(facts["precision"]), None if matmul is None else str(matmul))
-    words = [_word(name, facts[name]) for name in _NAMED if name in facts]
+    if facts.get("mode") == "train_step":
+        del facts["mode"]
+    if facts.get("compile") != EAGER and "compile" in facts:
+        facts["compile"] = f"compiled {facts['compile']}".removesuffix(" default")
+    words = [text.format(facts[name]) for name, text in _NAMED.items() if name in facts]
     axes = _axes(record)
-    told = {*_NAMED, "matmul"}
-    for name in dict.fromkeys(map(fact_of, axes)):
-        if name in facts and name not in told:
-            words.append(f"{name.rpartition('.')[2]}={facts[name]}")
+    others = [name for name in dict.fromkeys(map(fact_of, axes)) if name in facts and name not in (*_NAMED, "matmul")]
+    words += [f"{name.rpartition('.')[2]}={facts[name]}" for name in others]
     if (looked_at := pass_of(record, axes).name) != TIMING:
         words.append(looked_at)
-    return shown(" ".join(word for word in words if word))[:_NAME_WIDTH] or str(record.run_id)
-
-
-def _word(name: str, value: Value) -> str:
-    if value == EAGER:
-        return EAGER
-    if name == "mode":
-        return "" if value == _USUAL_MODE else str(value)
-    if name == "compile" and value == "default":
-        return "compiled"
-    return _BRIEF.get(name, "{}").format(value)
+    return shown(" ".join(words))[:_NAME_WIDTH] or str(record.run_id)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
-    """Facts by their names (`size`, `precision`, `batch`), then every other option as `trainer/max_steps`: each thing
-    once, and no name with a dot, which W&B would take for a path."""
-    found: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
-    found |= {name.replace(".", "/"): value for name, value in facts_of(record).items()}
-    for name, field in _FACTS.items():
-        if (value := value_at(record, field)) is not None:
-            found.setdefault(name, masked(value, field))
-    if "sweep" in found:
-        found.setdefault("study", found["sweep"])
-    for name, value in _options(record):
-        found.setdefault(name.replace(".", "/"), value)
-    return found
+    """Facts by their names (`size`, `precision`, `batch`), then all options, as `trainer/max_steps`.
 
-
-def _options(record: RunRecord) -> Iterator[tuple[str, Any]]:
-    """Options that no fact tells, and what module and data say of themselves."""
-    told = {name for fact in FACT.values() for name in fact.settings} | set(_NOT_OPTIONS)
+    No name has a dot, which W&B would take for a path.
+    """
+    config: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
+    config |= {name.replace(".", "/"): value for name, value in _facts_of(record).items()}
+    config |= {
+        name: masked(value, field)
+        for name, field in _FACTS.items()
+        if name not in config and (value := value_at(record, field)) is not None
+    }
+    if "sweep" in config:
+        config.setdefault("study", config["sweep"])
     for name, value in recorded(record).items():
-        option = name.removeprefix("config.")
-        if name.startswith(("model.described.", "data.described.")):
-            option = name.replace("described.", "")
-        elif option == name:
-            continue
-        if not any(option == known or option.startswith(f"{known}.") for known in told):
-            yield option, masked(value, option)
+        option = name.removeprefix("config.").replace("described.", "")
+        if option != name:
+            config.setdefault(option.replace(".", "/"), masked(value, option))
+    return config
 
 
 def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
@@ -154,81 +126,50 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
 
     `outcome` is the outcome as a reader sees it: a run that was killed says `running` itself.
     """
-    found: dict[str, Any] = {"outcome": outcome, **logged.of_run(record)}
+    summary: dict[str, Any] = {"outcome": outcome, **logged.of_run(record)}
     if record.error is not None:
-        told = {"kind": record.error.kind, "message": record.error.message, "phase": record.error.phase}
-        found |= {f"error/{name}": value for name, value in told.items() if value is not None}
-    if record.guards:
-        for status, name in (("fail", "failed"), ("warn", "warned")):
-            names = [guard.name for guard in record.guards if guard.status == status]
-            found |= {f"guards/{name}_count": len(names), f"guards/{name}": ", ".join(names)}
-    if record.probe.verdicts is not None:
-        found |= {f"verdict/{span}": verdict.verdict for span, verdict in record.probe.verdicts.items()}
-    return {name: value for name, value in found.items() if value is not None}
+        summary |= {f"error/{name}": getattr(record.error, name) for name in ("kind", "message", "phase")}
+    for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
+        names = [guard.name for guard in record.guards or () if guard.status == status]
+        summary |= {f"guards/{name}_count": len(names), f"guards/{name}": ", ".join(names)}
+    for span, verdict in (record.probe.verdicts or {}).items():
+        summary[f"verdict/{span}"] = verdict.verdict
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def series_of(run: Run) -> Iterator[dict[str, Any]]:
-    """A row for each step, at the time when it ended."""
+    """A row for each step, at the time when it ended: near the record's times, which are to a second."""
     record = run.record
     rates = logged.Rates.of(record)
-    # On a CPU the host's spans are the device's.
-    is_host = record.clock == "host"
-    for step, ended_at in zip(run.steps, _ends(record, run.steps), strict=True):
-        row = logged.of_step(step, rates)
-        if is_host:
+    began, ready_s = began_at(record), record.milestones.ready_s
+    ended_s = 0.0
+    for step in run.steps:
+        row: dict[str, Any] = {logged.STEP: step.step, **logged.of_step(step, rates)}
+        if record.clock == "host":
+            # On a CPU the host's spans are the device's.
             row = {name: value for name, value in row.items() if not name.startswith("host/")}
-        yield {logged.STEP: step.step, **row, **({} if ended_at is None else {"_timestamp": ended_at})}
-
-
-def _ends(record: RunRecord, steps: list[StepRecord]) -> Iterator[float | None]:
-    """When each step ended, in seconds of Unix time, as near as the record's times are: about a second."""
-    began = began_at(record)
-    ready_s = record.milestones.ready_s
-    at = None if began is None or ready_s is None else began + ready_s
-    for step in steps:
-        if at is not None:
-            at += (step.step_s or 0.0) + (step.excluded_s or 0.0)
-        yield at
+        ended_s += (step.step_s or 0.0) + (step.excluded_s or 0.0)
+        yield row if began is None or ready_s is None else {**row, "_timestamp": began + ready_s + ended_s}
 
 
 def began_at(record: RunRecord) -> float | None:
     """When the run's process began, in seconds of Unix time, to a second; None where the record does not tell."""
-    ended, started, reached = _unix(record.ended_at), _unix(record.started_at), record.milestones
-    if ended is not None and reached.closed_s is not None:
-        return ended - reached.closed_s
-    # The folder was made when the command line was understood.
-    return None if started is None else started - (reached.parsed_s or 0.0)
-
-
-def _unix(at: str | None) -> float | None:
-    try:
-        return None if at is None else datetime.fromisoformat(at).timestamp()
-    except (ValueError, OverflowError):
+    if record.ended_at is None or record.milestones.closed_s is None:
         return None
-
-
-def runtime_s(record: RunRecord) -> float | None:
-    """How long the process ran, up to the closing of its record."""
-    if record.milestones.closed_s is not None:
-        return record.milestones.closed_s
-    started, ended = _unix(record.started_at), _unix(record.ended_at)
-    return None if started is None or ended is None else ended - started
+    return datetime.fromisoformat(record.ended_at).timestamp() - record.milestones.closed_s
 
 
 def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
     """Rows of the phases with their statistics, of the guards, and of the whole record in SI units with what the schema
     says of each number; of a run that did not come so far those that there are."""
-    known = fields("run")
-    plain: Mapping[str, Any] = masked(recorded(record))
-    if record.argv:
-        plain = {**plain, "argv": masked_words(record.argv)}
-    rows = [
-        {"field": name, "value": str(value), "unit": known[name].unit, "meaning": known[name].meaning}
-        if name in known
-        else {"field": name, "value": str(value), "unit": "", "meaning": ""}
-        for name, value in plain.items()
-        if name != "guards"
-    ]
+    schema = fields("run")
+    values: dict[str, Any] = masked(recorded(record))
+    values |= {"argv": masked_words(record.argv)} if record.argv else {}
+    values.pop("guards", None)
+    rows = [{"field": name, "value": str(value), "unit": "", "meaning": ""} for name, value in values.items()]
+    for row in rows:
+        if (about := schema.get(row["field"])) is not None:
+            row |= {"unit": about.unit, "meaning": about.meaning}
     step = record.phases.step
     tables: dict[str, list[dict[str, Any]]] = {
         "tables/phases": phase_table(record, step).records() if step is not None else [],

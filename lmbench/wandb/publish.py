@@ -5,7 +5,6 @@ wandb runs in a process of its own, which may hang, crash or change its environm
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 import shlex
@@ -21,20 +20,22 @@ from pathlib import Path
 import msgspec
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, is_folder, read_file
+from lmbench.files import is_folder
 from lmbench.masking import masked_message
 from lmbench.records.load import load_run
 from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.text import one_line
-from lmbench.wandb.board import Request, Saved
+from lmbench.wandb.board import Request
 
 DEFAULT_TIMEOUT_S = 60.0
-_MOST_SETTINGS_BYTES = 2**16
 
 _URL = re.compile(r"https?://\S+/runs/\S+")
 # What wandb's line about a fault begins with; one of them only names a file with more about it.
 _FAULT = re.compile(r"(?:wandb: )?(?:ERROR|Error:) (?!Find detailed)(?:\[\S+\] )?")
+# What would make wandb stay offline, take the run for another one, be silent about what goes wrong, or use the
+# background process of a WandbLogger in this process.
+_DROPPED = ("WANDB_MODE", "WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SILENT", "WANDB_QUIET")
 
 
 @dataclass
@@ -68,61 +69,36 @@ class WandbSettings:
         """
         if not self.timeout_s > 0:
             raise UsageError(f"wandb.timeout_s is {self.timeout_s:g}; it must be above 0")
-        mode, switch = self.mode, os.environ.get("WANDB_MODE")
-        if switch == "disabled":
-            mode = "disabled"
-        elif switch in ("offline", "dryrun") and mode == "online":
-            mode = "offline"
+        modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
+        allowed = {"disabled": 0, "offline": 1, "dryrun": 1}.get(os.environ.get("WANDB_MODE", ""), 2)
+        mode = modes[min(modes.index(self.mode), allowed)]
         return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
 
 
-@dataclass(frozen=True)
-class Destination:
-    """Where W&B files runs; None is W&B's own default for the user."""
-
-    project: str | None = None
-    entity: str | None = None
-
-    def __str__(self) -> str:
-        told = {"project": self.project, "entity": self.entity}
-        return " of ".join(f"{name} {value!r}" for name, value in told.items() if value is not None)
-
-
-def elsewhere(filing: WandbFiling | None) -> Destination:
-    """What of the destination that a record names is none of the user's own settings: these are lmbench's project,
-    WANDB_PROJECT and WANDB_ENTITY, and what `wandb init` stored for the user."""
-    if filing is None:
-        return Destination()
-    stored = _stored_settings()
-    own = {name: os.environ.get(f"WANDB_{name.upper()}") or stored.get(name) for name in ("project", "entity")}
-    return Destination(
-        filing.project if filing.project not in (None, WandbSettings.project, own["project"]) else None,
-        filing.entity if filing.entity not in (None, own["entity"]) else None,
-    )
-
-
-def _stored_settings() -> dict[str, str]:
-    folder = os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb"
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(read_file(Path(folder) / "settings", _MOST_SETTINGS_BYTES, follows_links=True).decode())
-        return dict(parser["default"])
-    except (Unreadable, UnicodeError, configparser.Error, KeyError):
-        return {}
+def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
+    """The project and the entity that a record names, where they are none of the user's own settings: lmbench's
+    project, WANDB_PROJECT and WANDB_ENTITY."""
+    filing = filing or WandbFiling()
+    known = {
+        "project": (None, WandbSettings.project, os.environ.get("WANDB_PROJECT")),
+        "entity": (None, os.environ.get("WANDB_ENTITY")),
+    }
+    return {name: getattr(filing, name) for name, values in known.items() if getattr(filing, name) not in values}
 
 
 def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
     """The options with which `lmbench upload` sends these runs where they are filed."""
-    found = list(dict.fromkeys(map(elsewhere, filings)))
-    if len(found) > 1:
+    destinations = {tuple(elsewhere(filing).items()) for filing in filings}
+    if len(destinations) > 1:
         return ["--as_filed"]
-    named = {"project": found[0].project, "entity": found[0].entity} if found else {}
-    return [f"--{name}={value}" for name, value in named.items() if value is not None]
+    return [f"--{name}={value}" for destination in destinations for name, value in destination]
 
 
-# What would make wandb stay offline, take the run for another one, be silent about what goes wrong, or use the
-# background process of a WandbLogger in this process.
-_DROPPED = ("WANDB_MODE", "WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SILENT", "WANDB_QUIET")
+class WandbProblem(Exception):
+    """W&B did not get a result; the message is one line that says why, without secrets of wandb's own message."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(one_line(masked_message(line)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +114,7 @@ class Ended:
         if self.exit_code is None:
             raise WandbProblem(f"wandb was not done within {self.timeout_s:g} s; is the server there?")
         if self.exit_code != 0:
-            raise WandbProblem(self.lines[-1] if self.lines else f"wandb ended with exit code {self.exit_code}")
+            raise WandbProblem([f"wandb ended with exit code {self.exit_code}", *self.lines][-1])
 
 
 def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
@@ -171,15 +147,8 @@ def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
-        text = output.read().decode(errors="replace")
-    return Ended(exit_code, [line.strip() for line in text.splitlines() if line.strip()], timeout_s)
-
-
-class WandbProblem(Exception):
-    """W&B did not get a result; the message is one line that says why, without secrets of wandb's own message."""
-
-    def __init__(self, line: str) -> None:
-        super().__init__(one_line(masked_message(line)))
+        lines = output.read().decode(errors="replace").splitlines()
+    return Ended(exit_code, [*filter(None, map(str.strip, lines))], timeout_s)
 
 
 @dataclass(frozen=True)
@@ -201,40 +170,32 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
     if filing.mode == "disabled" or in_sweep:
         return None
     command = shlex.join(["lmbench", "upload", str(result), *upload_options([filing])])
-    what = "W&B got nothing of this run"
+    problem = "W&B got nothing of this run"
     try:
         write([result], timeout_s)
         if filing.mode == "offline":
             return Published("offline, beside the result", command=command)
+        problem = "not uploaded to W&B"
         if is_interrupted:
-            return Published(f"not uploaded to W&B: the run was interrupted; later: {command}", is_problem=True)
-        what = "not uploaded to W&B"
+            raise WandbProblem("the run was interrupted")
         return Published(f"uploaded: {sync(result, timeout_s) or 'the server told no address'}")
     # Whatever it is, a second Ctrl-C included: the result is complete, and the run ends as it ended.
     except BaseException as error:
-        why = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else " ".join(str(error).split())
-        return Published(f"{what}: {why}; later: {command}", is_problem=True)
+        why = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else one_line(str(error))
+        return Published(f"{problem}: {why}; later: {command}", is_problem=True)
 
 
-def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> WandbMode:
+def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> None:
     """Write a sweep's runs that W&B is to have and that were not written yet; `tell` hears how many those are.
-
-    Returns the most that one of them asks for; where that is `online`, writing is left to the upload.
 
     Raises:
         WandbProblem: not all could be written.
     """
-    modes: dict[Path, WandbMode] = {}
-    for result in results:
-        filing = load_run(result, with_steps=False).record.wandb
-        modes[result] = (filing and filing.mode) or "disabled"
-    if "online" in modes.values():
-        return "online"
-    asked = [result for result, mode in modes.items() if mode == "offline"]
-    if new := [result for result in asked if not _files(result, ".wandb")]:
-        tell(f"writing {len(new)} run{'s' * (len(new) > 1)} for W&B")
+    filings = {result: load_run(result, with_steps=False).record.wandb for result in results}
+    asked = (result for result, filing in filings.items() if filing and filing.mode != "disabled")
+    if new := [result for result in asked if not _files(result, "*.wandb")]:
+        tell(f"runs to be written for W&B: {len(new)}")
         write(new, DEFAULT_TIMEOUT_S)
-    return "offline" if asked else "disabled"
 
 
 def write(results: Sequence[Path], timeout_s: float) -> None:
@@ -251,27 +212,19 @@ def write(results: Sequence[Path], timeout_s: float) -> None:
 
 def is_uploaded(result: Path) -> bool:
     """Whether the result's offline run has wandb's own mark of an upload, whoever did it."""
-    return bool(_files(result, ".wandb.synced"))
+    return bool(_files(result, "*.wandb.synced"))
 
 
-def _files(result: Path, suffix: str) -> list[Path]:
-    """Files of the result's offline runs by the ends of their names; none that only a link leads to."""
-    runs = [run for run in _entries(result / "wandb") if is_folder(run)]
-    return [file for run in runs for file in _entries(run) if file.name.endswith(suffix) and not file.is_symlink()]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir()) if is_folder(folder) else []
-    except OSError:
-        return []
+def _files(result: Path, pattern: str) -> list[Path]:
+    """Files of the result's offline runs; none that a link leads to."""
+    runs = filter(is_folder, (result / "wandb").glob("*") if is_folder(result / "wandb") else ())
+    return [file for run in runs for file in run.glob(pattern) if not file.is_symlink()]
 
 
 def _check_folder(result: Path) -> None:
     """Raises WandbProblem where what would be written, sent or removed lies behind a link, and is not the result's."""
-    folder = result / "wandb"
-    if os.path.lexists(folder) and not is_folder(folder):
-        raise WandbProblem(f"{folder} is no folder of its own but a link or a file; remove it")
+    if (result / "wandb").is_symlink():
+        raise WandbProblem(f"{result / 'wandb'} is a link; remove it")
 
 
 def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | None:
@@ -284,9 +237,9 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     ended = run_module("wandb", ["sync", *options, str(result / "wandb")], timeout_s)
     faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
     if ended.exit_code == 0 and is_uploaded(result) and not faults:
-        return next((found.group() for line in ended.lines if (found := _URL.search(line))), None)
+        return next((address.group() for line in ended.lines if (address := _URL.search(line))), None)
     # wandb also marks what a server took only in part.
-    for mark in _files(result, ".wandb.synced"):
+    for mark in _files(result, "*.wandb.synced"):
         mark.unlink()
     if ended.exit_code is None:
         ended.check()
@@ -295,8 +248,8 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     raise WandbProblem("the server refused it; is the key right?" if why == "<no message>" else why)
 
 
-def save_boards(request: Request, timeout_s: float) -> Iterator[Saved]:
-    """Make or update boards and reports at W&B; yields those that are there now.
+def save_boards(request: Request, timeout_s: float) -> Iterator[str]:
+    """Make or update boards at W&B; yields a line for each that is there now.
 
     Raises:
         WandbProblem: (after them) not all are.
@@ -305,5 +258,5 @@ def save_boards(request: Request, timeout_s: float) -> Iterator[Saved]:
         file = Path(scratch) / "request.json"
         file.write_bytes(msgspec.json.encode(request))
         ended = run_module("lmbench.wandb.board", [str(file)], timeout_s)
-    yield from (msgspec.json.decode(line, type=Saved) for line in ended.lines if line.startswith('{"name":'))
+    yield from (line for line in ended.lines if line.startswith(("created  ", "updated  ")))
     ended.check()

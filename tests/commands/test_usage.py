@@ -10,7 +10,6 @@ import pytest
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import OPTIONS
-from lmbench.configs import shipped_studies
 from lmbench.fit import run as fit_run
 from lmbench.fit.command_line import CommandLine
 
@@ -89,11 +88,6 @@ def test_the_short_help_names_real_options(capsys):
         assert name in ("--json", "--quiet") or re.search(rf"{re.escape(name)}\b", full), name
 
 
-def test_no_configuration_at_all_is_understood(capsys):
-    assert main(["fit", "--print_config"]) == 0
-    assert "size: small" in capsys.readouterr().out
-
-
 def test_a_word_after_the_command_names_the_configuration(capsys):
     assert main(["fit", "smoke", "--measure.steps", "7", "--print_config"]) == 0
     printed = capsys.readouterr().out
@@ -123,13 +117,6 @@ def test_a_dash_in_an_option_is_an_underscore(capsys):
     assert "--data.batch_size=3" not in capsys.readouterr().out
     assert main(["sweep", "tiny_warmup", "--dry_run", "--data.batch-size=3"]) == 0
     assert "--data.batch_size=3" in capsys.readouterr().out
-
-
-def test_help_of_sweep_tells_what_every_study_asks(capsys):
-    exit_code(["sweep", "-h"])
-    lines = capsys.readouterr().out.splitlines()
-    for name in (name for name in shipped_studies() if not name.startswith("tiny_")):
-        assert sum(line.startswith(f"  {name} ") and len(line.split()) > 3 for line in lines) == 1, name
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ def sweep(
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
     execution = Execution(plan, folder, servers, Progress(plan), predict)
-    folder.open(plan)
     try:
+        folder.open(plan)
         execution.run()
     finally:
         folder.close()

@@ -23,8 +23,7 @@ class Server:
 
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
     to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
-    `views` are workspaces and reports as they are there now, `projects` those of which it knows views. A page of views
-    has two of them. `charts` are custom charts; there is no second one of a name.
+    `views` are workspaces as they are there now, `projects` those that it knows.
     """
 
     def __init__(self, status: int = 200, upload_status: int = 200) -> None:
@@ -39,7 +38,6 @@ class Server:
         self.authorizations: set[str] = set()
         self.projects = {"lmbench"}
         self.views: list[dict[str, Any]] = []
-        self.charts: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"wandb": self})
         self._http = _Quiet(("127.0.0.1", 0), handler)
@@ -63,10 +61,8 @@ class Server:
             "CreateRunFiles": self._files,
             "Viewer": self._viewer,
             "GetDefaultEntity": self._viewer,
-            "LmbenchViews": self._views,
-            "ProjectInternalId": self._project,
-            "upsertView": self._upsert,
-            "CreateCustomChart": self._chart,
+            "View": self._view,
+            "UpsertView2": self._upsert,
         }
         with self._lock:
             self.questions.append(name)
@@ -92,37 +88,21 @@ class Server:
     def _viewer(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": None}}
 
-    def _chart(self, given: dict[str, Any]) -> dict[str, Any]:
-        name = f"{given['entity']}/{given['chartName']}"
-        if name in self.charts:
-            raise ValueError(f"chart {name} already exists")
-        self.charts[name] = json.loads(given["spec"])
-        return {"createCustomChart": {"chart": {"id": name}}}
-
-    def _project(self, given: dict[str, Any]) -> dict[str, Any]:
-        is_known = given["projectName"] in self.projects
-        return {"project": {"id": "p", "internalId": "cDE="} if is_known else None}
-
-    def _views(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """A page of two."""
-        if asked["project"] not in self.projects:
+    def _view(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["projectName"] not in self.projects:
             return {"project": None}
-        found = [view for view in self.views if (view["type"], view["entityName"]) == (asked["type"], asked["entity"])]
-        first = int(asked["after"] or 0)
-        edges = [{"node": {key: view[key] for key in ("id", "name", "displayName")}} for view in found]
-        page = {"endCursor": str(first + 2), "hasNextPage": first + 2 < len(found)}
-        return {"project": {"allViews": {"edges": edges[first : first + 2], "pageInfo": page}}}
+        views = [view for view in self.views if view["name"] == asked["viewName"]]
+        nodes = [{"node": {**view, "spec": json.dumps(view["spec"])}} for view in views]
+        return {"project": {"allViews": {"edges": nodes}}}
 
     def _upsert(self, given: dict[str, Any]) -> dict[str, Any]:
         """By its id where there is one, as W&B does; another of the same name is another view."""
-        view = next((view for view in self.views if view["id"] == given["id"]), None)
+        view = next((view for view in self.views if view["id"] == given.get("id")), None)
         if view is None:
             view = {"id": f"Vmlldzo{len(self.views)}=="}
             self.views.append(view)
         view |= {**given, "id": view["id"], "spec": json.loads(given["spec"])}
-        project = {"id": "p", "name": given["projectName"], "entityName": given["entityName"]}
-        answer = {"view": {**view, "spec": given["spec"], "project": project}, "inserted": given["id"] is None}
-        return {"upsertView": answer}
+        return {"upsertView": {"view": {"id": view["id"], "name": view["name"]}, "inserted": "id" not in given}}
 
     def stream(self, run_id: str, sent: dict[str, Any]) -> None:
         files = sent.get("files") or {}

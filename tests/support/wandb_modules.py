@@ -6,50 +6,26 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
 
 
-class Foreign(LightningModule):
-    """A module of somebody's."""
+class Watching(LightningModule):
+    """Writes down what there is of W&B in this process in the middle of the window and at the end of training."""
 
     def __init__(self):
         super().__init__()
         self.net = torch.nn.Linear(8, 8)
 
     def training_step(self, batch, batch_idx):
+        if batch_idx == 6:
+            self.note("window")
         return self.net(torch.randn(4, 8)).pow(2).mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class CpuTime(Callback):
-    """Writes the processor time of the whole process, all threads, for a step after the 50th, on average."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.ends_s: list[float] = []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.ends_s.append(time.process_time())
-
-    def on_train_end(self, *_: Any) -> None:
-        after = self.ends_s[50:]
-        Path(self.path).write_text(str((after[-1] - after[0]) / (len(after) - 1)))
-
-
-class Watching(Foreign):
-    """Writes down what there is of W&B in this process in the middle of the window and at the end of training."""
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 6:
-            self.note("window")
-        return super().training_step(batch, batch_idx)
 
     def teardown(self, stage):
         self.note("end")

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from lmbench.instruments.milestones import clock_s
 from lmbench.records.process import process_start_s
 from lmbench.sweep import local
 from lmbench.sweep.environments import Environment, EnvironmentFacts, ServerLost
-from lmbench.sweep.executor import Launch, Stopped, oom_evidence, oom_kill_count
+from lmbench.sweep.executor import Launch
 from lmbench.sweep.local import LocalExecutor
 
 LMBENCH = {
@@ -125,7 +124,6 @@ def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
     [
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
         ("sys.exit('no')", 1, "no"),
-        ("print('fine')", 0, "fine"),
         ("import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, "waited for"),
         # A pool that nobody closes has a thread that waits for work; compiled runs have one.
         (
@@ -161,15 +159,13 @@ def test_it_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_l
     assert is_gone(pid_in(shared.folder / "child"))
 
 
-def test_an_interruption_is_passed_on_and_then_raised(machine):
+def test_an_interruption_is_passed_on_and_handed_back(machine):
     def tick(elapsed_s):
         pid_in(machine.folder / "child")
         raise KeyboardInterrupt
 
-    with pytest.raises(Stopped) as raised:
-        machine.end(f"on(signal.SIGINT, 130); {CHILD} {SLEEP}", tick=tick)
-    assert isinstance(raised.value.cause, KeyboardInterrupt)
-    assert (raised.value.end.code, raised.value.end.by) == (130, "interruption")
+    end = machine.end(f"on(signal.SIGINT, 130); {CHILD} {SLEEP}", tick=tick)
+    assert (end.code, end.by, type(end.cause)) == (130, "interruption", KeyboardInterrupt)
 
 
 IDENTITY = "hash('x'), os.getppid(), ctypes.addressof(ctypes.c_int.in_dll(ctypes.pythonapi, 'Py_OptimizeFlag'))"
@@ -177,18 +173,12 @@ IDENTITY = "hash('x'), os.getppid(), ctypes.addressof(ctypes.c_int.in_dll(ctypes
 
 def test_processes_share_hash_seed_and_addresses_within_a_round_and_between_rounds_nothing(machine, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    rounds, fixed = [], []
+    rounds = []
     for _ in range(2):
         machine.begin_round(1)
         rounds.append([machine.printed(IDENTITY) for _ in range(3)])
-    # A seed that the user fixed stays.
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
-    for _ in range(2):
-        machine.begin_round(1)
-        fixed.append(machine.printed("hash('x')"))
     assert [identities == [identities[0]] * 3 for identities in rounds] == [True, True]
     assert all(a != b for a, b in zip(rounds[0][0], rounds[1][0], strict=True)), rounds
-    assert fixed[0] == fixed[1]
 
 
 def test_where_cores_are_idle_the_rounds_to_come_have_their_servers_before_anything_runs(tmp_path):
@@ -202,15 +192,6 @@ def test_where_cores_are_idle_the_rounds_to_come_have_their_servers_before_anyth
     (line,) = machine.said
     assert line.startswith("imported PyTorch, Lightning and lmbench for this round and 2 to come, in ")
     assert all(is_gone(int(pid)) for pid in pids)
-
-
-def test_each_environment_of_a_round_has_a_server_of_its_own(machine, tmp_path):
-    a, b = (environment(tmp_path / name, name, FROM_ENVIRONMENT=name) for name in "ab")
-    of_a, of_b, again = (
-        machine.printed("lmbench.cli.AT_IMPORT, os.getppid()", environment=place) for place in (a, b, a)
-    )
-    assert (of_a, of_a[0], of_b[0]) == (again, "a", "b")
-    assert of_a[1] != of_b[1]
 
 
 def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machine):
@@ -231,7 +212,6 @@ def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machin
     [
         ("/nowhere/python", "cli.py", "", "fake: /nowhere/python does not run: No such file or directory"),
         (sys.executable, "cli.py", "raise ImportError('none here')", "no lmbench that works: ImportError: none here"),
-        (sys.executable, "cli.py", "import os; os.kill(os.getpid(), 9)", "finds no lmbench that works: SIGKILL"),
         # Another lmbench than the checkout's.
         (sys.executable, "__init__.py", "__path__ = ['ELSEWHERE']", "lmbench comes from ELSEWHERE, not from "),
     ],
@@ -282,16 +262,6 @@ def test_neither_process_nor_server_outlives_a_sweep_that_is_killed(tmp_path):
     assert all(is_gone(pid) for pid in started)
 
 
-def test_evidence_of_a_memory_kill_is_a_counter_of_the_group_or_the_machine_that_rose(tmp_path):
-    groups, machine = tmp_path / "cgroup", tmp_path / "vmstat"
-    groups.write_text("")
-    machine.write_text("nr_free_pages 1\noom_kill 5\n")
-    assert oom_kill_count(groups, machine) == (str(machine), 5)
-    assert oom_kill_count(groups, tmp_path / "nothing") is None
-    assert oom_evidence(("a", 3), ("a", 4)) == "oom_kill in a went from 3 to 4"
-    assert oom_evidence(("a", 3), ("a", 3)) is oom_evidence(None, ("a", 4)) is oom_evidence(("b", 3), ("a", 4)) is None
-
-
 def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path):
     root = Path("/sys/fs/cgroup/memory")
     group = root / f"lmbench-test-{os.getpid()}"
@@ -310,10 +280,3 @@ def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path)
                 break
             except OSError:
                 time.sleep(0.05)
-
-
-def test_the_clock_dates_processes_as_the_kernel_does():
-    with subprocess.Popen(["sleep", "5"]) as child:
-        began_s = process_start_s(child.pid)
-        child.kill()
-    assert abs(clock_s() - began_s) < 2

@@ -17,6 +17,7 @@ from warm_servers import warm_servers
 from lmbench.cli import main
 from lmbench.records.codec import as_dict, decode_run
 from lmbench.records.load import find_runs, load_run
+from lmbench.sweep.environments import HERE
 
 BASE = """
 base:
@@ -27,6 +28,7 @@ base:
   measure.steps: 4
   measure.min_window_s: 0
   measure.probe_steps: 1
+  wandb.mode: disabled
 """
 # One of each: ends well, refused when it is built, has no end, wants 2^58 bytes.
 FAULTS = """
@@ -55,6 +57,9 @@ def one_thread(monkeypatch):
 def warm():
     with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
         patch.setenv("OMP_NUM_THREADS", "1")
+        # Now, before a test turns W&B off: a sweep's processes have their server's environment.
+        patch.delenv("WANDB_MODE", raising=False)
+        executor.await_ready([HERE])
         yield executor
 
 
@@ -131,19 +136,6 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     assert main(["report", str(tmp_path / "study")]) == 0
     report = capsys.readouterr().out
     assert all(word in report for word in ("OOM", "timeout", "error"))
-
-
-def test_the_tiny_study_of_attention_is_measured_and_shown(sweep, tmp_path, capsys):
-    assert sweep("tiny_attention", "--results_dir", tmp_path, "--repeats", 1) == 0
-    assert "4 of 4 runs: 4 ok" in capsys.readouterr().out
-    for run in runs(tmp_path / "tiny_attention").values():
-        model, length = run.record.model, run.record.data.context_length
-        assert (model.num_heads, model.head_dim, model.is_causal) == (1, 16, True)
-        # The weights, and nothing else of their size.
-        assert model.attention != "naive" or run.record.memory.saved_bytes == 2 * length**2 * 4
-    for view, said in (("attention", "| context | attention |"), ("attention_backends", "Fastest by forward")):
-        assert main(["report", str(tmp_path / "tiny_attention"), "--view", view, "--format", "markdown"]) == 0
-        assert said in capsys.readouterr().out
 
 
 def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(start, sweep, tmp_path):
@@ -237,29 +229,33 @@ def test_what_the_command_line_rejects_is_told_before_anything_runs(text, said, 
 
 
 @pytest.fixture
-def study(no_account, tmp_path, monkeypatch):
-    """Sweeps a cell that ends well and a cell that wants 2^58 bytes, with W&B on; returns the folder."""
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+def study(sweep, no_account, tmp_path, capsys):
+    """Sweeps a cell that ends well and a cell that wants 2^58 bytes, with W&B on; returns the folder and the output."""
     path = write(tmp_path, "matrix: {model.d_ff: [64, 1125899906842624]}\nrepeats: 1\n")
 
     def run(*words):
-        assert main(["sweep", path, "--results_dir", str(tmp_path), *words]) == 0
-        return tmp_path / "study"
+        assert sweep(path, "--results_dir", tmp_path, "--wandb.mode=offline", *words) == 0
+        return tmp_path / "study", capsys.readouterr()
 
     return run
 
 
-def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(study, monkeypatch, capsys):
-    folder = study()
-    captured = capsys.readouterr()
-    assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in captured.out
-    assert "writing 2 runs for W&B" in captured.err
-    written = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/wandb/offline-run-*/*.wandb")}
-    assert len(written) == 2
-    # What is there is not written again when the sweep goes on, and what is skipped only where it is uploaded.
-    study("--repeats", "2")
-    assert "writing 1 run for W&B" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in written} == written
+def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(
+    study, tmp_path, monkeypatch, capsys
+):
+    broken = tmp_path / "site" / "wandb.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('this wandb is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    folder, output = study()
+    (line,) = [line for line in output.err.splitlines() if "W&B did not get" in line]
+    assert "this wandb is broken" in line
+    assert line.endswith(f"later: lmbench upload {folder}")
+    monkeypatch.delenv("PYTHONPATH")
+    _, output = study("--repeats", "2")
+    assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in output.out
+    assert "runs to be written for W&B: 3" in output.err
+    assert len(list(folder.glob("runs/*/wandb/offline-run-*/*.wandb"))) == 3
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -276,19 +272,3 @@ def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_
         assert server.config[run_id]["cell"] == place.cell
         assert server.summary[run_id]["outcome"] == run.outcome
         assert run.outcome == "skipped" or server.summary[run_id]["cost/total_s"] == place.cost.total_s
-
-
-def test_a_wandb_that_cannot_be_imported_costs_a_sweep_one_line_and_one_that_is_off_nothing(
-    study, tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "wandb.py").write_text("raise ImportError('this wandb is broken')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    folder = study()
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "W&B did not get" in line]
-    assert "this wandb is broken" in line
-    assert line.endswith(f"later: lmbench upload {folder}")
-    study("--wandb.mode=disabled", "--name", "off")
-    captured = capsys.readouterr()
-    assert "W&B" not in captured.out + captured.err
-    assert not list((tmp_path / "off").rglob("wandb"))

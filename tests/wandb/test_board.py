@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from wandb_loopback import Server
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
-from lmbench.kernels.kinds import KINDS
-from lmbench.kernels.parts import PARTS
-from lmbench.report.view import read_view
-from lmbench.wandb.board import BoardProblem, Request, board_of, board_of_all, reason_of
-from lmbench.wandb.publish import save_boards
+from lmbench.wandb.board import Request
 
 OWN = """
 matrix: {model.size: [tiny]}
 view:
   title: Mine
-  question: Is https://me:secret@host/x fast?
   tables: [{title: T, rows: [size, attention], columns: [step_s, speedup, window.steps, throughput.mfu_fraction]}]
   charts: [{title: S, kind: lines, y: tokens_per_s, x: batch, is_log: true}, {title: F, kind: bars, y: speedup}]
 """
@@ -41,20 +37,19 @@ def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monke
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in told["boards"]] == [None, *studies]
     for board in told["boards"]:
-        assert sum(len(section["panels"]) for section in board["sections"]) >= 4, board["name"]
+        assert sum(map(len, board["sections"].values())) >= 4, board["name"]
         assert len(board["columns"]) == len(set(board["columns"]))
-        for section in board["sections"]:
-            titles = [panel["title"] for panel in section["panels"]]
+        for panels in board["sections"].values():
+            titles = [panel["title"] for panel in panels]
             assert sorted(set(titles)) == sorted(titles), board["name"]
 
 
-def test_a_study_of_ones_own_has_its_charts_its_columns_and_no_secret(tmp_path, capsys):
+def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(OWN)
     told = dry_run(capsys, str(tmp_path / "mine.yaml"))
-    assert "secret" not in str(told)
     (board,) = told["boards"]
     # W&B has no ratio of two cells.
-    (panel,) = board["sections"][0]["panels"]
+    (panel,) = board["sections"]["Answer"]
     assert (panel["title"], panel["x"], panel["y"]) == ("S", "config:batch", ["summary:throughput/tokens_per_s"])
     assert board["columns"][:3] == ["summary:outcome", "config:size", "config:attention"]
     assert {"summary:window/steps", "summary:throughput/mfu_percent"} <= set(board["columns"])
@@ -71,12 +66,13 @@ def texts(spec: Any) -> set[str]:
 
 
 def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
-    boards = (board_of_all(), *(board_of(read_view(study), KINDS, PARTS) for study in ("precision", "kernels")))
+    request = msgspec.convert(dry_run(capsys, "sweep", "precision", "kernels"), Request)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        saved = list(save_boards(Request("lmbench", None, boards), 60))
-        assert [(each.name, each.what) for each in saved] == [(board.name, "created") for board in boards]
-        for board, view in zip(boards, server.views, strict=True):
+        assert main(["board", "sweep", "precision", "kernels"]) == 0
+        saved = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in saved] == [["created", "lmbench"]] * 3
+        for board, view in zip(request.boards, server.views, strict=True):
             section = view["spec"]["section"]
             named = {key.partition(":")[2] for key in board.keys}
             assert not [name for name in named if name not in " ".join(texts(view["spec"]))]
@@ -85,52 +81,34 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
             # Times of profiled runs are no times.
             assert filters["pass"] == ("kernels" if board.study == "kernels" else "timing")
             assert filters.get("study") == board.study
-            assert [part["name"] for part in section["panelBankConfig"]["sections"]] == [
-                part.title for part in board.sections
-            ]
-        assert f"{server.url}/me/lmbench?nw={server.views[0]['name'][3:-2]}" == saved[0].address
+            assert [part["name"] for part in section["panelBankConfig"]["sections"]] == list(board.sections)
+        assert saved[0].endswith(f"{server.url}/me/lmbench?nw={server.views[0]['name'][3:-2]}")
 
         # Somebody gave it another title.
-        server.views[1]["displayName"], was = "ours", [(view["id"], view["name"]) for view in server.views]
-        again = list(save_boards(Request("lmbench", "me", boards), 60))
-        assert {each.what for each in again} == {"updated"}
-        assert [(view["id"], view["name"]) for view in server.views] == was
-        assert [each.address for each in again] == [each.address for each in saved]
+        server.views[1]["displayName"], before = "ours", [(view["id"], view["name"]) for view in server.views]
+        assert main(["board", "sweep", "precision", "kernels", "--entity", "me"]) == 0
+        assert capsys.readouterr().out.splitlines() == [line.replace("created", "updated") for line in saved]
+        assert [(view["id"], view["name"]) for view in server.views] == before
 
         assert main(["board", "precision", "--project", "other"]) == 1
         error = capsys.readouterr().err
-        assert error.startswith("lmbench: board: me has no project 'other' that you may see; upload runs to it first")
-        assert error.count("\n") == 1
+        assert (error.startswith("lmbench: board: wandb failed with "), error.count("\n")) == (True, 1)
+        assert "me/other" in error
         assert len(server.views) == 3
 
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "it's.yaml").write_text(OWN)
+    (tmp_path / "site" / "wandb").mkdir(parents=True)
+    (tmp_path / "site" / "wandb" / "__init__.py").touch()
+    (tmp_path / "site" / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
     monkeypatch.delenv("WANDB_API_KEY")
     for words, code, told in (
-        (["precision"], 1, "board: no API key configured; give one by WANDB_API_KEY or `wandb login`"),
+        (["precision"], 1, "API key"),
         (["no_study"], 2, "view 'no_study' is unknown"),
-        (["precision", "--timeout_s", "0"], 2, "it must be above 0"),
-        (["--dry_run", str(tmp_path / "it's.yaml")], 2, "rename the file: only letters, digits and '_.-'"),
+        (["precision", "--timeout_s", "0"], 2, "timeout_s"),
     ):
         assert main(["board", *words]) == code
         assert told in capsys.readouterr().err
-
-
-class AuthenticationError(Exception):
-    """Called as wandb's own."""
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ModuleNotFoundError("no", name="wandb_workspaces"), "install it with `pip install 'lmbench[boards]'`"),
-        (AuthenticationError("Failed to verify: returned error 403: {}"), "is the key right?"),
-        (AuthenticationError("Failed to verify: did not respond in time"), "the server does not answer"),
-        (BoardProblem("no entity"), "no entity"),
-        (ValueError("two\nlines"), "wandb failed with ValueError: two lines"),
-    ],
-)
-def test_a_fault_says_what_to_do(error, said):
-    assert said in reason_of(error)
-    assert "\n" not in reason_of(error)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert main(["board", "precision", "--entity", "me"]) == 1
+    assert "install it with `pip install 'lmbench[boards]'`" in capsys.readouterr().err

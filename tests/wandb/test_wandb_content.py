@@ -8,17 +8,15 @@ import json
 import msgspec
 import pytest
 from paths import RUNS
-from wandb_results import step, write_result
+from wandb_results import write_result
 
 from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import recorded, value_at
-from lmbench.report import logged
 from lmbench.wandb.content import (
     began_at,
     config_of,
     name_of,
-    runtime_s,
     series_of,
     summary_of,
     tables_of,
@@ -57,25 +55,13 @@ def test_a_summary_is_what_decides_in_some_40_numbers_of_their_own_units(h200):
     assert not [name for name in summary if name.endswith(("_bytes", "_fraction", "_flops_per_s"))]
 
 
-def test_every_step_has_its_own_rates_and_equal_steps_have_those_of_the_window(h200):
-    rates = logged.Rates.of(h200)
-    mean_s = h200.window.wall_s / h200.window.steps
-    row = logged.of_step(step(5, step_s=mean_s, tokens=h200.window.tokens // h200.window.steps), rates)
-    assert row["throughput/tokens_per_s"] == pytest.approx(h200.throughput.tokens_per_s)
-    assert row["throughput/mfu_percent"] == pytest.approx(100 * h200.throughput.mfu_fraction)
-    assert "throughput/mfu_percent" not in logged.of_step(step(5), logged.Rates())
-    assert logged.of_step(step(5), logged.Rates(ranks=2))["throughput/tokens_per_s"] == pytest.approx(2 * 64 / 0.0105)
-
-
-def test_the_configuration_is_flat_and_tells_everything_once(tmp_path, h200):
+def test_the_configuration_is_flat(tmp_path, h200):
     config = config_of(load_run(write_result(tmp_path)).record)
     assert (config["size"], config["precision"], config["matmul"]) == ("tiny", "32-true", "highest (fp32)")
     assert (config["model/betas"], config["trainer/max_steps"], config["torch"]) == ([0.9, 0.95], -1, "2.13.0")
     config = config_of(h200)
     assert (config["gpu"], config["parameters"], config["compile"]) == ("NVIDIA H200", 128625408, "eager")
     assert not [name for name in config if "." in name]
-    for doubled in ("model/size", "data/batch_size", "data/context_length", "trainer/precision", "trainer/compile"):
-        assert doubled not in config
 
 
 def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
@@ -91,39 +77,19 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     assert config["pass"] == "kernels"
     assert config["label"] == name.removesuffix(" r2")
     assert "t0psecret" not in str([config_of(h200), tables_of(h200), name])
-    h200.sweep.study = None
-    assert config_of(h200)["study"] == "mine"
     assert name_of(RunRecord(1, "error", run_id="x")) == "x"
-
-
-def test_a_run_has_its_own_start_and_length_and_not_those_of_the_writing(h200):
-    h200.milestones.closed_s, h200.milestones.ready_s = 40.25, 8.0
-    h200.started_at, h200.ended_at = "2026-11-21T04:39:42+00:00", "2026-11-21T04:40:20+00:00"
-    # 04:40:20 UTC, less the time that the process had run by then.
-    assert began_at(h200) == 1795236020 - 40.25
-    assert runtime_s(h200) == 40.25
-    h200.milestones.closed_s = None
-    h200.milestones.parsed_s = 2.0
-    assert began_at(h200) == 1795235980.0
-    assert runtime_s(h200) == 38.0
 
 
 def test_a_runs_steps_lie_where_they_were_in_time(tmp_path):
     reached = {"ready_s": 5.0, "closed_s": 10.0}
     loaded = load_run(write_result(tmp_path, ended_at="2026-11-21T04:40:20+00:00", milestones=reached))
+    # 04:40:20 UTC, less the time that the process had run by then.
+    assert began_at(loaded.record) == 1795236010
     times = [row["_timestamp"] for row in series_of(loaded)]
     assert times[0] == pytest.approx(1795236010 + 5.0 + 0.010)
     assert [b - a for a, b in itertools.pairwise(times)] == pytest.approx(
         [record.step_s for record in loaded.steps[1:]], abs=1e-6
     )
-
-
-def test_a_profiled_runs_summary_has_its_kernels_by_kind_and_part(h200):
-    kernels = {"phases": {"step": {"kernel_s": 0.02, "kinds": {"gemm_s": 0.015}, "parts": {"norm+ffn_s": 0.001}}}}
-    h200.kernels = msgspec.convert({**H200, "kernels": kernels}, RunRecord).kernels
-    found = {name: value for name, value in summary_of(h200, "ok").items() if name.startswith("kernels/")}
-    expected = {"kernels/step_ms": 20.0, "kernels/kind_gemm_ms": 15.0, "kernels/part_norm+ffn_ms": 1.0}
-    assert found == pytest.approx(expected)
 
 
 def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_path):

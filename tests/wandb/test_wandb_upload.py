@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
-import sys
+from collections import Counter
 
 import pytest
 from wandb_loopback import PLANTED_KEY, Server, SilentServer
@@ -36,10 +35,10 @@ def id_of(result):
 
 def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     results = tmp_path / "results"
-    own = {"project": "speed", "entity": "team", "tags": ["x"], "group": "g", "artifact": True, "mode": "disabled"}
+    filing = {"project": "speed", "entity": "team", "tags": ["x"], "group": "g", "artifact": True, "mode": "disabled"}
     reached = {"ready_s": 8.0, "closed_s": 2468.4}
     plain = write_result(results, ended_at="2026-01-02T03:04:05+00:00", milestones=reached)
-    filed = write_result(results, wandb=own)
+    filed = write_result(results, wandb=filing)
     folder = RunFolder(plain)
     folder.append_steps([step(9, loss=float("nan"))])
     folder.close()
@@ -51,21 +50,19 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     environment = dict(os.environ)
     assert main(["upload", str(results), "--as_filed"]) == 2
     output = capsys.readouterr()
-    assert len([line for line in output.out.splitlines() if line.startswith("uploaded  ")]) == 3
+    states = Counter(line.split("  ")[0] for line in output.out.splitlines())
+    assert states == {"uploaded": 3, "still running": 1}
     assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out
-    assert "still running" in output.out
-    assert "damaged: run.json" in output.err
-    assert output.err.count("\n") == 1
+    assert ("damaged: run.json" in output.err, output.err.count("\n")) == (True, 1)
 
     assert set(server.history) == {id_of(plain), id_of(filed), id_of(killed)}
-    loaded = load_run(plain)
-    history = server.history[id_of(plain)]
+    loaded, history = load_run(plain), server.history[id_of(plain)]
     assert [row["step"] for row in history] == list(range(10))
     assert [row["time/step_ms"] for row in history] == [record.step_s * 1e3 for record in loaded.steps]
     assert math.isnan(float(history[9]["train/loss"]))
     summary, config = server.summary[id_of(plain)], server.config[id_of(plain)]
-    assert {name: summary.get(name) for name in summary_of(loaded.record, "ok")} == summary_of(loaded.record, "ok")
-    assert {name: config.get(name) for name in config_of(loaded.record)} == config_of(loaded.record)
+    assert summary_of(loaded.record, "ok").items() <= summary.items()
+    assert config_of(loaded.record).items() <= config.items()
     assert [row[0] for row in server.tables["phases"]["data"]] == ["forward", "backward", "other", "step"]
     # Every series (2: its pattern) is drawn over the step (5: the place, from 1, of the metric that is its x-axis).
     (every,) = [metric for metric in config["_wandb"]["m"] if metric.get("2") == "*"]
@@ -111,21 +108,13 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
         assert len(server.artifacts) == 3
 
 
-@pytest.mark.parametrize("fault", ["no key", "wrong key"])
-def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys, fault):
-    said = {"no key": "No API key configured", "wrong key": "is the key right?"}[fault]
+def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys):
     first, second = sorted(write_result(tmp_path / "results") for _ in range(2))
-    if fault == "no key":
-        monkeypatch.delenv("WANDB_API_KEY")
     with Server(status=401) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["upload", str(tmp_path / "results")]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"lmbench: not uploaded: {first}: ")
-    assert said in error
-    assert error.endswith("; 1 more not tried\n")
-    assert error.count("\n") == 1
-    assert PLANTED_KEY not in error
+    assert error == f"lmbench: not uploaded: {first}: the server refused it; is the key right?; 1 more not tried\n"
     assert not is_uploaded(first)
     assert not is_uploaded(second)
 
@@ -141,16 +130,9 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_pat
         write([result], 0.01)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("raise RuntimeError('broken')", "wandb failed with RuntimeError: broken"),
-        ("raise ModuleNotFoundError('no', name='wandb')", "wandb is not installed"),
-    ],
-)
-def test_a_wandb_that_cannot_be_imported_is_told_and_written_another_time(tmp_path, monkeypatch, content, said):
-    result = write_result(tmp_path / "results", wandb={"mode": "offline"})
-    (tmp_path / "wandb.py").write_text(content)
+def test_a_wandb_that_is_not_installed_is_told_and_written_another_time(tmp_path, monkeypatch):
+    result, said = write_result(tmp_path / "results", wandb={"mode": "offline"}), "wandb is not installed"
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError('no', name='wandb')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(WandbProblem, match=f"^{said}$"):
         write_new([result], str)
@@ -158,39 +140,29 @@ def test_a_wandb_that_cannot_be_imported_is_told_and_written_another_time(tmp_pa
     assert told.is_problem
     assert told.line == f"W&B got nothing of this run: {said}; later: lmbench upload {result}"
     monkeypatch.delenv("PYTHONPATH")
-    assert write_new([result], str) == "offline"
+    write_new([result], str)
     assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
-
-
-def test_an_interrupted_run_is_written_and_not_uploaded_behind_the_users_back(tmp_path, server, monkeypatch):
-    result = write_result(tmp_path / "results", outcome="interrupted")
-    told = publish_run(result, WandbFiling(mode="online"), 60, is_interrupted=True)
-    assert told.line == f"not uploaded to W&B: the run was interrupted; later: lmbench upload {result}"
-    assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
-    assert server.questions == []
 
 
 @pytest.mark.parametrize(
-    ("part", "raised", "said"),
+    ("part", "raised", "is_interrupted", "said"),
     [
-        ("write", KeyboardInterrupt(), "W&B got nothing of this run: stopped"),
-        (
-            "write",
-            OSError(28, "No space left on device"),
-            "W&B got nothing of this run: [Errno 28] No space left on device",
-        ),
-        ("sync", WandbProblem("the server is\nnot there"), "not uploaded to W&B: the server is not there"),
+        ("write", KeyboardInterrupt(), False, "W&B got nothing of this run: stopped"),
+        ("write", OSError(28, "full"), False, "W&B got nothing of this run: [Errno 28] full"),
+        ("sync", WandbProblem("the server is\nnot there"), False, "not uploaded to W&B: the server is not there"),
+        ("sync", AssertionError("sent"), True, "not uploaded to W&B: the run was interrupted"),
     ],
+    ids=["a second Ctrl-C", "full disk", "no server", "interrupted"],
 )
 def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
-    monkeypatch, tmp_path, part, raised, said
+    monkeypatch, tmp_path, part, raised, is_interrupted, said
 ):
     def fail(*_):
         raise raised
 
     monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: None)
     monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
-    told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted=False)
+    told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted)
     assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
 
 
@@ -199,8 +171,7 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     [
         ([], "no result was named"),
         (["/nowhere"], "does not exist"),
-        (["/tmp", "--timeout_s", "0"], "it must be above 0"),
-        (["/tmp", "--timeout"], "unknown option --timeout"),
+        (["/tmp", "--timeout_s", "0"], "timeout_s"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
@@ -208,13 +179,3 @@ def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_its_help_needs_neither_torch_nor_wandb():
-    code = (
-        "import sys; from lmbench.cli import main; code = main(['board', '-h']) + main(['upload', '-h']);"
-        "print([name for name in ('torch', 'lightning', 'wandb') if name in sys.modules], code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "results" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[] 0"
