@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
-from lmbench.memory.recording.history import CudaHistory, History
+from lmbench.memory.recording.history import CudaHistory
 from lmbench.memory.recording.ledger import Ledger
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
@@ -38,60 +39,57 @@ class MemoryHistory(Observer):
     """
 
     def __init__(
-        self,
-        steps: int = 3,
-        max_entries: int = 1_000_000,
-        make_history: Callable[[torch.device], History] | None = None,
+        self, steps: int = 3, max_entries: int = 1_000_000, make_history: Callable[[torch.device], Any] | None = None
     ) -> None:
-        for name, value in (("steps", steps), ("max_entries", max_entries)):
-            if value < 1:
-                raise UsageError(f"memory.{name} is {value}; allowed: 1 and more")
+        if min(steps, max_entries) < 1:
+            raise UsageError(f"memory.steps is {steps} and memory.max_entries {max_entries}; allowed: 1 and more")
         self.steps, self.max_entries, self._make_history = steps, max_entries, make_history
 
     def prepare(self) -> None:
-        self._history: History | None = None
+        self._history: Any = None
+        #: What is to be taken away when the history ends.
+        self._hooks = ExitStack()
         self._is_window = False
-        self._modules: ModuleRanges | None = None
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
 
     def run_started(self) -> None:
         self._begin()
 
     def window_opened(self) -> None:
-        self._forget()
+        self._end()
         self._is_window = True
         self._begin()
 
     def _begin(self) -> None:
         """Remember from here on, as far as there is a history on this device and rank."""
-        device = self.session.device
+        device, module = self.session.device, self.module
         if self._make_history is None and device.type != "cuda":
             self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
             return
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank records its history"
             return
-        self._notes = MemoryNotes(
-            device=device.index or 0, first_step=self.session.steps_done, max_entries=self.max_entries
-        )
+        first_step = self.session.steps_done
+        self._notes = MemoryNotes(device=device.index or 0, first_step=first_step, max_entries=self.max_entries)
         self._history = (self._make_history or CudaHistory)(device)
         self._history.start(self.max_entries, resets_peaks=self._is_window)
-        vocab_size = getattr(self.module, "vocab_size", None)
-        self._ledger = Ledger(self.module, device, vocab_size if isinstance(vocab_size, int) else None)
+        vocab_size = getattr(module, "vocab_size", None)
+        self._ledger = Ledger(module, device, vocab_size if isinstance(vocab_size, int) else None)
         self._ledger.note_state(self.trainer.optimizers)
         self._ranges = StepRanges(uses_nvtx=False)
-        if self._is_window or self._compiles_nothing():
-            self._ledger.watch()
-            self._modules = ModuleRanges(self.module, uses_nvtx=False)
-        self._ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listeners.append(self._ranges.border)
-
-    def _compiles_nothing(self) -> bool:
-        """Whether hooks of modules may be there from the first step on; torch.compile would compile them too, in more
-        graphs than without. Only lmbench's own runs know."""
-        return self.session.run.compile.is_enabled is False and not any(
-            getattr(module, "_compiled_call_impl", None) is not None for module in self.module.modules()
+        self._hooks.callback(self._ledger.close)
+        self._hooks.callback(self._ranges.end)
+        # torch.compile would compile the hooks of modules too, in more graphs than without, so before the window they
+        # are there only where nothing is compiled. Only lmbench's own runs know.
+        is_eager = self.session.run.compile.is_enabled is False and not any(
+            getattr(child, "_compiled_call_impl", None) is not None for child in module.modules()
         )
+        if self._is_window or is_eager:
+            self._ledger.watch()
+            self._hooks.callback(ModuleRanges(module, uses_nvtx=False).remove)
+        self._ranges.begin(first_step, self.session.track.current)
+        self.session.track.listeners.append(self._ranges.border)
+        self._hooks.callback(self.session.track.unlisten, self._ranges.border)
 
     # Lightning's hooks
 
@@ -118,19 +116,19 @@ class MemoryHistory(Observer):
         if self._history is None:
             return
         if not self._is_window:
-            self._forget()
+            self._end()
             self._begin()
             return
         self._ledger.note_state(self.trainer.optimizers)
         self._ranges.end()
-        self._record.steps = self._notes.steps = (self._record.steps or 0) + 1
+        self._record.steps = self._notes.steps = self._notes.steps + 1
         if self._notes.steps < self.steps:
             self._ranges.begin(self.session.steps_done, self.session.track.current)
         elif self.session.only_watches:
-            self._stop()
+            self._end(is_kept=True)
 
     def window_closed(self) -> None:
-        self._stop()
+        self._end(is_kept=True)
 
     def run_closing(self, exception: BaseException | None) -> None:
         """Also after an exception: the history would go on in this process."""
@@ -139,39 +137,26 @@ class MemoryHistory(Observer):
                 # Its traceback keeps what was there.
                 self._ledger.note_saved(None)
                 self._ledger.note_state(self.trainer.optimizers)
-                self._record.steps = self._notes.steps = (self._record.steps or 0) + self._ranges.is_in_step
+                self._record.steps = self._notes.steps = self._notes.steps + self._ranges.is_in_step
         finally:
-            if exception is None and not self._is_window:
-                self._forget()
-            self._stop()
+            self._end(is_kept=exception is not None or self._is_window)
 
-    def _take_away(self) -> History | None:
-        """Put an end to what is noted; returns the history, if there is one."""
+    def _end(self, is_kept: bool = False) -> None:
+        """Put an end to the history, if there is one, and write it where it is kept."""
         history, self._history = self._history, None
-        if history is not None:
-            self.session.track.unlisten(self._ranges.border)
-            self._ranges.end()
-            if self._modules is not None:
-                self._modules.remove()
-            self._ledger.close()
-        return history
-
-    def _forget(self) -> None:
-        if (history := self._take_away()) is not None:
-            history.stop()
-
-    def _stop(self) -> None:
-        if (history := self._take_away()) is None:
+        if history is None:
             return
         try:
-            # Before the window there are other steps' peaks in them.
-            self._notes.peaks = history.peaks() if self._is_window else None
-            self._ledger.drop_workspaces(history.drop_workspaces)
-            self._notes.moments = self._ledger.moments
-            folder = self.session.folder
-            self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
-            write_notes(self._notes, folder)
-            self._record.snapshot_file = SNAPSHOT_FILE
+            self._hooks.close()
+            if is_kept:
+                # Before the window there are other steps' peaks in them.
+                self._notes.peaks = history.peaks() if self._is_window else None
+                history.drop_workspaces()
+                self._notes.moments = self._ledger.moments
+                folder = self.session.folder
+                self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
+                write_notes(self._notes, folder)
+                self._record.snapshot_file = SNAPSHOT_FILE
         except OSError as error:
             self._record.reason = f"the snapshot could not be written: {error.strerror or error}"
         finally:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
 
 import torch
 
@@ -35,19 +34,17 @@ class MemoryRecorder(Observer):
         # The session knows its device only once the run has started.
         self._device = self.trainer.strategy.root_device
         self._peaks = AllocatorPeaks(self._device)
-        self._phase_peaks: dict[str, int] = {}
-        self._phase_begins: dict[str, int] = {}
-        self._phase = "other"
+        self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
 
     def run_started(self) -> None:
-        memory = self.session.run.memory
-        memory.host_peak_rss_bytes = peak_rss_bytes()
-        memory.expected_saved_bytes = self._answer("expected_saved_bytes")
+        self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
+        self._ask("expected_saved_bytes", "expected_saved_bytes")
 
-    def _answer(self, method: str) -> Any:
-        """What the module itself says of the bytes that it saves for the backward; None of one that does not."""
-        method_of_module = getattr(self.module, method, None)
-        return method_of_module() if callable(method_of_module) and self.module.training else None
+    def _ask(self, method: str, field: str) -> None:
+        """Note what the module itself says of the bytes that it saves for the backward."""
+        answer = getattr(self.module, method, None)
+        if callable(answer) and self.module.training:
+            setattr(self.session.run.memory, field, answer())
 
     def before_window(self) -> None:
         self._peaks.begin_window()
@@ -68,12 +65,12 @@ class MemoryRecorder(Observer):
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
-        memory = self.session.run.memory
-        memory.saved_bytes = self._answer("count_saved_bytes")
+        self._ask("count_saved_bytes", "saved_bytes")
         if self._peaks.is_known:
+            memory = self.session.run.memory
             self.session.track.listeners.remove(self._border)
-            memory.phase_peak_allocated_bytes = _per_phase(self._phase_peaks)
-            memory.phase_begin_allocated_bytes = _per_phase(self._phase_begins)
+            memory.phase_peak_allocated_bytes = PerPhase(**self._phase_peaks)
+            memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
         if exception is not None:
@@ -81,32 +78,22 @@ class MemoryRecorder(Observer):
 
     def _refused(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
         held = held_by(self.module, self.trainer.optimizers)
-        allocated = torch.cuda.memory_allocated(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         self.session.run.memory.refused = RefusedAllocation(
-            phase=self.session.track.current,
-            requested_bytes=requested_bytes,
-            allocated_bytes=allocated,
-            reserved_bytes=torch.cuda.memory_reserved(device),
-            device_free_bytes=device_free_bytes,
-            parameters_bytes=held.parameters_bytes,
-            gradients_bytes=held.gradients_bytes,
-            optimizer_state_bytes=held.optimizer_state_bytes,
-            rest_bytes=max(0, allocated - held.total_bytes),
-        )
+            self.session.track.current, requested_bytes, allocated, reserved, device_free_bytes, *held,
+            rest_bytes=max(0, allocated - sum(held)),
+        )  # fmt: skip
 
     def _border(self, phase: str) -> None:
         self._end_phase()
-        begin = torch.cuda.memory_allocated(self._device)
-        self._phase_begins[phase] = max(begin, self._phase_begins.get(phase, 0))
+        if phase in PHASES:
+            begin = torch.cuda.memory_allocated(self._device)
+            self._phase_begins[phase] = max(begin, self._phase_begins[phase])
         self._phase = phase
 
     def _end_phase(self) -> None:
         """What was allocated at most since the last border belongs to the phase that ends here."""
         peak = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._phase_peaks[self._phase] = max(peak, self._phase_peaks.get(self._phase, 0))
-
-
-def _per_phase(sizes_bytes: Mapping[str, int]) -> PerPhase[int]:
-    """Sizes of the phases that have a place in the record."""
-    return PerPhase(**{phase: sizes_bytes[phase] for phase in PHASES if phase in sizes_bytes})
+        if self._phase in PHASES:
+            self._phase_peaks[self._phase] = max(peak, self._phase_peaks[self._phase])

@@ -9,7 +9,8 @@ from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, 
 from lmbench.compare.sides import step_sample_s
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
-from lmbench.overhead.arms import ArmFailed, run_fit
+from lmbench.overhead.arms import run_fit
+from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
 
 
@@ -53,7 +54,7 @@ def noise(
                 record = run_fit([*results, *words], folder / f"r{index}")
                 step_ms = (step_sample_s(record) or 0.0) * 1e3
                 tell(f"noise: {index + 1} of {repeats}: {step_ms:.3f} ms/step")
-        except ArmFailed as failure:
+        except ProcessFailed as failure:
             tell(f"noise: {failure}")
             return failure.exit_code
         results = (str(folder),)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lmbench.errors import UsageError, tell
 from lmbench.masking import masked_words
-from lmbench.overhead.arms import ArmFailed, measure_overhead
+from lmbench.overhead.arms import measure_overhead
+from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
 
 
@@ -29,6 +30,6 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
     try:
         with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
             return measure_overhead(settings, rounds, Path(folder), repeat)
-    except ArmFailed as error:
+    except ProcessFailed as error:
         tell(f"overhead: {error}")
         return error.exit_code

@@ -149,7 +149,8 @@ def carry_out(
 
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
     """The largest value of an option that a cell has room for on the GPU here, by prediction; None if nobody knows."""
-    from lmbench.memory.forecast import PredictionFailed, Request, ask_forecast, gpu_for
+    from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+    from lmbench.python_process import ProcessFailed
 
     gpu = gpu_for(None)
     if gpu is None or cell.environment is not None or cell.command != "fit":
@@ -159,7 +160,7 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     try:
         words = [*([] if config is None else [f"--config={config}"]), *cell.words()[1:]]
         forecast = ask_forecast(words, Request(gpu, finds_largest=True))
-    except (UsageError, PredictionFailed) as error:
+    except (UsageError, ProcessFailed) as error:
         progress.said(f"{cell.id} is tried without a prediction: {error}")
         return None
     known = {"data.batch_size": forecast.largest_batch_size, "data.context_length": forecast.largest_context_length}

@@ -12,7 +12,8 @@ from typing import Any
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import UsageError, tell
-from lmbench.memory.forecast import PredictionFailed, Request, ask_forecast, gpu_of
+from lmbench.memory.forecast import Request, ask_forecast, gpu_of
+from lmbench.python_process import ProcessFailed
 from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryPrediction
@@ -51,7 +52,7 @@ def _complete(
         try:
             part, guards = read(recorder.folder.path)
         except Exception as fault:
-            is_expected = isinstance(fault, UsageError | PredictionFailed)
+            is_expected = isinstance(fault, UsageError | ProcessFailed)
             reason = " ".join((str(fault) if is_expected else f"{type(fault).__name__}: {fault}").split())
             unread.reason = f"{failure}: {reason[:200]}"
             part, guards = unread, []
@@ -70,7 +71,7 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
 
     Raises:
         UsageError: the run is one of `lmbench validate`, which trains nothing.
-        PredictionFailed: the predicting process failed.
+        ProcessFailed: the predicting process failed.
     """
     run = recorder.run
     if run.command != "fit":

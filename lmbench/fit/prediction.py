@@ -10,14 +10,17 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
@@ -26,7 +29,15 @@ from lmbench.data.datamodule import TokenData
 from lmbench.data.shapes import BatchShape, ShapeData
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.fake_step import MOST_MICRO_BATCHES, STEPS, run_fake_step
+from lmbench.fit.fake_step import (
+    MOST_MICRO_BATCHES,
+    STEPS,
+    AlikeBlocks,
+    CategoryTeller,
+    FakeBatches,
+    precision_plugin,
+    trial_of,
+)
 from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.run import find_modules_in_current_folder
@@ -35,8 +46,10 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_lines
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.forecast import Forecast, Request
-from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
+from lmbench.memory.prediction.cuda_on_cpu import CudaAttention, act_like_cuda
+from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
 
@@ -59,10 +72,6 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-class Unpredictable(UsageError):
-    """A module that fake tensors cannot run."""
-
-
 class Prediction:
     """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
 
@@ -76,75 +85,70 @@ class Prediction:
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
         compiled = self._flags["compile"]
-        self.compile_options = (
-            CompileOptions() if compiled is True else CompileOptions(**vars(compiled)) if compiled else None
-        )
-        self.micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
+        self.compile_options = CompileOptions(**({} if compiled is True else vars(compiled))) if compiled else None
+        self._micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
         self._batch: Any = None
-        self._data = line.build("data")
-        self.is_own_data = isinstance(self._data, TokenData | ShapeData)
-        self.has_context = self.is_own_data and "context_length" in line.config.model
+        data = line.build("data")
+        self._users_data = None if isinstance(data, TokenData | ShapeData) else data
+        self._data = data if isinstance(data, TokenData | ShapeData) else None
+        self.has_context = self._data is not None and "context_length" in line.config.model
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch that is given."""
-        if isinstance(self._data, TokenData | ShapeData):
-            return self._data.batch_size
-        sizes = _leading_sizes(self._user_batch(None))
-        return sizes[0] if sizes else 1
+        """Samples in the batch of the configuration."""
+        return next(iter(_leading_sizes(self._user_batch(None))), 1) if self._data is None else self._data.batch_size
 
     @property
     def context_length(self) -> int | None:
-        return self._data.context_length if isinstance(self._data, TokenData | ShapeData) else None
+        return None if self._data is None else self._data.context_length
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
-        """One fake step; `keep_blocks` and `workspace_bytes` as in `run_fake_step`."""
+        """The peaks of a steady step on fake tensors, by phase and region.
+
+        Args:
+            keep_blocks: cut lists of alike blocks to so many.
+            workspace_bytes: what a thread that multiplies matrices takes for it.
+        """
+        tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
-        return run_fake_step(
-            lambda: self._module(batch_size, context_length),
-            self._trainer,
-            lambda module: self._shaped_batch(module, batch_size, context_length),
-            precision=self.precision,
-            micro_batches=self.micro_batches,
-            compile_options=self.compile_options,
-            resident_count=resident_count,
-            keep_blocks=keep_blocks,
-            workspace_bytes=workspace_bytes,
-        )
-
-    def _module(self, batch_size: int, context_length: int | None) -> LightningModule:
-        # What follows from the data follows here too.
-        sizes = {"batch_size": batch_size, "context_length": context_length} if self.is_own_data else {}
-        changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
-        built: LightningModule = self._line.build("model", **changes)
-        apply_mode(built, self.mode, self.zero_grad)
-        return built
-
-    def _trainer(self, callbacks: list[Callback]) -> Trainer:
-        trainer = BenchTrainer(
-            **{**self._flags, **_PLAIN, "callbacks": callbacks, "accumulate_grad_batches": self.micro_batches}
-        )
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks.remove(next(one for one in callbacks if isinstance(one, Compiler)))
-        return trainer
+        with FakeTensorMode(allow_non_fake_inputs=True), tracker, CudaAttention():
+            # What follows from the data follows here too.
+            sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
+            known = {name: size for name, size in sizes.items() if name in self._line.config.model}
+            module: LightningModule = self._line.build("model", **known)
+            apply_mode(module, self.mode, self.zero_grad)
+            blocks = AlikeBlocks(module, keep_blocks)
+            teller = CategoryTeller(tracker, track, blocks, self.compile_options)
+            own = {"callbacks": [teller], "accumulate_grad_batches": self._micro_batches}
+            trainer = BenchTrainer(**{**self._flags, **_PLAIN, **own})
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
+            trainer.strategy.precision_plugin = precision_plugin(self.precision)
+            # It is where it shall be; and a fake parameter cannot be moved in place.
+            trainer.strategy.model_to_device = lambda: None  # type: ignore[method-assign]
+            trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
+            with tracker.paused():
+                batch = self._shaped_batch(module, batch_size, context_length)
+            batches = FakeBatches(batch, STEPS * self._micro_batches, tracker, resident_count)
+            trainer.fit(module, train_dataloaders=batches)
+            tracker.enter("after")
+        return trial_of(tracker, teller.steady_from, blocks.count)
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
-        if isinstance(self._data, ShapeData):
+        if self._data is not None:
             assert context_length is not None
-            return BatchShape(batch_size, context_length)
-        if self.is_own_data:
-            assert context_length is not None
+            if isinstance(self._data, ShapeData):
+                return BatchShape(batch_size, context_length)
             tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")
             return TokenBatch(tokens, tokens)
         batch = self._user_batch(module)
-        given = _leading_sizes(batch)
+        before = _leading_sizes(batch)[:1]
 
         def scaled(tensor: torch.Tensor) -> torch.Tensor:
-            shape = list(tensor.shape)
-            if shape and given and shape[0] == given[0]:
-                shape[0] = batch_size
+            first, rest = list(tensor.shape[:1]), tensor.shape[1:]
+            shape = ([batch_size] if first and first == before else first) + list(rest)
             return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
         return apply_to_collection(batch, torch.Tensor, scaled)
@@ -153,9 +157,10 @@ class Prediction:
         """The first batch of the user's own loader, with real values; of a module's once that is there."""
         if self._batch is None:
             with _disable_current_modes():
-                owner: LightningDataModule | LightningModule = self._data or module or self._line.build("model")
+                data = self._users_data
+                owner: LightningDataModule | LightningModule = data or module or self._line.build("model")
                 owner.prepare_data()
-                if self._data is not None:
+                if data is not None:
                     owner.setup("fit")
                 self._batch = next(iter(owner.train_dataloader()), None)
             if self._batch is None:
@@ -164,15 +169,9 @@ class Prediction:
 
 
 def _leading_sizes(batch: Any) -> list[int]:
-    found: list[int] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.ndim:
-            found.append(tensor.shape[0])
-        return tensor
-
-    apply_to_collection(batch, torch.Tensor, note)
-    return found
+    sizes: list[int] = []
+    apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return sizes
 
 
 def forecast(words: list[str], request: Request) -> Forecast:
@@ -183,58 +182,44 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    plan = Prediction(words)
-    workspace_bytes = 0 if request.gpu is None else request.gpu.workspace_bytes
+    plan, gpu = Prediction(words), request.gpu
+    workspace_bytes = 0 if gpu is None else gpu.workspace_bytes
+    is_compiled = plan.compile_options is not None
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
-        with _told():
+        with _told_in_a_line():
             return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
 
     batch_size, context_length = plan.batch_size, plan.context_length
-    predictor = Predictor(take_step, batch_size, context_length, is_slow=plan.compile_options is not None)
-    made = Forecast(
-        batch_size=batch_size,
-        context_length=context_length,
-        precision=plan.precision,
-        mode=plan.mode,
-        zero_grad=plan.zero_grad,
-        is_compiled=plan.compile_options is not None,
-        phases=predictor.phases,
-        reserved_bytes=predictor.reserved_bytes,
-        method=predictor.method,
-        gpu=request.gpu,
-    )
-    if request.gpu is not None:
-        gpu = request.gpu
-        made.fits = gpu.fits(predictor.reserved_bytes)
-        if request.finds_largest:
-            made.largest_batch_size = predictor.largest_batch(gpu)
-            if plan.has_context:
-                made.largest_context_length = predictor.largest_context(gpu)
-    made.took_s = time.perf_counter() - started
-    return made
+    predictor = Predictor(take_step, batch_size, context_length, is_slow=is_compiled)
+    result = Forecast(
+        batch_size, context_length, plan.precision, plan.mode, plan.zero_grad, is_compiled,
+        predictor.phases, predictor.reserved_bytes, predictor.method, gpu,
+    )  # fmt: skip
+    if gpu is not None:
+        result.fits = gpu.fits(predictor.reserved_bytes)
+    if gpu is not None and request.finds_largest:
+        result.largest_batch_size = predictor.largest_batch(gpu)
+        result.largest_context_length = predictor.largest_context(gpu) if plan.has_context else None
+    result.took_s = time.perf_counter() - started
+    return result
 
 
-class _told:
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
     """Turns what fake tensors cannot do into one line with the place in the user's code."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception) or is_usage_error(error):
-            return
-        place = _user_line(error)
+    try:
+        yield
+    except Exception as error:
+        if is_usage_error(error):
+            raise
+        last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
+        reason = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-            why = f"{place} needs a value ({error.func}), and a prediction has none; leave such a line to logging hooks"
-        else:
-            why = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise Unpredictable(f"cannot be predicted: {why}") from error
-
-
-def _user_line(error: BaseException) -> str:
-    last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
-    return f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
+            hint = "and a prediction has none; leave such a line to logging hooks"
+            reason = f"{place} needs a value ({error.func}), {hint}"
+        raise UsageError(f"cannot be predicted: {reason}") from error
 
 
 def main(args: list[str]) -> int:
@@ -242,13 +227,13 @@ def main(args: list[str]) -> int:
     quiet()
     find_modules_in_current_folder()
     try:
-        made = forecast(args[1:], msgspec.json.decode(args[0], type=Request))
+        result = forecast(args[1:], msgspec.json.decode(args[0], type=Request))
     except Exception as error:
         if not is_usage_error(error):
             raise
         tell(str(error))
         return ExitCode.USAGE
-    write_result(msgspec.json.encode(made).decode())
+    write_result(msgspec.json.encode(result).decode())
     return ExitCode.OK
 
 

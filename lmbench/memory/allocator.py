@@ -8,8 +8,10 @@ settings, one stream). A run of the small model on an H200 (tests/data/runs/h200
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from lmbench.memory.categories import Category
@@ -43,14 +45,6 @@ class Block:
     before: Block | None = None
     behind: Block | None = None
 
-    def absorb_behind(self) -> None:
-        """Join with the neighbour behind."""
-        gone = self.behind
-        assert gone is not None
-        self.size_bytes, self.behind = self.size_bytes + gone.size_bytes, gone.behind
-        if gone.behind is not None:
-            gone.behind.before = self
-
 
 @dataclass
 class CachingAllocator:
@@ -66,7 +60,15 @@ class CachingAllocator:
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
         place = bisect_left(free, (size, 0))
-        block = free.pop(place)[2] if place < len(free) else self._segment(size, is_small)
+        if place < len(free):
+            block = free.pop(place)[2]
+        else:
+            held = rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
+            if size < _LARGE_FROM_BYTES:
+                held = _SMALL_SEGMENT_BYTES if is_small else _LARGE_SEGMENT_BYTES
+            # Segments lie one behind the other.
+            block = Block(self.reserved_bytes, held, is_small)
+            self.reserved_bytes += held
         left = block.size_bytes - size
         if left >= ROUNDED_TO_BYTES if is_small else left > _LEFT_WHOLE_BYTES:
             rest = Block(block.address + size, left, is_small, True, block, block.behind)
@@ -87,18 +89,13 @@ class CachingAllocator:
                 # No two blocks have an address in common, so blocks themselves are never compared.
                 del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
                 block = neighbour if neighbour is block.before else block
-                block.absorb_behind()
+                gone = block.behind
+                assert gone is not None
+                block.size_bytes, block.behind = block.size_bytes + gone.size_bytes, gone.behind
+                if gone.behind is not None:
+                    gone.behind.before = block
         block.is_free = True
         insort(free, (block.size_bytes, block.address, block))
-
-    def _segment(self, size: int, is_small: bool) -> Block:
-        if is_small:
-            held = _SMALL_SEGMENT_BYTES
-        else:
-            held = _LARGE_SEGMENT_BYTES if size < _LARGE_FROM_BYTES else rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
-        # Segments lie one behind the other.
-        self.reserved_bytes += held
-        return Block(self.reserved_bytes - held, held, is_small)
 
 
 @dataclass(slots=True)
@@ -141,36 +138,35 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
         allocations: from the first of the process on, in any order. Every one has its category by now.
         stretches: in order, without overlap.
     """
-    events = [(one.born, one) for one in allocations if one.size_bytes]
-    events += [(one.died, one) for one in allocations if one.size_bytes and one.died is not None]
-    events.sort(key=lambda event: event[0])
+    sized = [allocation for allocation in allocations if allocation.size_bytes]
+    events = [(allocation.born, allocation) for allocation in sized]
+    events += [(allocation.died, allocation) for allocation in sized if allocation.died is not None]
+    # The next one is the last.
+    events.sort(key=itemgetter(0), reverse=True)
     allocator, blocks, sizes = CachingAllocator(), dict[int, Block](), dict[int, int]()
-    peaks: list[Peak] = []
-    next_event = 0
-    for stretch in stretches:
-        most, moment = -1, stretch.start
-        while True:
-            is_inside = next_event < len(events) and events[next_event][0] <= stretch.end
-            now = events[next_event][0] if is_inside else stretch.end + 1
-            if now > stretch.start and allocator.allocated_bytes > most:
-                most, moment = allocator.allocated_bytes, max(stretch.start, now - 1)
-            if not is_inside:
-                break
-            _, allocation = events[next_event]
-            next_event += 1
+
+    def play(until: int) -> Iterator[int]:
+        """Let the events up to a place happen; yields the place of each."""
+        while events and events[-1][0] <= until:
+            place, allocation = events.pop()
             if id(allocation) in blocks:
                 allocator.free(blocks.pop(id(allocation)))
             else:
-                blocks[id(allocation)] = allocator.allocate(allocation.size_bytes)
-                sizes[id(allocation)] = blocks[id(allocation)].size_bytes
-        held = [
-            allocation for allocation in allocations
-            if allocation.size_bytes and allocation.born <= moment < (allocation.died or moment + 1)
-        ]  # fmt: skip
-        by_category: dict[Category, int] = {}
+                block = blocks[id(allocation)] = allocator.allocate(allocation.size_bytes)
+                sizes[id(allocation)] = block.size_bytes
+            yield place
+
+    peaks: list[Peak] = []
+    for stretch in stretches:
+        list(play(stretch.start))
+        most, moment = allocator.allocated_bytes, stretch.start
+        for place in play(stretch.end):
+            if allocator.allocated_bytes > most:
+                most, moment = allocator.allocated_bytes, place
+        held = [a for a in sized if a.born <= moment < (a.died or moment + 1)]
+        by_category: dict[Category, int] = Counter()
         for allocation in held:
-            category = allocation.category or "unknown"
-            by_category[category] = by_category.get(category, 0) + sizes[id(allocation)]
-        latest = max(held, key=lambda allocation: allocation.born, default=None)
+            by_category[allocation.category or "unknown"] += sizes[id(allocation)]
+        latest = max(held, key=attrgetter("born"), default=None)
         peaks.append(Peak(most, by_category, latest.made_by if latest else "", allocator.reserved_bytes))
     return peaks

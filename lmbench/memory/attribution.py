@@ -8,12 +8,14 @@ was allocated and freed say. In anybody else's, only the stacks do. No category 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import astuple
 
 from lmbench.memory.categories import Category
 from lmbench.memory.recorded import BACKWARD, MOMENT, WORKSPACES, MemoryNotes
@@ -25,6 +27,8 @@ from lmbench.records.vocabulary import MODULE, PHASE, STEP
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 #: What a block is first of all, where it is noted as several things: a saved tensor may be a parameter.
 _RANKS: Sequence[Category] = ("parameters", "optimizer_state", "gradients", "inputs", "logits", "activations")
+#: In the place of a category: what a repeated module returned.
+_STREAM = "stream"
 
 
 class Ranges:
@@ -72,31 +76,25 @@ class Bands:
 
 def bands_of(annotations: Iterable[Annotation], device: int) -> Bands:
     """The ranges of a device, by the annotations of a snapshot."""
-    notes = sorted((note for note in annotations if note.device == device), key=lambda note: note.time_us)
     ranges: list[tuple[str, int, int]] = []
-    opened: list[Annotation] = []
-    for note in notes:
-        place = next((i for i in reversed(range(len(opened))) if opened[i].name == note.name), None)
+    # Ranges that are left open were cut off by an exception; ranges of different names may overlap.
+    opened: defaultdict[str, list[int]] = defaultdict(list)
+    for note in sorted((note for note in annotations if note.device == device), key=lambda note: note.time_us):
         if note.stage == "START":
-            opened.append(note)
-        elif place is not None:
-            ranges.append((note.name, opened[place].time_us, note.time_us))
-            # Ranges that are left open inside were cut off by an exception; ranges of other kinds may overlap.
-            del opened[place]
+            opened[note.name].append(note.time_us)
+        elif opened[note.name]:
+            ranges.append((note.name, opened[note.name].pop(), note.time_us))
 
     def of(prefix: str) -> Ranges:
         return Ranges((name[len(prefix) :], start, end) for name, start, end in ranges if name.startswith(prefix))
 
-    phases, marks = of(PHASE), of(BACKWARD)
+    phases, marks, marked = of(PHASE), of(BACKWARD), of(MOMENT)
     borders = np.unique(np.concatenate((marks.start, phases.start)))
     following = np.append(borders, np.iinfo(np.int64).max)[np.searchsorted(borders, marks.start, side="right")]
-    marked = of(MOMENT)
-    moments = {
-        int(name): time for name, time in zip(marked.names, marked.start.tolist(), strict=True) if name.isdecimal()
-    }
     return Bands(
         of(STEP), phases, of(MODULE), Ranges(zip(marks.names, marks.start.tolist(), following.tolist(), strict=True)),
-        of(WORKSPACES), Ranges(named for named in ranges if not named[0].startswith("lmbench.")), moments,
+        of(WORKSPACES), Ranges(named for named in ranges if not named[0].startswith("lmbench.")),
+        {int(name): time for name, time in zip(marked.names, marked.start.tolist(), strict=True) if name.isdecimal()},
     )  # fmt: skip
 
 
@@ -105,8 +103,8 @@ class Attribution:
     """The blocks of a replay with more columns: `category`, `owner` (the path of a module), the `phase` and `step` in
     which the block was allocated, and the `operator` that saved it; each empty where nobody knows.
 
-    `unmatched` are noted storages that no block of the history holds; `streams` are the rows of what the model's
-    repeated modules returned.
+    `unmatched` are noted storages that no block of the history holds; `streams` are the rows of what the
+    model's repeated modules returned, each once.
     """
 
     blocks: Any
@@ -118,39 +116,21 @@ class Attribution:
 def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> Attribution:
     """Categories, owners and phases of a device's blocks."""
     bands, blocks = bands_of(snapshot.external_annotations, played.device), played.blocks
-    is_begun, start_us, end_us = blocks["start"] != BEFORE, played.clock(blocks["start"]), played.clock(blocks["end"])
-    module, backward = bands.modules.at(start_us), bands.backward.at(start_us)
+    start_us, end_us = played.clock(blocks["start"]), played.clock(blocks["end"])
+    module = bands.modules.at(start_us)
     # Autograd's thread has no ranges of modules: a gradient tells whose backward begins.
     columns = {
-        "owner": np.where(module == "", backward, module), "phase": bands.phases.at(start_us),
+        "owner": np.where(module == "", bands.backward.at(start_us), module), "phase": bands.phases.at(start_us),
         "step": bands.steps.at(start_us),
     }  # fmt: skip
-    known = {name: pd.Series(names, dtype=object).where(is_begun, "") for name, names in columns.items()}
-    blocks = blocks.assign(category="unknown", operator="", **known).astype({"category": object, "operator": object})
+    blocks = blocks.assign(category="unknown", operator="", **columns).astype({"category": object, "operator": object})
+    blocks.loc[blocks["start"] == BEFORE, list(columns)] = ""
     if notes is None:
         return Attribution(blocks.assign(category=_by_stacks(played)), bands)
-    moments = bands.moments
-    if played.entry_count >= notes.max_entries > 0:
-        # What lay at an address before the history begins, nobody knows; what stays is noted again at every step's end.
-        moments = {place: time for place, time in moments.items() if time >= played.time_us[0]}
-    noted = pd.DataFrame(
-        [
-            (moments[place], block.address, block.category, block.owner, block.operator)
-            for place, moment in enumerate(notes.moments) if place in moments for block in moment.blocks
-        ],
-        columns=["time_us", "address", "category", "owner", "operator"],
-    )  # fmt: skip
-    noted["block"] = _block_at(played, noted)
-    outputs = pd.DataFrame(
-        [
-            (moments[place], output.address)
-            for place, moment in enumerate(notes.moments) if place in moments
-            for output in moment.outputs if block_of(output.owner) == output.owner
-        ],
-        columns=["time_us", "address"],
-    )  # fmt: skip
-    streams = [row for row in _block_at(played, outputs) if row >= 0]
+    noted = _noted(notes, bands, played)
     matched = noted[noted["block"] >= 0]
+    streams = matched.loc[matched["category"] == _STREAM, "block"].unique().tolist()
+    matched = matched[matched["category"] != _STREAM]
     rank = matched["category"].map({name: rank for rank, name in enumerate(_RANKS)}).fillna(len(_RANKS))
     first = matched.assign(rank=rank).sort_values("rank", kind="stable").drop_duplicates("block").set_index("block")
     blocks.loc[first.index, "category"] = first["category"]
@@ -159,49 +139,54 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     blocks.loc[owned.index, "owner"] = owned["owner"]
     saved = matched[matched["operator"] != ""].drop_duplicates("block").set_index("block")
     blocks.loc[saved.index, "operator"] = saved["operator"]
-    is_open, is_freed = blocks["category"] == "unknown", blocks["end"] < played.entry_count
+    is_open = (blocks["category"] == "unknown") & (blocks["end"] < played.entry_count)
     is_in_one_phase = (bands.phases.at(end_us) == blocks["phase"]) & (bands.steps.at(end_us) == blocks["step"])
-    blocks.loc[is_open & is_freed & is_in_one_phase & (blocks["phase"] != ""), "category"] = "temporaries"
-    is_dropped = np.zeros(len(blocks), bool)
+    blocks.loc[is_open & is_in_one_phase & (blocks["phase"] != ""), "category"] = "temporaries"
     for start, end in zip(bands.workspaces.start, bands.workspaces.end, strict=True):
-        is_dropped |= (end_us >= start) & (end_us <= end)
-    blocks.loc[is_open & is_freed & is_dropped, "category"] = "workspaces"
-    return Attribution(blocks, bands, int((noted["block"] < 0).sum()), streams)
+        blocks.loc[is_open & (end_us >= start) & (end_us <= end), "category"] = "workspaces"
+    return Attribution(blocks, bands, int(((noted["block"] < 0) & (noted["category"] != _STREAM)).sum()), streams)
 
 
-def _block_at(played: Replay, places: Any) -> Integers:
-    """The row of the block that held an address at a time, for each of `places`; -1 where there was none."""
+def _noted(notes: MemoryNotes, bands: Bands, played: Replay) -> Any:
+    """The storages that the notes name, and with _STREAM as category what the outermost repeated modules returned.
+
+    `block` is the row of the block that held the address at that moment, -1 where there was none.
+    """
+    # What lay at an address before a cut history begins, nobody knows; what stays is noted again at every step's end.
+    is_cut = played.entry_count >= notes.max_entries > 0
+    moments = [
+        (time_us, notes.moments[index]) for index, time_us in bands.moments.items()
+        if index < len(notes.moments) and not (is_cut and time_us < played.time_us[0])
+    ]  # fmt: skip
+    rows = [(time_us, *astuple(block)) for time_us, moment in moments for block in moment.blocks]
+    rows += [
+        (time_us, output.address, _STREAM, output.owner, "")
+        for time_us, moment in moments for output in moment.outputs if block_of(output.owner) == output.owner
+    ]  # fmt: skip
+    noted = pd.DataFrame(rows, columns=["time_us", "address", "category", "owner", "operator"])
     blocks, limits = played.blocks, np.iinfo(np.int64)
-    start_us = np.where(blocks["start"] == BEFORE, limits.min, played.clock(blocks["start"]))
-    end_us = np.where(blocks["end"] == played.entry_count, limits.max, played.clock(blocks["end"]))
-    held = blocks.assign(begin_us=start_us, end_us=end_us, row=np.arange(len(blocks))).sort_values(
-        ["begin_us", "start"]
+    held = blocks[["address", "start"]].assign(
+        begin_us=np.where(blocks["start"] == BEFORE, limits.min, played.clock(blocks["start"])),
+        end_us=np.where(blocks["end"] == played.entry_count, limits.max, played.clock(blocks["end"])),
+        block=blocks.index,
     )
-    asked = places[["time_us", "address"]].astype(np.int64).reset_index().sort_values("time_us", kind="stable")
-    columns = ["address", "begin_us", "end_us", "row"]
-    latest = pd.merge_asof(asked, held[columns], left_on="time_us", right_on="begin_us", by="address")
-    row = latest["row"].where(latest["time_us"] <= latest["end_us"], -1).fillna(-1).astype(np.int64)
-    found: Integers = row.set_axis(latest["index"]).sort_index().to_numpy()
-    return found
+    asked = noted[["time_us", "address"]].astype(np.int64).reset_index().sort_values("time_us", kind="stable")
+    held = held.sort_values(["begin_us", "start"])
+    latest = pd.merge_asof(asked, held, left_on="time_us", right_on="begin_us", by="address").set_index("index")
+    block = latest["block"].where(latest["time_us"] <= latest["end_us"]).fillna(-1).astype(np.int64)
+    return noted.assign(block=block)
 
 
-# what stacks tell
-
-_LOADING = {"move_data_to_device", "transfer_batch_to_device"}
-_BUILDING = {"_apply", "__init__", "reset_parameters", "load_state_dict", "_load_from_state_dict"}
-
-
-def _is_module_call(frame: Frame) -> bool:
-    is_call = frame.name in ("_call_impl", "_wrapped_call_impl")
-    return is_call and frame.filename.endswith("torch/nn/modules/module.py")
-
-
-def _is_engine(frame: Frame) -> bool:
-    return frame.name == "_engine_run_backward" or "torch::autograd::Engine" in frame.name
-
-
-def _is_optimizer(frame: Frame) -> bool:
-    return "/torch/optim/" in frame.filename and frame.name != "zero_grad"
+#: Which frames tell what a stack does: "file function", a line each.
+_FRAMES = {
+    "module": r"torch/nn/modules/module\.py (_call_impl|_wrapped_call_impl)$",
+    "engine": r" _engine_run_backward$|torch::autograd::Engine",
+    "optimizer": r"/torch/optim/\S* (?!zero_grad$)",
+    "state": r"/torch/optim/\S* (_init_group|_init_state)$",
+    "zeroing": r" zero_grad$",
+    "loader": r"/torch/utils/data/| (move_data_to_device|transfer_batch_to_device)$",
+    "builder": r"/torch/nn/\S* (_apply|__init__|reset_parameters|load_state_dict|_load_from_state_dict)$",
+}
 
 
 def _by_stacks(played: Replay) -> Any:
@@ -212,39 +197,34 @@ def _by_stacks(played: Replay) -> Any:
     forward does. What autograd makes (on a thread of its own, without a Python stack) is temporary if autograd frees
     it, and a gradient if it is there when an optimizer runs, or when gradients are zeroed.
     """
-
-    def has(stack: Any, test: Callable[[Frame], bool]) -> Any:
-        """Whether any frame of each stack passes; NO_STACK is the last place."""
-        return np.array([*(any(map(test, frames)) for frames in played.stacks.frames), False])[stack]
-
-    blocks, actions = played.blocks, played.actions
-    made, freed, start, end = (blocks[name].to_numpy() for name in ("stack", "free_stack", "start", "end"))
-    is_begun, is_ended = start != BEFORE, end < played.entry_count
+    blocks, count = played.blocks, played.entry_count
+    texts = ["\n".join(f"{frame.filename} {frame.name}" for frame in frames) for frames in played.stacks.frames]
+    # NO_STACK is the last place.
+    flags = {
+        name: np.array([*(bool(re.search(p, text, re.M)) for text in texts), False]) for name, p in _FRAMES.items()
+    }
+    start, end, freed_by = (blocks[name].to_numpy() for name in ("start", "end", "free_stack"))
+    made, freed = ({name: flag[blocks[column]] for name, flag in flags.items()} for column in ("stack", "free_stack"))
+    is_begun, is_ended, has_no_stack = start != BEFORE, end < count, blocks["stack"].to_numpy() == NO_STACK
     # Without stacks of Python's anywhere, their absence says nothing.
-    has_stacks = bool((made[is_begun] != NO_STACK).any())
-    by_forward = has(made, _is_module_call) & ~has(made, _is_engine)
-    by_engine = is_begun & has_stacks & ((made == NO_STACK) | has(made, _is_engine))
-    engine_frees = is_ended & has_stacks & ((freed == NO_STACK) | has(freed, _is_engine))
+    has_stacks = bool((is_begun & ~has_no_stack).any())
+    by_forward = made["module"] & ~made["engine"]
+    by_engine = is_begun & has_stacks & (has_no_stack | made["engine"])
+    engine_frees = is_ended & has_stacks & ((freed_by == NO_STACK) | freed["engine"])
     # Blocks that are held while an optimizer allocates or frees something.
-    optimizing = np.append(np.flatnonzero(has(actions["stack"].to_numpy(), _is_optimizer)), np.iinfo(np.int64).max)
+    optimizing = np.append(np.flatnonzero(flags["optimizer"][played.actions["stack"]]), np.iinfo(np.int64).max)
     meets_optimizer = optimizing[np.searchsorted(optimizing, start, side="right")] < end
-    is_zeroed = has(freed, lambda frame: frame.name == "zero_grad")
-    loads = has(made, lambda frame: "/torch/utils/data/" in frame.filename or frame.name in _LOADING)
-    builds = has(made, lambda frame: frame.name in _BUILDING and "/torch/nn/" in frame.filename)
-    initializes = has(made, lambda f: "/torch/optim/" in f.filename and f.name in ("_init_group", "_init_state"))
-    category = np.full(len(blocks), "unknown", object)
-    for name, is_of_it in (
-        ("temporaries", by_forward & has(freed, _is_module_call)),
-        ("activations", by_forward & engine_frees),
+    rules = (
+        ("optimizer_state", made["state"] & ~freed["optimizer"]),
+        ("parameters", made["builder"]),
+        ("inputs", made["loader"] & ~made["module"]),
+        ("temporaries", made["optimizer"] & freed["optimizer"]),
+        ("gradients", by_engine & ~engine_frees & (meets_optimizer | freed["zeroing"])),
         ("temporaries", by_engine & engine_frees),
-        ("gradients", by_engine & ~engine_frees & (meets_optimizer | is_zeroed)),
-        ("temporaries", has(made, _is_optimizer) & has(freed, _is_optimizer)),
-        ("inputs", loads & ~has(made, _is_module_call)),
-        ("parameters", builds),
-        ("optimizer_state", initializes & ~has(freed, _is_optimizer)),
-    ):
-        category[is_of_it] = name
-    return category
+        ("activations", by_forward & engine_frees),
+        ("temporaries", by_forward & freed["module"]),
+    )
+    return np.select([is_of_it for _, is_of_it in rules], [name for name, _ in rules], "unknown").astype(object)
 
 
 def collapsed(owner: str) -> str:

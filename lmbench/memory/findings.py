@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.memory.attribution import Attribution, attribute, block_of, collapsed, user_frame
+from lmbench.memory.attribution import Attribution, Ranges, attribute, block_of, collapsed, user_frame
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, read_notes
 from lmbench.memory.replay import BEFORE, Replay, replay
@@ -32,47 +34,6 @@ MAX_REPLAY_FRACTION = 0.001
 OUTSIDE = "outside of blocks"
 #: Precisions whose stream between the blocks has 2 bytes an element; autocast and fp32 leave it in float32.
 _TRUE_HALF = ("bf16-true", "16-true", "transformer-engine")
-
-
-class PhasePeak(NamedTuple):
-    """The most that was allocated in a phase, over all recorded steps, and what it was made of."""
-
-    phase: str
-    allocated_bytes: int
-    reserved_bytes: int
-    by_category: Mapping[Category, int]
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Blocks of one size, category, owner and origin that are held at the peak; `frames`, from the innermost, are the
-    first one's."""
-
-    total_bytes: int
-    size_bytes: int
-    count: int
-    category: Category
-    owner: str
-    phase: str
-    step: str
-    operator: str
-    user_frame: str
-    frames: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SavedBlocks:
-    """Blocks of the model that save as much for the backward as each other: bytes of one, by operator too."""
-
-    first: str
-    last: str
-    count: int
-    each_bytes: int
-    by_operator: Mapping[str, int]
-
-    @property
-    def total_bytes(self) -> int:
-        return self.each_bytes * self.count
 
 
 class Residual(NamedTuple):
@@ -98,10 +59,6 @@ class Findings:
     played: Replay
     attribution: Attribution
 
-    @property
-    def title(self) -> str:
-        return self.run.run_id if self.run is not None and self.run.run_id else self.path.name
-
     @cached_property
     def peak(self) -> int:
         return int(np.argmax(self.played.allocated_bytes))
@@ -112,7 +69,7 @@ class Findings:
 
     @property
     def peak_requested_bytes(self) -> int:
-        return int(self._held["requested_bytes"].sum())
+        return int(self.held["requested_bytes"].sum())
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -121,26 +78,24 @@ class Findings:
     @property
     def peak_phase(self) -> str:
         """The phase of the peak; `outside` where no range of lmbench's is around it."""
-        return str(self.attribution.bands.phases.at(self._peak_us)[0]) or "outside"
+        return self._band_at_peak(self.attribution.bands.phases) or "outside"
 
     @property
     def peak_step(self) -> str:
-        return str(self.attribution.bands.steps.at(self._peak_us)[0])
+        return self._band_at_peak(self.attribution.bands.steps)
 
-    @property
-    def _peak_us(self) -> Any:
-        return self.played.time_us[[self.peak]]
+    def _band_at_peak(self, ranges: Ranges) -> str:
+        return str(ranges.at(self.played.time_us[[self.peak]])[0])
 
     @cached_property
-    def _held(self) -> Any:
-        """The blocks that are held at the peak."""
+    def held(self) -> Any:
+        """The blocks that are held at the peak, with the `part` of the model: the owner with `*` for its indices."""
         held = self.attribution.blocks[self.played.held_at(self.peak)]
         return held.assign(part=held["owner"].map(collapsed))
 
     def categories_at(self, entry: int) -> dict[Category, int]:
         """Bytes that are held right after an entry, by category: those that there are."""
-        blocks = self.attribution.blocks[self.played.held_at(entry)]
-        sums = blocks.groupby("category")["size_bytes"].sum()
+        sums = self.attribution.blocks[self.played.held_at(entry)].groupby("category")["size_bytes"].sum()
         return {name: int(sums[name]) for name in CATEGORIES if name in sums}
 
     @cached_property
@@ -153,71 +108,75 @@ class Findings:
         return self.by_category.get("unknown", 0) / self.peak_bytes if self.peak_bytes else 0.0
 
     @cached_property
-    def by_part(self) -> dict[str, dict[Category, int]]:
-        """Bytes at the peak by part of the model and category, the largest part first; the part of blocks whose module
-        nobody knows is empty."""
-        parts: dict[str, dict[Category, int]] = {}
-        for (part, category), size in self._held.groupby(["part", "category"])["size_bytes"].sum().items():
-            parts.setdefault(part, {})[category] = int(size)
-        return dict(sorted(parts.items(), key=lambda item: -sum(item[1].values())))
+    def parts(self) -> Any:
+        """Bytes at the peak: a row for each part of the model, the largest first, and a column for each category. The
+        part of blocks whose module nobody knows is empty."""
+        sizes = self.held.pivot_table("size_bytes", "part", "category", "sum").astype("Int64")
+        order = sizes.sum(axis=1).sort_values(ascending=False, kind="stable").index
+        return sizes.loc[order, list(self.by_category)]
+
+    @property
+    def shared_path(self) -> str:
+        """What the path of every part begins with, such as `network.`, and tells nothing."""
+        first = {part.partition(".")[0] for part in self.parts.index if part}
+        shared = f"{first.pop()}." if len(first) == 1 else ""
+        return "" if any(part.startswith(f"{shared}*") for part in self.parts.index) else shared
 
     @cached_property
-    def phases(self) -> list[PhasePeak]:
+    def phases(self) -> Any:
+        """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, `reserved_bytes` at
+        that moment, and a column for each category."""
         played, bands = self.played, self.attribution.bands.phases
-        peaks: dict[str, int] = {}
-        for name, *times in zip(bands.names, bands.start, bands.end, strict=True):
-            first, end = np.searchsorted(played.time_us, times)
+        peaks: dict[str, list[int]] = {name: [] for name in PHASES}
+        borders = np.searchsorted(played.time_us, [bands.start, bands.end]).tolist()
+        for name, first, end in zip(bands.names, *borders, strict=True):
             # A phase may allocate nothing, as a fused optimizer does: it has what was there when it began.
-            first = max(int(first) - 1, 0)
-            peak = first + int(np.argmax(played.allocated_bytes[first : max(int(end), first + 1)]))
-            peaks[name] = max(peaks.get(name, peak), peak, key=lambda entry: int(played.allocated_bytes[entry]))
-        order = [name for name in PHASES if name in peaks] + [name for name in peaks if name not in PHASES]
-        return [
-            PhasePeak(name, int(played.allocated_bytes[peaks[name]]), int(played.reserved_bytes[peaks[name]]),
-                      self.categories_at(peaks[name]))
-            for name in order
-        ]  # fmt: skip
+            begin = max(first - 1, 0)
+            entry = begin + int(np.argmax(played.allocated_bytes[begin : max(end, begin + 1)]))
+            peaks.setdefault(name, []).append(entry)
+        entries = {name: max(of_phase, key=played.allocated_bytes.item) for name, of_phase in peaks.items() if of_phase}
+        moments = list(entries.values())
+        sizes = pd.DataFrame(map(self.categories_at, moments), pd.Index(entries, name="phase"), CATEGORIES, "Int64")
+        return sizes.assign(peak_bytes=played.allocated_bytes[moments], reserved_bytes=played.reserved_bytes[moments])
 
     @cached_property
-    def largest(self) -> list[Allocation]:
-        """What is held at the peak, alike blocks together, the largest sum first.
-
-        The same line of the user's code under other callers is the same origin: the first one's frames stand for all.
-        """
-        frames = {stack: self.frames_of(stack) for stack in self._held["stack"].unique()}
-        origins = {stack: user_frame(found) for stack, found in frames.items()}
-        keys = ["size_bytes", "category", "part", "phase", "step", "operator", "origin"]
-        held = self._held.assign(origin=self._held["stack"].map(origins))
-        rows = []
-        for (size, *words), stacks in held.groupby(keys, sort=False)["stack"]:
-            texts = tuple(map(str, frames[stacks.iloc[0]]))
-            rows.append(Allocation(int(size) * len(stacks), int(size), len(stacks), *words, texts))  # type: ignore[call-arg]
-        return sorted(rows, key=lambda row: -row.total_bytes)
+    def largest(self) -> Any:
+        """What is held at the peak: a row for blocks of one size, category, part, phase, step, operator and line of the
+        user's code, with their `count` and `total_bytes`, the largest total first."""
+        lines = {stack: user_frame(self.frames_of(stack)) for stack in self.held["stack"].unique().tolist()}
+        held = self.held.assign(owner=self.held["part"], user_frame=self.held["stack"].map(lines))
+        keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
+        rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
+        rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
+        return rows.sort_values("total_bytes", ascending=False, kind="stable", ignore_index=True)
 
     def frames_of(self, stack: int, limit: int = 30) -> list[Frame]:
         """A stack's frames from the innermost; none where nobody looked."""
         return [] if stack == NO_STACK else self.played.stacks.frames[stack][:limit]
 
     @cached_property
-    def saved(self) -> list[SavedBlocks]:
-        """What the forward of the peak's step (or of the last one) saved for its backward, by block of the model."""
+    def saved_storages(self) -> Any:
+        """The storages that the forward of the peak's step (or of the last one) saved for its backward, each with the
+        `block` of the model that made it."""
         blocks = self.attribution.blocks
         saved = blocks[(blocks["operator"] != "") & (blocks["step"] != "")]
-        if not (saved["step"] == self.peak_step).any():
-            saved = saved[saved["step"] == (saved["step"].iloc[-1] if len(saved) else "")]
-        else:
-            saved = saved[saved["step"] == self.peak_step]
+        steps = ["", *saved["step"]]
+        saved = saved[saved["step"] == (self.peak_step if self.peak_step in steps else steps[-1])]
         saved = saved[saved["category"].isin(["activations", "logits"])].sort_values("start", kind="stable")
-        sums: dict[str, dict[str, int]] = {}
-        for owner, operator, size in zip(saved["owner"], saved["operator"], saved["size_bytes"], strict=True):
-            of_block = sums.setdefault(block_of(owner) or OUTSIDE, {})
-            of_block[operator] = of_block.get(operator, 0) + int(size)
-        rows: list[SavedBlocks] = []
-        for name, by_operator in sums.items():
-            if rows and rows[-1].by_operator == by_operator and collapsed(rows[-1].first) == collapsed(name):
-                rows[-1] = replace(rows[-1], last=name, count=rows[-1].count + 1)
-            else:
-                rows.append(SavedBlocks(name, name, 1, sum(by_operator.values()), by_operator))
+        return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
+
+    @cached_property
+    def saved(self) -> list[SavedPerBlock]:
+        """What is saved for the backward; blocks of the model that follow each other are together where they save as
+        much, by operator too."""
+        sizes = {
+            block: (collapsed(block), storages.groupby("operator")["size_bytes"].sum().to_dict())
+            for block, storages in self.saved_storages.groupby("block", sort=False)
+        }
+        rows = []
+        for (_, by_operator), same in groupby(sizes, key=sizes.__getitem__):
+            names = list(same)
+            rows.append(SavedPerBlock(names[0], names[-1], len(names), int(sum(by_operator.values()))))
         return rows
 
     @cached_property
@@ -227,11 +186,11 @@ class Findings:
             sizes = (self.run.data.batch_size, self.run.data.context_length, self.run.model.d_model)
             element_bytes = 2 if str(self.run.precision).startswith(_TRUE_HALF) else 4
             computed = math.prod(size or 0 for size in sizes) * element_bytes or None
-        rows = self.attribution.blocks.iloc[sorted(set(self.attribution.streams))]
-        seen = {int(size): int(count) for size, count in rows["size_bytes"].value_counts().items()}
+        streams = self.attribution.blocks["size_bytes"].loc[list(self.attribution.streams)]
+        seen = {int(size): int(count) for size, count in streams.value_counts().items()}
         if not seen and computed is None:
             return None
-        return Residual(computed, seen, int(rows.index.isin(self._held.index).sum()))
+        return Residual(computed, seen, int(streams.index.isin(self.held.index).sum()))
 
     @cached_property
     def cuts(self) -> list[str]:
@@ -262,24 +221,16 @@ class Findings:
     def guards(self) -> list[Guard]:
         """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
         counter of what was asked for: how it rounds depends on what it splits."""
-        advice = "They were made outside of the recorded steps, by code that the recording does not know."
-        if self.notes is None:
-            advice = (
-                "Without lmbench's notes only stacks tell: switch the history on before the model is built, with "
-                "Python stacks."
-            )
-        fraction = self.unknown_fraction
+        fraction, cuts = self.unknown_fraction, "; ".join(self.cuts)
+        advice = "Switch the history on before the model is built, with Python stacks; what others made stays unknown."
         message = f"{percent(fraction)} of the peak has no category"
         guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice=advice)]
-        if self.is_complete:
-            guards.append(Guard("memory_history", "pass", message="the history is complete"))
-        else:
-            message = f"the history is not complete: {'; '.join(self.cuts)}"
-            advice = "An earlier peak may have been higher: record fewer steps, or more entries (--memory.max_entries)."
-            guards.append(Guard("memory_history", "warn", message=message, advice=advice))
-        peaks = None if self.notes is None else self.notes.peaks
-        if peaks is not None and peaks.requested_bytes:
-            replayed, counted = int(self.played.requested_bytes.max()), peaks.requested_bytes
+        complete = Guard("memory_history", "pass", message="the history is complete")
+        advice = "An earlier peak may have been higher: record fewer steps, or more entries (--memory.max_entries)."
+        cut = Guard("memory_history", "warn", message=f"the history is not complete: {cuts}", advice=advice)
+        guards.append(cut if cuts else complete)
+        if self.notes is not None and self.notes.peaks is not None and self.notes.peaks.requested_bytes:
+            replayed, counted = int(self.played.requested_bytes.max()), self.notes.peaks.requested_bytes
             message = f"the replayed peak of what was asked for is {gib(replayed)}, the allocator's own {gib(counted)}"
             advice = "The history misses something; do not trust what it says of the peak."
             fraction = abs(replayed - counted) / counted
@@ -293,19 +244,15 @@ class Findings:
         record.peak_reserved_bytes, record.peak_phase = self.peak_reserved_bytes, self.peak_phase
         record.unknown_fraction = self.unknown_fraction
         record.categories = {f"{name}_bytes": size for name, size in self.by_category.items()}
-        record.parts = {part or "none": sum(sizes.values()) for part, sizes in list(self.by_part.items())[:40]}
-        record.saved_bytes = sum(row.total_bytes for row in self.saved)
-        record.saved = [SavedPerBlock(row.first, row.last, row.count, row.each_bytes) for row in self.saved]
+        record.parts = {part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()}
+        record.saved, record.saved_bytes = self.saved, int(self.saved_storages["size_bytes"].sum())
         if self.residual is not None:
             seen = self.residual.seen_bytes
             record.residual_computed_bytes = self.residual.computed_bytes
             record.residual_seen_bytes = max(seen, key=seen.__getitem__) if seen else None
-        record.top = [
-            TopAllocation(
-                row.size_bytes, row.count, CATEGORY_LABELS[row.category], row.owner, row.phase, row.user_frame
-            )
-            for row in self.largest[:10]
-        ]
+        columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
+        top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
+        record.top = [TopAllocation(*row) for row in top.itertuples(index=False)]
 
 
 def examine(path: str | Path, device: int | None = None) -> Findings:

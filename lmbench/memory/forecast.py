@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import msgspec
 from msgspec import Struct
 
-from lmbench.errors import ExitCode, UsageError
 from lmbench.hardware import matmul_workspace_bytes, named_gpu
 from lmbench.memory.categories import Category
+from lmbench.python_process import run_python
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Phase
 
@@ -88,10 +85,6 @@ class Request(Struct):
     finds_largest: bool
 
 
-class PredictionFailed(Exception):
-    """The process that predicts broke; its last lines."""
-
-
 def gpu_for(name: str | None) -> Gpu | None:
     """The GPU of that name, without a name the first one of this machine; None where there is none.
 
@@ -133,16 +126,7 @@ def ask_forecast(words: list[str], request: Request) -> Forecast:
 
     Raises:
         UsageError: the words are wrong, or the module cannot be run on fake tensors.
-        PredictionFailed: the process broke.
+        ProcessFailed: the process broke.
     """
-    asked = [msgspec.json.encode(request).decode(), *words]
-    # -P: the installed lmbench, as this process, whatever lies in the working directory.
-    command = [sys.executable, "-P", "-m", "lmbench.fit.prediction", *asked]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == ExitCode.OK:
-        return msgspec.json.decode(done.stdout, type=Forecast)
-    if done.returncode == ExitCode.USAGE:
-        # The user's own code may have said something before it, and after it.
-        raise UsageError(done.stderr.rpartition("lmbench: ")[2].partition("\n")[0])
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    raise PredictionFailed(" | ".join(lines[-3:]) or f"it ended with {done.returncode}")
+    printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words)
+    return msgspec.json.decode(printed, type=Forecast)

@@ -57,20 +57,21 @@ class Predictor:
         self._take_step = cache(take_step)
         self.batch_size, self.context_length = batch_size, context_length
         self._is_slow = is_slow
+        #: How many alike blocks there are, where few of them tell what all take.
         self._block_count: int | None = None
         self.method = "every block"
-        trial = self._take_step(batch_size, context_length, 3 if is_slow else None)
+        kept = 3 if is_slow else None
+        trial = self._take_step(batch_size, context_length, kept)
         self.phases, count = by_phase(trial.peaks), trial.block_count
         #: Reserved bytes for each that is allocated at the peak.
         self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(self.phases)
-        if count is not None:
-            # Two and four blocks have to tell what three take, or all of them.
-            told = self._from_few(batch_size, context_length, 3 if is_slow else count)
-            if told is not None and _are_alike(told, self.phases):
-                self._block_count = count
-            if is_slow:
-                self.phases = self.peaks(batch_size, context_length)
-            if is_slow and self._block_count is not None:
+        # Two and four blocks have to tell what three take, or all of them.
+        few = None if count is None else self._from_few(batch_size, context_length, kept or count)
+        if few is not None and _are_alike(few, self.phases):
+            self._block_count = count
+        if is_slow and count is not None:
+            self.phases = self.peaks(batch_size, context_length)
+            if self._block_count is not None:
                 self.method = f"2 and 4 of {count} alike blocks, checked by 3"
         self.reserved_bytes = round(peak_bytes(self.phases) * self._held_ratio)
 
@@ -104,24 +105,21 @@ class Predictor:
 
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
         """The peak of each phase of a configuration."""
-        few = self._from_few(batch_size, context_length, self._block_count)
+        few = self._block_count and self._from_few(batch_size, context_length, self._block_count)
         return few or by_phase(self._take_step(batch_size, context_length, None).peaks)
 
-    def _from_few(self, batch_size: int, context_length: int | None, count: int | None) -> list[PhasePeak] | None:
-        """What `count` blocks take, on the line through what 2 and 4 do; None where these differ in more than figures,
-        and without a count."""
-        if count is None:
-            return None
+    def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak] | None:
+        """What `count` blocks take, on the line through what 2 and 4 do; None where these differ in more than
+        figures."""
         two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return None
         weight = (count - 2) / 2
-
-        def on_line(a: PhasePeak, b: PhasePeak) -> PhasePeak:
+        on_line = []
+        for a, b in zip(two, four, strict=True):
             sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * weight) for name in CATEGORIES}
-            return PhasePeak(b.phase, sizes, b.operator, b.region)
-
-        return by_phase([on_line(*pair) for pair in zip(two, four, strict=True)])
+            on_line.append(PhasePeak(b.phase, sizes, b.operator, b.region))
+        return by_phase(on_line)
 
 
 def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
@@ -139,9 +137,9 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     """Whether the highest peaks agree, and roughly all."""
     if [peak.phase for peak in left] != [peak.phase for peak in right]:
         return False
-    pairs = [(a.total_bytes, max(b.total_bytes, 1)) for a, b in zip(left, right, strict=True)]
-    is_highest_alike = abs(peak_bytes(left) / peak_bytes(right) - 1) <= ALIKE_FRACTION
-    return is_highest_alike and all(abs(a / b - 1) <= ROUGHLY_FRACTION for a, b in pairs)
+    few, several = (np.array([max(peak.total_bytes, 1) for peak in peaks]) for peaks in (left, right))
+    is_highest_alike = abs(few.max() / several.max() - 1) <= ALIKE_FRACTION
+    return bool(is_highest_alike and (abs(few / several - 1) <= ROUGHLY_FRACTION).all())
 
 
 def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:
@@ -160,15 +158,15 @@ def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit:
             low = guess
         else:
             high = guess
-        guess = (low + high) // 2 if high in known else high - 1
+        # Far beyond what is known the curve tells little.
+        most = high - 1 if high in known else 4 * low
+        guess = (low + high) // 2 if high in known else most
         if len(known) > 1 and (len(known) % 4 or high not in known):
             nearest = sorted(known, key=lambda value: abs(value - (low or high)))[:3]
             room = [known[value] - (gpu.total_bytes - CONTEXT_BYTES) for value in nearest]
             curve = Polynomial.fit(nearest, room, len(nearest) - 1)
             roots = np.asarray(curve.trim(1e-9 * abs(curve.coef).max()).roots(), complex)
             borders = roots.real[(roots.imag == 0) & (roots.real >= low) & (roots.real < high)]
-            guess = int(borders.min()) if len(borders) else guess
-        # Far beyond what is known the curve tells little.
-        most = high - 1 if high in known else 4 * low
+            guess = int(min(borders, default=guess))
         guess = min(max(guess, low + 1), high - 1, most)
     return Largest(low * unit or None, known.get(low), has_more=low == limit // unit)

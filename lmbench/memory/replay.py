@@ -6,18 +6,17 @@ allocated. So the sums are exact from the first entry on, also where older entri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import astuple
 
 from lmbench.memory.allocator import ROUNDED_TO_BYTES
-from lmbench.memory.snapshot import NO_STACK, Block, Snapshot, Stacks
+from lmbench.memory.snapshot import NO_STACK, Snapshot, Stacks
 from lmbench.records.intervals import Integers
 
-_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 #: A block's start before the first entry.
 BEFORE = -1
 
@@ -62,26 +61,32 @@ class Replay:
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
     """The history of a device that has one."""
-    entries, stacks = snapshot.device_traces[device], Stacks()
-    log = pd.DataFrame({
-        "action": [entry.action for entry in entries], "address": _integers(entry.addr for entry in entries),
-        "requested_bytes": _integers(entry.size for entry in entries),
-        "stack": stacks.places(entry.frames for entry in entries), "entry": np.arange(len(entries)),
-    })  # fmt: skip
+    stacks = Stacks()
+    names = ["action", "address", "requested_bytes", "time_us", "stack"]
+    log = pd.DataFrame(map(astuple, snapshot.device_traces[device]), columns=names)
+    log = log.assign(stack=stacks.places(log["stack"]), entry=log.index)
     segments = [segment for segment in snapshot.segments if segment.device == device]
-    pieces = [block for segment in segments for block in segment.blocks]
-    blocks, holes = _blocks(log, [block for block in pieces if block.state == "active_allocated"], stacks)
-    size = log["requested_bytes"]
-    pending = size.where(log["action"] == "free_requested", 0) - size.where(log["action"] == "free_completed", 0)
+    names = ["address", "size_bytes", "state", "requested_bytes", "stack"]
+    pieces = pd.DataFrame([astuple(block) for segment in segments for block in segment.blocks], columns=names)
+    held = pieces[pieces["state"] == "active_allocated"].drop(columns="state")
+    held = held.assign(stack=stacks.places(held["stack"])).astype(np.int64)
+    free = pieces.loc[pieces["state"] == "inactive", "size_bytes"].tolist()
+    blocks, holes = _blocks(log, held)
+
+    def summed(shares: dict[str, int]) -> Integers:
+        """What the sizes of actions add up to after each entry."""
+        sums = (log["requested_bytes"] * log["action"].map(shares).fillna(0).astype(np.int64)).cumsum()
+        return np.asarray(sums)
+
+    grown = summed({"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1})
+    pending = summed({"free_requested": 1, "free_completed": -1})
     if not (log["action"] == "free_requested").any():
-        pending = pending * 0
-    grown = (size * log["action"].map(_SEGMENTS).fillna(0).astype(np.int64)).cumsum().to_numpy()
-    free = [block.size for block in pieces if block.state == "inactive"]
+        pending = np.zeros_like(pending)
     return Replay(
-        device, log[["action", "stack"]], _integers(entry.time_us for entry in entries), blocks, stacks,
+        device, log[["action", "stack"]], log["time_us"].to_numpy(), blocks, stacks,
         held_bytes(blocks, len(log)), held_bytes(blocks, len(log), "requested_bytes"),
         sum(segment.total_size for segment in segments) - int(grown[-1]) + grown,
-        np.maximum(pending.cumsum().to_numpy(), 0), holes, sum(free), max(free, default=0),
+        np.maximum(pending, 0), holes, sum(free), max(free, default=0),
     )  # fmt: skip
 
 
@@ -94,47 +99,30 @@ def held_bytes(blocks: Any, count: int, column: str = "size_bytes") -> Integers:
     return held
 
 
-def _integers(values: Iterable[int]) -> Integers:
-    return np.fromiter(values, np.int64)
-
-
-def _blocks(log: Any, held: list[Block], stacks: Stacks) -> tuple[Any, int]:
-    """Every block, and how many events are missing."""
+def _blocks(log: Any, held: Any) -> tuple[Any, int]:
+    """Every block, and how many events are missing; `held` are the blocks that are there at the end."""
     # A block counts as allocated until it is given back; only where that is not noted, until it is free.
-    is_requested = (log["action"] == "free_requested").any()
-    events = log[log["action"].isin(["alloc", "free_requested" if is_requested else "free_completed"])]
-    events = events.sort_values(["address", "entry"])
-    is_alloc = events["action"] == "alloc"
-    # Whether an event of the same address is before it, and behind it.
-    follows = events["address"] == events["address"].shift(fill_value=-1)
-    continues = follows.shift(-1, fill_value=False)
-    follows_alloc = follows & is_alloc.shift(fill_value=False)
-    is_freed = continues & ~is_alloc.shift(-1, fill_value=False)
+    freeing = "free_requested" if (log["action"] == "free_requested").any() else "free_completed"
+    events = log[log["action"].isin(["alloc", freeing])].sort_values(["address", "entry"])
+    # An address is allocated and freed in turn.
+    of_address, is_alloc = events.groupby("address"), events["action"] == "alloc"
+    before, following = of_address["action"].shift(), of_address["action"].shift(-1)
     events = events.assign(
-        size_bytes=-(-events["requested_bytes"] // ROUNDED_TO_BYTES) * ROUNDED_TO_BYTES,
         start=events["entry"],
-        end=events["entry"].shift(-1, fill_value=0).where(continues, len(log)),
-        free_stack=events["stack"].shift(-1, fill_value=NO_STACK).where(is_freed, NO_STACK),
+        end=of_address["entry"].shift(-1).fillna(len(log)).astype(np.int64),
+        free_stack=of_address["stack"].shift(-1).where(following == freeing, NO_STACK).astype(np.int64),
     )
-    at_end = pd.DataFrame({
-        "address": [block.address for block in held], "size_bytes": [block.size for block in held],
-        "requested_bytes": [block.requested_size for block in held],
-        "stack": stacks.places(block.frames for block in held),
-        "start": BEFORE, "end": len(log), "free_stack": NO_STACK,
-    }).astype(np.int64)  # fmt: skip
-    born = events[is_alloc]
     # The allocator says how large it took what is still held.
-    taken = born["address"].map(at_end.drop_duplicates("address").set_index("address")["size_bytes"])
-    born = born.assign(size_bytes=taken.where(born["end"] == len(log)).fillna(born["size_bytes"]).astype(np.int64))
-    older = events[~is_alloc & ~follows]
+    rounded = -(-events["requested_bytes"] // ROUNDED_TO_BYTES) * ROUNDED_TO_BYTES
+    taken = events["address"].map(held.drop_duplicates("address").set_index("address")["size_bytes"])
+    events["size_bytes"] = taken.where(events["end"] == len(log)).fillna(rounded).astype(np.int64)
+    older = events[~is_alloc & before.isna()]
     older = older.assign(start=BEFORE, end=older["entry"], free_stack=older["stack"], stack=NO_STACK)
-    last_alloc = events.loc[~continues & is_alloc, "address"]
-    last_freed = events.loc[~continues & ~is_alloc, "address"]
-    holes = (
-        # Freed twice, or allocated twice.
-        (~is_alloc & follows & ~follows_alloc).sum() + (is_alloc & follows_alloc).sum()
-        # Allocated last, and not held at the end: its freeing is missing. Held, and freed last: its allocation is.
-        + (~last_alloc.isin(at_end["address"])).sum() + at_end["address"].isin(last_freed).sum()
-    )  # fmt: skip
-    parts = [born, older, at_end[~at_end["address"].isin(last_alloc)]]
-    return pd.concat([part[list(at_end)] for part in parts], ignore_index=True), int(holes)
+    last = events.drop_duplicates("address", keep="last")
+    is_held, ends_held = last["address"].isin(held["address"]), last["action"] == "alloc"
+    # Freed or allocated twice in a row; held at the end and freed last, or the other way round.
+    holes = int((events["action"] == before).sum() + (is_held != ends_held).sum())
+    untouched = held[~held["address"].isin(last.loc[ends_held, "address"])]
+    untouched = untouched.assign(start=BEFORE, end=len(log), free_stack=NO_STACK)
+    parts = [events[is_alloc], older, untouched]
+    return pd.concat([part[list(untouched)] for part in parts], ignore_index=True).astype(np.int64), holes

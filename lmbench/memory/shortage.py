@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.memory.forecast import Forecast, Gpu, PredictionFailed, Request, ask_forecast, gpu_of
-from lmbench.records.measured import RefusedAllocation
+from lmbench.memory.forecast import Forecast, Gpu, Request, ask_forecast, gpu_of
+from lmbench.python_process import ProcessFailed
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 
@@ -33,45 +34,35 @@ class Remedy:
     @property
     def peak_bytes(self) -> float:
         """The predicted peak; infinite where there is none, so that it is sorted last."""
-        return self.forecast.highest.total_bytes if self.forecast else float("inf")
+        return self.forecast.highest.total_bytes if self.forecast else math.inf
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A run that ran out of memory: what it held, what is predicted for it as it is, and for each change of it."""
+    """A run that ran out of memory: what is predicted for it as it is, and for each change of it, best first."""
 
-    path: Path
     run: RunRecord
     gpu: Gpu | None
     as_it_is: Remedy
     remedies: list[Remedy] = field(default_factory=list)
 
     @property
-    def refused(self) -> RefusedAllocation | None:
-        return self.run.memory.refused
-
-    @property
     def unused_bytes(self) -> int | None:
         """Reserved by the allocator and not allocated, when it was refused: in pieces too small for what was asked."""
-        held = self.refused
-        if held is None or held.reserved_bytes is None or held.allocated_bytes is None:
+        refused = self.run.memory.refused
+        if refused is None or refused.reserved_bytes is None or refused.allocated_bytes is None:
             return None
-        return held.reserved_bytes - held.allocated_bytes
-
-    @property
-    def is_of_host(self) -> bool:
-        """Whether it was the host's memory."""
-        return self.run.error is not None and self.run.error.where == "host"
+        return refused.reserved_bytes - refused.allocated_bytes
 
     @property
     def is_fragmented(self) -> bool:
         """By its tensors the run fits, and what was asked for would have fitted into what was held in vain and what
         was free: only the pieces were too small."""
-        refused, unused_bytes = self.refused, self.unused_bytes
-        if refused is None or unused_bytes is None or refused.requested_bytes is None or self.gpu is None:
+        refused, forecast = self.run.memory.refused, self.as_it_is.forecast
+        if refused is None or forecast is None or self.gpu is None or self.unused_bytes is None:
             return False
-        has_room = unused_bytes + (refused.device_free_bytes or 0) >= refused.requested_bytes
-        return has_room and self.as_it_is.forecast is not None and self.gpu.fits(int(self.as_it_is.peak_bytes))
+        room_bytes = self.unused_bytes + (refused.device_free_bytes or 0)
+        return room_bytes >= (refused.requested_bytes or math.inf) and self.gpu.fits(forecast.highest.total_bytes)
 
 
 def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Forecast] = ask_forecast) -> Shortage:
@@ -80,24 +71,19 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Fore
     `path` is the run's folder, whose configuration is predicted. `ask` is who predicts.
     """
     gpu = gpu_of(run)
-    config = path / "config.yaml"
-    if not config.is_file():
-        return Shortage(path, run, gpu, Remedy("as it is", (), reason="config.yaml is missing"))
 
     def predicted(remedy: Remedy) -> Remedy:
         finds_largest = not remedy.words and gpu is not None
         try:
-            forecast = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest))
-        except (UsageError, PredictionFailed) as error:
+            forecast = ask([f"--config={path / 'config.yaml'}", *remedy.words], Request(gpu, finds_largest))
+        except (UsageError, ProcessFailed) as error:
             return replace(remedy, reason=str(error))
         return replace(remedy, forecast=forecast)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         as_it_is, *remedies = pool.map(predicted, [Remedy("as it is", ()), *_changes(run)])
-    if (smaller := _smaller_batch(run, as_it_is)) is not None:
-        remedies.append(predicted(smaller))
-    # The ones that help most come first; what could not be predicted last.
-    return Shortage(path, run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
+    remedies += map(predicted, _smaller_batch(run, as_it_is))
+    return Shortage(run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
 
 
 def _changes(run: RunRecord) -> Iterator[Remedy]:
@@ -115,16 +101,15 @@ def _changes(run: RunRecord) -> Iterator[Remedy]:
         yield Remedy("selective checkpoints", ("--model.checkpoint=selective",))
 
 
-def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Remedy | None:
+def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Iterator[Remedy]:
     """The largest batch that fits, accumulated to what the batch was; that changes no result but the time."""
     batch, forecast = run.data.batch_size, as_it_is.forecast
-    largest = forecast.largest_batch_size.value if forecast and forecast.largest_batch_size else None
-    if batch is None or not largest:
-        return None
-    size = next(size for size in range(min(largest, batch), 0, -1) if batch % size == 0)
-    if size == batch:
-        return None
-    before = value_at(run, "config.trainer.accumulate_grad_batches")
-    times = batch // size * (before if isinstance(before, int) else 1)
-    words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
-    return Remedy(f"batch {size}, {times} of them accumulated: the same step", words)
+    largest = None if forecast is None else forecast.largest_batch_size
+    if not batch or largest is None or not largest.value:
+        return
+    size = next(size for size in range(min(largest.value, batch), 0, -1) if batch % size == 0)
+    if size < batch:
+        before = value_at(run, "config.trainer.accumulate_grad_batches")
+        times = batch // size * (before if isinstance(before, int) else 1)
+        words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
+        yield Remedy(f"batch {size}, {times} of them accumulated: the same step", words)

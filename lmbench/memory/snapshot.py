@@ -8,9 +8,9 @@ and opens no file above a size. A history of a million entries (60 MB) takes 0.5
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, open_file
+from lmbench.files import Unreadable, read_file
 from lmbench.text import one_line
 
 #: A history of some 30 million entries.
@@ -96,18 +96,16 @@ class Snapshot(Struct):
         Raises:
             UsageError: that device has no history, or several have and none was named.
         """
-        present = [place for place, trace in enumerate(self.device_traces) if trace]
-        known = ", ".join(map(str, present))
+        present = [index for index, trace in enumerate(self.device_traces) if trace]
         if not present:
             raise UsageError(
                 "this snapshot has no history, only what was held when it was taken: call "
                 "torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks='python') before the steps"
             )
-        if device is None and len(present) > 1:
-            raise UsageError(f"this snapshot has the history of several devices; name one: --device {known}")
-        if device not in (None, *present):
-            raise UsageError(f"--device {device} has no history in this snapshot; devices with one: {known}")
-        return present[0] if device is None else device
+        chosen = present[0] if device is None and len(present) == 1 else device
+        if chosen is None or chosen not in present:
+            raise UsageError(f"name a device with a history: --device {', '.join(map(str, present))}")
+        return chosen
 
 
 class Stacks:
@@ -151,22 +149,14 @@ def read_snapshot(path: Path) -> Snapshot:
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        with open_file(path, follows_links=True) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes > MAX_FILE_BYTES:
-                raise UsageError(
-                    f"{path} has {size_bytes / 2**30:.1f} GiB; up to {MAX_FILE_BYTES >> 30} GiB are read: record fewer "
-                    "steps, or give _record_memory_history a max_entries"
-                )
-            return msgspec.convert(PlainUnpickler(file).load(), Snapshot)
-    except UsageError:
-        raise
+        content = read_file(path, MAX_FILE_BYTES, follows_links=True)
+        return msgspec.convert(PlainUnpickler(BytesIO(content)).load(), Snapshot)
     except Unreadable as error:
         raise UsageError(f"{path}: {error}") from None
     except Exception as error:
         # A damaged pickle raises whatever its nonsense leads to: UnpicklingError, KeyError, TypeError, MemoryError, ...
-        reason = "the file ends too early" if isinstance(error, EOFError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path}: no snapshot of PyTorch's: {one_line(reason)[:300]}") from None
+        reason = one_line(f"{type(error).__name__}: {error}")[:300]
+        raise UsageError(f"{path}: no snapshot of PyTorch's: {reason}") from None
     finally:
         if is_collecting:
             gc.enable()

@@ -36,37 +36,37 @@ from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 
 
-class ControlWindow:
+class ControlWindow(Callback):
     """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
 
     Schedule, collection of garbage and peaks are the session's: one policy for all arms. A control has no probe steps.
+    As a callback it is the least that a Trainer needs to be clocked.
 
     `record` has window, memory and losses when the window is complete.
     """
+
+    compile_options: CompileOptions | None = None
 
     def __init__(self, schedule: Schedule) -> None:
         self.record = RunRecord(SCHEMA_VERSION, "ok")
         self._schedule = schedule
         self._steps_done = 0
-        self._start_ns: int | None = None
         self._first_losses: list[Tensor] = []
 
     def begin(self, device: torch.device, loss_divisor: int = 1) -> None:
         """The first step is about to begin; losses come divided by `loss_divisor`."""
         self._device, self._loss_divisor = device, loss_divisor
         self._collector, self._peaks = QuietCollector(), AllocatorPeaks(device)
-        if self._schedule.warmup_steps == 0:
-            self._open()
+        self._open_after_warmup()
 
     def step_ended(self, losses: list[Tensor]) -> bool:
         """A step ended, with its micro-batches' losses, still on the device; True if it was the last one."""
         self._first_losses = self._first_losses or losses
         self._steps_done += 1
-        if self._start_ns is None:
-            if self._steps_done == self._schedule.warmup_steps:
-                self._open()
-            return False
         steps = self._steps_done - self._schedule.warmup_steps
+        if steps <= 0:
+            self._open_after_warmup()
+            return False
         is_complete = self._schedule.is_window_complete(steps, (time.perf_counter_ns() - self._start_ns) * 1e-9)
         if is_complete:
             synchronize(self._device)
@@ -74,17 +74,43 @@ class ControlWindow:
             self.record.window = Window(steps=steps, wall_s=wall_s)
             self._peaks.end_window(self.record.memory)
             self._collector.end()
-            self.record.loss = Loss(first=self._mean(self._first_losses), last=self._mean(losses))
+            first, last = (
+                float(torch.stack(of_step).double().mean()) * self._loss_divisor
+                for of_step in (self._first_losses, losses)
+            )
+            self.record.loss = Loss(first=first, last=last)
         return is_complete
 
-    def _open(self) -> None:
-        self._collector.begin()
-        self._peaks.begin_window()
-        synchronize(self._device)
-        self._start_ns = time.perf_counter_ns()
+    def _open_after_warmup(self) -> None:
+        if self._steps_done == self._schedule.warmup_steps:
+            self._collector.begin()
+            self._peaks.begin_window()
+            synchronize(self._device)
+            self._start_ns = time.perf_counter_ns()
 
-    def _mean(self, losses: list[Tensor]) -> float:
-        return float(torch.stack(losses).double().mean()) * self._loss_divisor
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.compile_options is not None:
+            compile_in_place(pl_module, self.compile_options)
+        self._steps_seen = trainer.global_step
+        self._losses: list[Tensor] = []
+        # Lightning hands out the loss divided for accumulation.
+        self.begin(trainer.strategy.root_device, trainer.accumulate_grad_batches)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.compile_options is not None and self.compile_options.uses_cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._losses.append(outputs["loss"])
+        if trainer.global_step == self._steps_seen:
+            return
+        self._steps_seen = trainer.global_step
+        losses, self._losses = self._losses, []
+        trainer.should_stop = self.step_ended(losses)
 
 
 class BareLoop:
@@ -187,34 +213,6 @@ def plain_precision(name: str) -> Any:
     return PRECISIONS[name]
 
 
-class WallClock(ControlWindow, Callback):
-    """The least a Trainer needs to be clocked: counts steps and stops the run when its window is complete."""
-
-    compile_options: CompileOptions | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.compile_options is not None:
-            compile_in_place(pl_module, self.compile_options)
-        self._steps_seen = trainer.global_step
-        self._losses: list[Tensor] = []
-        # Lightning hands out the loss divided for accumulation.
-        self.begin(trainer.strategy.root_device, trainer.accumulate_grad_batches)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.compile_options is not None and self.compile_options.uses_cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._losses.append(outputs["loss"])
-        if trainer.global_step == self._steps_seen:
-            return
-        self._steps_seen = trainer.global_step
-        losses, self._losses = self._losses, []
-        trainer.should_stop = self.step_ended(losses)
-
-
 def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningModule]:
     """Measure a configuration of `lmbench fit` without lmbench's callbacks; returns the record and the trained module.
 
@@ -229,7 +227,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
-    clock = WallClock(Schedule(settings.warmup_steps, settings.steps, settings.min_window_s))
+    clock = ControlWindow(Schedule(settings.warmup_steps, settings.steps, settings.min_window_s))
     # Whatever else the configuration turns on is off here; what changes the work itself stays.
     off = {**TRAINER_DEFAULTS, "callbacks": [clock], "profiler": None, "max_epochs": flags["max_epochs"]}
     trainer = BenchTrainer(**{**flags, **off})
@@ -260,12 +258,8 @@ def main(argv: list[str]) -> int:
         tell(str(error))
         return ExitCode.USAGE
     except Exception as error:
-        memory = out_of_memory(error)
-        if memory is None:
-            traceback.print_exc()
-            return ExitCode.INTERNAL
-        tell(f"out of memory: {memory.message}")
-        return ExitCode.OUT_OF_MEMORY
+        traceback.print_exc()
+        return ExitCode.INTERNAL if out_of_memory(error) is None else ExitCode.OUT_OF_MEMORY
     Path(result).write_bytes(msgspec.json.encode(record))
     return ExitCode.OK
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from lmbench.python_process import ProcessFailed
 from lmbench.records.environment import Environment
+from lmbench.records.field import PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
@@ -30,6 +31,7 @@ TIME_LIMIT_FRACTION = 0.01
 HOST_LIMIT_S = 0.1e-3
 MEMORY_LIMIT_BYTES = 2**20
 
+_PEAKS = ("steady_peak_allocated_bytes", "run_peak_allocated_bytes", "host_peak_rss_bytes")
 _MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
 _MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}")
 
@@ -53,10 +55,10 @@ class Measurement(Struct):
 
     @classmethod
     def of(cls, arm: Arm, index: int, record: RunRecord) -> Measurement:
-        """The measurement of one process, by its record, which must have a closed window."""
+        """The measurement of one process, by its record. Raises ProcessFailed for one without a closed window."""
         window, memory, loss = record.window, record.memory, record.loss
-        assert window.steps
-        assert window.wall_s is not None
+        if not window.steps or window.wall_s is None:
+            raise ProcessFailed(f"{arm}: its result has no window")
         pauses_s = window.excluded_s or 0.0
         return cls(
             arm, index, window.steps, window.wall_s + pauses_s, pauses_s,
@@ -78,7 +80,7 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> Interval:
-        """Of an array of one value a round, two rounds at least."""
+        """Of a series of one value a round, two rounds at least."""
         return cls(float(values.mean()), *mean_interval(values.tolist()))
 
     def against(self, most: float) -> str:
@@ -92,51 +94,37 @@ class Interval(NamedTuple):
         return Cell(self.mean, low=self.low, high=self.high, text=f"{mean} [{low}, {high}]{unit}")
 
 
-class Arms:
-    """The measurements of complete rounds by arm, in the order of rounds: differences are paired.
-
-    `step_s` has an array of seconds a step for each arm, one a round.
-    """
-
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
-        ordered = sorted(measurements, key=lambda m: m.round)
-        self.by_arm = {arm: [m for m in ordered if m.arm == arm] for arm in ARMS}
-        self.step_s = {arm: np.array([m.step_s for m in self.by_arm[arm]]) for arm in ARMS}
-
-    def peak_bytes(self, arm: Arm, name: str, base: Arm | None = None) -> int | None:
-        """The highest of all rounds, or by how much that is over another arm's; None where one is not known."""
-        highest = [max([-1 if (peak := getattr(m, name)) is None else peak for m in self.by_arm[side]])
-                   for side in (arm, base or arm)]  # fmt: skip
-        if -1 in highest:
-            return None
-        return highest[0] - highest[1] if base else highest[0]
-
-
 def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
     """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them."""
-    arms = Arms(measurements)
-    harness = arms.by_arm["harness"]
-    probed = pilot.probe.verdicts.items() if pilot.probe.verdicts else ()
-    verdicts = {str(phase): str(lag.verdict) for phase, lag in probed}
+    # Here: help does without it.
+    import pandas as pd
+
+    rounds = pd.DataFrame(map(asdict, measurements)).astype(dict.fromkeys(_PEAKS, "Int64"))
+    # A row for each round and a column for each arm: differences are paired.
+    step_s = rounds.assign(step_s=[m.step_s for m in measurements]).pivot(columns="arm", index="round", values="step_s")
+    # A peak that one round does not know is not known.
+    peaks = rounds.groupby("arm")[list(_PEAKS)].agg(lambda column: column.max(skipna=False))
+    verdicts = {str(phase): str(lag.verdict) for phase, lag in (pilot.probe.verdicts or PerPhase()).items()}
     limit = bottleneck(pilot.device_type, verdicts)
-    pause_s = statistics.fmean(m.excluded_s / m.steps for m in harness)
-    lightnings = Interval.of(arms.step_s["trainer"] - arms.step_s["bare"]).cell(1e3, "+.3f", " ms a step").text
-    loss = "not finite" if harness[0].first_loss is None else f"{harness[0].first_loss:.4f}"
-    title = f"{len(harness)} rounds of {harness[0].steps} steps (warm-up {pilot.window.warmup_steps})"
+    harness = rounds[rounds["arm"] == "harness"]
+    pause_s = float((harness["excluded_s"] / harness["steps"]).mean())
+    lightnings = Interval.of(step_s["trainer"] - step_s["bare"]).cell(1e3, "+.3f", " ms a step").text
+    first_loss, steps = measurements[0].first_loss, measurements[0].steps
     packages = (pilot.environment or Environment()).versions
     versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
     figures = {
-        "rounds": len(harness), "steps": harness[0].steps, "bottleneck": limit, "verdicts": verdicts,
+        "rounds": len(harness), "steps": steps, "bottleneck": limit, "verdicts": verdicts,
         "pause_s": pause_s, "measurements": list(measurements), "run": pilot,
     }  # fmt: skip
+    title = f"{len(harness)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
     return Answer(
         headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
-        tables=[_arm_table(arms, title), _answer_table(arms, limit)],
+        tables=[_arm_table(step_s, peaks, title), _answer_table(step_s, peaks, limit)],
         notes=[
             Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
             Line("Lightning", f"trainer - bare: {lightnings}"),
             Line("records", f"written in {pause_s * 1e3:.3f} ms a step of the harness; a run subtracts these pauses"),
-            Line("first loss", f"{loss} in every arm"),
+            Line("first loss", f"{'not finite' if first_loss is None else f'{first_loss:.4f}'} in every arm"),
             Line("repeat", command, is_whole=True),
         ],
         figures=figures,
@@ -157,40 +145,37 @@ def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
     return next((name for verdict, name in names.items() if verdict in verdicts.values()), "unknown")
 
 
-def _arm_table(arms: Arms, title: str) -> Table:
+def _arm_table(step_s: Any, peaks: Any, title: str) -> Table:
     """Arms by time per step, its difference to bare with a 95 % interval, and peak memory."""
-    on_device = arms.peak_bytes("bare", "run_peak_allocated_bytes") is not None
-    peak = "run_peak_allocated_bytes" if on_device else "host_peak_rss_bytes"
-    rows: list[list[Value | Cell]] = []
-    for arm, step_s in arms.step_s.items():
-        over, beyond = None, None
-        if arm != "bare":
-            over = Interval.of(step_s - arms.step_s["bare"]).cell(1e3, "+.3f")
-            beyond = arms.peak_bytes(arm, peak, "bare")
-        times = [float(value) for value in (step_s.mean(), step_s.min(), step_s.max())]
-        rows.append([arm, *times, over, arms.peak_bytes(arm, peak), beyond])
+    whose, peak = "device", "run_peak_allocated_bytes"
+    if peaks[peak].isna().any():
+        whose, peak = "host", "host_peak_rss_bytes"
+    bare, *others = ARMS
+    over = [Interval.of(step_s[arm] - step_s[bare]).cell(1e3, "+.3f") for arm in others]
+    frame = step_s[list(ARMS)].agg(["mean", "min", "max"]).T.assign(over=[None, *over], peak=peaks[peak])
+    frame["more"] = (frame["peak"] - frame["peak"][bare]).where(frame.index != bare)
+    rows = frame.reset_index().astype(object)
     columns = [
         Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
         Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
         Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
     ]  # fmt: skip
-    caption = f"time a step, [95 % interval] of the mean over rounds; {'device' if on_device else 'host'} peak memory"
-    return Table("arms", title, columns, rows, caption)
+    caption = f"time a step, [95 % interval] of the mean over rounds; {whose} peak memory"
+    return Table("arms", title, columns, rows.where(rows.notna(), None).to_numpy().tolist(), caption)
 
 
-def _answer_table(arms: Arms, limit: str) -> Table:
+def _answer_table(step_s: Any, peaks: Any, limit: str) -> Table:
     """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
-    step_s = arms.step_s["harness"]
-    fraction = Interval.of(step_s / arms.step_s["bare"] - 1.0)
-    added = Interval.of(step_s - arms.step_s["trainer"])
-    by_time = fraction.against(TIME_LIMIT_FRACTION) if limit not in ("host", "cpu") else "n/a"
-    by_host = added.against(HOST_LIMIT_S) if limit != "device" else "n/a"
+    fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
+    added = Interval.of(step_s["harness"] - step_s["trainer"])
+    by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
+    by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
     by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
-    window, run = (arms.peak_bytes("harness", f"{part}_peak_allocated_bytes", "bare") for part in ("steady", "run"))
-    if window is not None and run is not None:
+    more = (peaks.loc["harness"] - peaks.loc["bare"]).iloc[:2]
+    if more.notna().all():
+        window, run = map(int, more)
         by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
-        text = f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)"
-        memory = Cell(max(window, run), text=text)
+        memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
     rows: list[list[Value | Cell]] = [
         ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
         ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -112,18 +113,18 @@ def verdicts(device: torch.device) -> Iterator[CheckResult]:
     matrix = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     vector = torch.zeros(8, device=device)
 
+    @torch.no_grad()
     def heavy(count: int = 12) -> None:
-        with torch.no_grad():
-            for _ in range(count):
-                matrix @ matrix
+        for _ in range(count):
+            matrix @ matrix
 
+    @torch.no_grad()
     def tiny() -> None:
-        with torch.no_grad():
-            for _ in range(200):
-                vector.add_(1.0)
+        for _ in range(200):
+            vector.add_(1.0)
 
-    def stack(work: Work, last: Work | None = None) -> Planted:
-        return Planted(*(Block(work, work) for _ in range(BLOCKS - 1)), Block(last or work, work))
+    def stack(work: Work, last: Work | None = None) -> list[Block]:
+        return [*(Block(work, work) for _ in range(BLOCKS - 1)), Block(last or work, work)]
 
     # The host sleeps through everything that was queued before it: the device starves once in the forward.
     slow = [Block(heavy) for _ in range(BLOCKS)]
@@ -133,11 +134,10 @@ def verdicts(device: torch.device) -> Iterator[CheckResult]:
         ("loop of tiny kernels", stack(tiny), "host-bound"),
         ("queue of large matmuls", stack(heavy), "queued"),
         ("heavy kernel ends a starved phase", stack(tiny, lambda: heavy(60)), "host-bound"),
-        ("one slow block among heavy ones", Planted(*slow), "host-bound"),
+        ("one slow block among heavy ones", slow, "host-bound"),
     )
-    for name, module, expected in cases:
-        by_phase = measure(module, device, LAGS).run.probe.verdicts
-        forward = by_phase.forward if by_phase is not None else None
+    for name, blocks, expected in cases:
+        forward = (measure(Planted(*blocks), device, LAGS).run.probe.verdicts or PerPhase()).forward
         measured = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)" if forward else "no verdict"
         yield judged(name, forward is not None and forward.verdict == expected, expected, measured)
 
@@ -182,12 +182,11 @@ class _Peeking(Planted):
 def hidden_syncs(device: torch.device) -> Iterator[CheckResult]:
     """A planted `.item()` is found with its line; a clean module has none."""
     planted, clean = (
-        [sync.location for sync in measure(module, device, FINDINGS).run.probe.hidden_syncs or []]
+        "; ".join(sync.location for sync in measure(module, device, FINDINGS).run.probe.hidden_syncs or [])
         for module in (_Peeking(), Planted())
     )
-    is_found = any("loss.item()" in location for location in planted)
-    yield judged("planted .item()", is_found, "found", "; ".join(planted) or "none")
-    yield judged("no planted sync", not clean, "none", "; ".join(clean) or "none")
+    yield judged("planted .item()", "loss.item()" in planted, "found", planted or "none")
+    yield judged("no planted sync", not clean, "none", clean or "none")
 
 
 def training(device: torch.device) -> Iterator[CheckResult]:
@@ -195,8 +194,8 @@ def training(device: torch.device) -> Iterator[CheckResult]:
     module = Planted(Block(), Block(), Block())
     module.unused = torch.nn.Parameter(torch.ones(3))
     facts = measure(module, device, FINDINGS).run.probe.training or TrainingFacts()
-    missing, unmoved = facts.missing_gradients or [], ", ".join(facts.unmoved_parameters or ())
-    yield judged("weight without a gradient", missing == ["unused"], "unused", ", ".join(missing) or "none")
+    missing, unmoved = (", ".join(names or ()) for names in (facts.missing_gradients, facts.unmoved_parameters))
+    yield judged("weight without a gradient", missing == "unused", "unused", missing or "none")
     yield judged("the other weights moved", not unmoved, "all", unmoved or "all")
 
 
@@ -228,24 +227,23 @@ def flops(device: torch.device) -> Iterator[CheckResult]:
 
 
 class Check(NamedTuple):
-    """A check; `is_timed` where other work on the machine can fail it. One that says nothing on a CPU has its line's
-    name there, and the reason."""
+    """A check; `is_timed` where other work on the machine can fail it, `on_cpu` why it says nothing there."""
 
     run: Callable[[torch.device], Iterator[CheckResult]]
     is_timed: bool = False
-    on_cpu: tuple[str, str] | None = None
+    on_cpu: str = ""
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(known_durations, is_timed=True),
-    Check(clocks_agree, True, ("events and sync agree per step", "both are the host's clock")),
-    Check(verdicts, True, ("host-bound verdicts", "host and device are one")),
-    Check(allocations, on_cpu=("planted allocation", "host memory is not counted")),
-    Check(hidden_syncs, on_cpu=("planted .item()", "nothing is asynchronous")),
-    Check(training),
-    Check(losses),
-    Check(flops),
-)
+CHECKS: dict[str, Check] = {
+    "known durations": Check(known_durations, is_timed=True),
+    "events and sync agree per step": Check(clocks_agree, True, "both are the host's clock"),
+    "host-bound verdicts": Check(verdicts, True, "host and device are one"),
+    "planted allocation": Check(allocations, on_cpu="host memory is not counted"),
+    "planted .item()": Check(hidden_syncs, on_cpu="nothing is asynchronous"),
+    "did it train": Check(training),
+    "losses": Check(losses),
+    "model FLOPs": Check(flops),
+}
 
 
 def check_truths(wanted: str | None) -> Answer:
@@ -263,12 +261,10 @@ def check_truths(wanted: str | None) -> Answer:
     device = torch.device(wanted or ("cuda" if has_gpu else "cpu"))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     load, results = "", list[CheckResult]()
-    for check in CHECKS:
+    for name, check in CHECKS.items():
         if check.on_cpu and device.type == "cpu":
-            name, why = check.on_cpu
-            results.append(CheckResult(name, "n/a", "", f"on a CPU {why}"))
+            results.append(CheckResult(name, "n/a", "", f"on a CPU {check.on_cpu}"))
             continue
         before = read_host()
         lines = list(check.run(device))
@@ -277,21 +273,21 @@ def check_truths(wanted: str | None) -> Answer:
         if check.is_timed and guard.status == "warn":
             # A clock that fails on a busy machine is undecided.
             lines = [line._replace(status="busy") if line.status == "fail" else line for line in lines]
-            load = load or guard.message
+            load = guard.message
         results += lines
-    counts = {status: sum(r.status == status for r in results) for status in ("pass", "fail", "busy", "n/a")}
-    skipped = f", {counts['n/a']} need a GPU" if counts["n/a"] else ""
-    notes = [Line("result", f"{counts['pass']} passed, {counts['fail']} failed{skipped}")]
-    code = ExitCode.INTERNAL if counts["fail"] else ExitCode.OK
+    counts = Counter(result.status for result in results)
+    passed = f"{counts['pass']} passed, {counts['fail']} failed, {counts['busy']} undecided, {counts['n/a']} need a GPU"
+    notes, code = [Line("result", passed)], ExitCode.INTERNAL if counts["fail"] else ExitCode.OK
     if counts["busy"]:
-        notes.append(Line("undecided", f"{counts['busy']} cannot be decided: {load}; check again when it is quiet"))
+        notes.append(Line("undecided", f"{load}; check again when it is quiet"))
         code = code or ExitCode.UNDECIDED
     columns = [Column("", name="status"), *map(Column, ("check", "expected", "found", "limit"))]
     rows: list[list[Value | Cell]] = [
         [Cell(r.status, style="outcome"), r.name, r.expected, r.measured, r.limit] for r in results
     ]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return Answer(
-        headline=[Line("selfcheck", f"{device_name}, torch {torch.__version__}")],
+        headline=[Line("selfcheck", f"{name}, torch {torch.__version__}")],
         tables=[Table("checks", "Planted truths", columns, rows, "what came back of each")],
         notes=notes,
         exit_code=code,

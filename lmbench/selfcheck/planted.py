@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import median_high
 from typing import Literal
 
@@ -59,17 +60,6 @@ class Planted(LightningModule):
         return optimizer
 
 
-class ResidentBatches:
-    """The same small batch for ever, already on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.batch = torch.rand(8, 8, device=device)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while True:
-            yield self.batch
-
-
 @dataclass
 class Measured:
     """The window's steps, the record of the run, and the window's wall time with its pauses in it."""
@@ -107,6 +97,7 @@ def measure(
         enable_model_summary=False,
         callbacks=[timer, MemoryRecorder(), TrainingCheck(), SyncFinder(), session],
     )
-    trainer.fit(module, ResidentBatches(device))
+    # The same small batch for ever, already on the device.
+    trainer.fit(module, repeat(torch.rand(8, 8, device=device)))
     window = [step for step in timer.records if step.stage == "window"]
     return Measured(window, session.run, session.raw_wall_s or 0.0)

@@ -1,4 +1,4 @@
-"""The allocator's history on a GPU: 512 MiB are planted in each category, and found.
+"""The allocator's history on a GPU: 512 MiB are planted in each category, and findings.
 
 python -m pytest -q -m gpu tests/gpu/test_gpu_memory_history.py
 """
@@ -66,7 +66,7 @@ def record(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     """Recorded in a process of its own: what other tests left on the device would be `unknown` here."""
     folder = tmp_path_factory.mktemp("results")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -74,28 +74,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return examine(folder / "run")
 
 
-def test_each_category_has_what_was_planted(found):
-    forward = next(phase for phase in found.phases if phase.phase == "forward").by_category
-    for category in ("parameters", "optimizer_state", "inputs", "activations", "temporaries", "gradients"):
+def test_each_category_has_what_was_planted(findings):
+    forward = findings.phases.loc["forward"]
+    for category in ("parameters", "optimizer_state", "inputs", "activations", "temporaries", "gradients", "unknown"):
         assert forward[category] == pytest.approx(PLANTED, abs=4 * MIB), category
-    assert forward["unknown"] == pytest.approx(PLANTED, abs=4 * MIB)
 
 
-def test_the_replayed_peak_is_the_allocators(found):
-    assert found.is_complete, found.cuts
-    assert found.notes is not None
-    assert found.notes.peaks is not None
-    assert found.peak_bytes == pytest.approx(found.notes.peaks.allocated_bytes, abs=8 * MIB)
-    assert found.peak_requested_bytes == pytest.approx(found.notes.peaks.requested_bytes, abs=MIB)
-    assert int(found.played.reserved_bytes.max()) == found.notes.peaks.reserved_bytes
-    assert found.attribution.unmatched == 0
+def test_the_replayed_peak_is_the_allocators(findings):
+    assert findings.is_complete, findings.cuts
+    assert findings.notes is not None
+    assert findings.notes.peaks is not None
+    assert findings.peak_bytes == pytest.approx(findings.notes.peaks.allocated_bytes, abs=8 * MIB)
+    assert findings.peak_requested_bytes == pytest.approx(findings.notes.peaks.requested_bytes, abs=MIB)
+    assert int(findings.played.reserved_bytes.max()) == findings.notes.peaks.reserved_bytes
+    assert findings.attribution.unmatched == 0
 
 
-def test_the_phases_are_in_the_history(found):
-    assert {"forward", "backward", "optimizer"} <= {phase.phase for phase in found.phases}
-    saved = [each for each in found.largest if each.operator == "ExpBackward0"]
-    assert [(each.size_bytes, each.phase) for each in saved] == [(PLANTED, "forward")]
-    assert "training_step" in saved[0].user_frame
+def test_the_phases_are_in_the_history(findings):
+    assert {"forward", "backward", "optimizer"} <= set(findings.phases.index)
+    saved = findings.largest[findings.largest["operator"] == "ExpBackward0"]
+    assert saved[["size_bytes", "phase"]].to_numpy().tolist() == [[PLANTED, "forward"]]
+    assert "training_step" in saved["user_frame"].iloc[0]
 
 
 def test_a_run_of_the_command_explains_its_peak(tmp_path):
@@ -120,15 +119,15 @@ def test_a_run_that_runs_out_leaves_the_history_until_then(tmp_path):
     done = subprocess.run([*command, "--measure.results_dir", str(tmp_path)], capture_output=True, check=False)
     assert done.returncode == 3
     (folder,) = (path.parent for path in tmp_path.glob("*/run.json"))
-    found = examine(folder)
-    assert found.run is not None
-    assert found.run.memory.refused is not None
-    assert found.peak_phase == found.run.memory.refused.phase
-    assert found.peak_bytes == pytest.approx(found.run.memory.refused.allocated_bytes, rel=0.01)
-    weights = 4 * (found.run.model.parameter_count or 0)
+    findings = examine(folder)
+    assert findings.run is not None
+    assert findings.run.memory.refused is not None
+    assert findings.peak_phase == findings.run.memory.refused.phase
+    assert findings.peak_bytes == pytest.approx(findings.run.memory.refused.allocated_bytes, rel=0.01)
+    weights = 4 * (findings.run.model.parameter_count or 0)
     # Blocks that the allocator left whole are up to 1 MiB larger than the tensor: 3.72 for 3.61 GiB on an H200.
-    assert weights <= found.by_category["parameters"] <= 1.05 * weights
-    assert found.by_category["activations"] > 0.5 * found.peak_bytes
+    assert weights <= findings.by_category["parameters"] <= 1.05 * weights
+    assert findings.by_category["activations"] > 0.5 * findings.peak_bytes
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from torch import nn
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.memory import shortage
+from lmbench.memory import shortage as shortage_module
 from lmbench.memory.answers import advice
-from lmbench.memory.forecast import Forecast, Largest, PhasePeak, PredictionFailed
+from lmbench.memory.forecast import Forecast, Largest, PhasePeak
 from lmbench.memory.recording.held import held_by
 from lmbench.memory.shortage import explain
+from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import encode_run
 from lmbench.records.environment import Environment, Gpu
 from lmbench.records.measured import Memory, RefusedAllocation, RunError
@@ -62,38 +63,26 @@ def ask(words, request):
     assert words[0].startswith("--config=")
     peak = PEAKS[words[1] if len(words) > 1 else ""] * GIB
     phases = [PhasePeak("forward", {"activations": peak}, "aten.mm")]
-    largest = Largest(80, 139 * GIB) if request.finds_largest else None
-    return Forecast(
-        batch_size=96,
-        context_length=512,
-        precision="",
-        mode="train_step",
-        zero_grad="",
-        is_compiled=False,
-        phases=phases,
-        reserved_bytes=peak,
-        method="",
-        gpu=request.gpu,
-        fits=peak < 135 * GIB,
-        largest_batch_size=largest,
-    )
+    forecast = Forecast(96, 512, "", "train_step", "", False, phases, peak, "", request.gpu, peak < 135 * GIB)
+    forecast.largest_batch_size = Largest(80, 139 * GIB) if request.finds_largest else None
+    return forecast
 
 
 def test_every_change_that_the_run_did_not_have_is_predicted_and_the_mildest_that_fits_is_advised(tmp_path):
-    found = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", ask)
-    assert [each.words[0] for each in found.remedies] == [
+    shortage = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", ask)
+    assert [change.words[0] for change in shortage.remedies] == [
         "--model.checkpoint=block", "--data.batch_size=48", "--trainer.precision=bf16-true",
         "--model.checkpoint=selective", "--model.attention=sdpa", "--trainer.precision=bf16-mixed",
     ]  # fmt: skip
-    batch = next(each for each in found.remedies if "batch_size" in each.words[0])
+    batch = next(change for change in shortage.remedies if "batch_size" in change.words[0])
     assert batch.words[1] == "--trainer.accumulate_grad_batches=2"
-    assert advice(found) == "fused attention: --model.attention=sdpa"
+    assert advice(shortage) == "fused attention: --model.attention=sdpa"
 
 
 def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(tmp_path):
-    model = Model(name="my.Net")
-    found = explain(out_of_memory(tmp_path / "run", model=model, precision="bf16-true"), tmp_path / "run", ask)
-    assert [each.words[0] for each in found.remedies] == ["--data.batch_size=48"]
+    run = out_of_memory(tmp_path / "run", model=Model(name="my.Net"), precision="bf16-true")
+    shortage = explain(run, tmp_path / "run", ask)
+    assert [change.words[0] for change in shortage.remedies] == ["--data.batch_size=48"]
 
 
 def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_path, monkeypatch):
@@ -105,47 +94,38 @@ def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_
     assert advice(explain(run, tmp_path / "run", ask)).startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
-@pytest.mark.parametrize("error", [UsageError("training_step reads values"), PredictionFailed("killed")])
+@pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")], ids=str)
 def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
     def refuses(words, request):
         if "--model.attention=sdpa" in words:
             raise error
         return ask(words, request)
 
-    found = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses)
-    assert (found.remedies[-1].forecast, found.remedies[-1].reason) == (None, str(error))
-    assert advice(found) == "selective checkpoints: --model.checkpoint=selective"
+    shortage = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses)
+    assert (shortage.remedies[-1].forecast, shortage.remedies[-1].reason) == (None, str(error))
+    assert advice(shortage) == "selective checkpoints: --model.checkpoint=selective"
 
 
-def test_the_command_prints_what_was_held_and_what_fits(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(shortage.explain, "__defaults__", (ask,))
-    out_of_memory(tmp_path / "run")
-    assert main(["memory", str(tmp_path / "run")]) == 0
-    out = capsys.readouterr().out
-    assert "2.00 GiB more in forward, with 0.50 GiB free" in out
-    assert "parameters 4.00 GiB, gradients 4.00 GiB" in out
-    assert "model.checkpoint=block" in out
-    assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
-    assert len(told["shortage"]["remedies"]) == 6
-
-
-def test_a_history_of_the_step_that_ran_out_is_told_with_what_would_fit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(shortage.explain, "__defaults__", (ask,))
+def test_the_command_prints_what_was_held_what_fits_and_the_history_of_the_step_that_ran_out(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(shortage_module.explain, "__defaults__", (ask,))
     out_of_memory(tmp_path / "run")
     step = planted_run()
     write(tmp_path / "run" / "memory_snapshot.pickle", step.memory)
     (tmp_path / "run" / "memory_notes.json").write_bytes(notes_of(step))
     assert main(["memory", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    said = ("2.00 GiB more in forward", "model.checkpoint=block", "0.25 GiB in backward of step 7")
-    places = [out.index(words) for words in said]
-    assert places == sorted(places)
+    words = (
+        "2.00 GiB more in forward, with 0.50 GiB free", "parameters 4.00 GiB, gradients 4.00 GiB",
+        "model.checkpoint=block", "0.25 GiB in backward of step 7",
+    )  # fmt: skip
+    assert sorted(words, key=out.index) == list(words)
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sections"][0]["peak"]["allocated_bytes"] == 252 << 20
-    assert told["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["sections"][0]["peak"]["allocated_bytes"] == 252 << 20
+    assert answer["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
+    assert len(answer["shortage"]["remedies"]) == 6
 
 
 def test_a_lack_of_the_hosts_memory_is_not_explained_by_the_device(tmp_path):
@@ -161,10 +141,8 @@ def test_what_a_module_holds_is_counted_by_storage():
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     net(torch.ones(1, 128)).sum().backward()
     optimizer.step()
-    held = held_by(net, [optimizer], "cpu")
-    assert (held.parameters_bytes, held.gradients_bytes) == (65536, 65536)
     # Two moments, and the step's count in a block of its own.
-    assert held.optimizer_state_bytes == 2 * 65536 + 512
+    assert held_by(net, [optimizer], "cpu") == (65536, 65536, 2 * 65536 + 512)
 
 
 @pytest.mark.gpu

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from lmbench.cli import main
-from lmbench.errors import ExitCode, UsageError
-from lmbench.overhead.arms import ArmFailed, check_same_work, execute, measure_arm
-from lmbench.overhead.control import measure_control, plain_precision
+from lmbench.errors import ExitCode
+from lmbench.overhead.arms import check_same_work, measure_arm
+from lmbench.overhead.control import measure_control
 from lmbench.overhead.result import ARMS, Interval, Measurement, bottleneck, overhead_answer
+from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord
 from lmbench.report.console import make_console
@@ -40,17 +41,12 @@ def control(arm, *options):
     "options",
     [
         [],
-        ["--measure.zero_grad", "native"],
-        ["--trainer.precision", "bf16-mixed"],
-        ["--trainer.precision", "bf16-true"],
-        ["--trainer.precision", "64-true"],
+        ["--measure.zero_grad", "native", "--trainer.precision", "bf16-true"],
         ["--trainer.gradient_clip_val", "0.01", "--trainer.precision", "bf16-mixed"],
         ["--trainer.gradient_clip_val", "0.001", "--trainer.gradient_clip_algorithm", "value"],
-        ["--trainer.accumulate_grad_batches", "3", "--trainer.gradient_clip_val", "0.01"],
-        ["--measure.mode", "forward_backward"],
-        ["--measure.mode", "forward"],
-        ["--data.placement", "pinned"],
-        ["--measure.warmup_steps", "0"],
+        ["--trainer.accumulate_grad_batches", "3", "--trainer.precision", "64-true"],
+        ["--measure.mode", "forward_backward", "--data.placement", "pinned"],
+        ["--measure.mode", "forward", "--measure.warmup_steps", "0"],
         ["--trainer.compile.backend", "aot_eager"],
     ],
     ids=lambda options: " ".join(word.removeprefix("--") for word in options) or "defaults",
@@ -68,17 +64,11 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     assert gc.isenabled()
 
 
-def test_a_precision_without_a_bare_loop_is_refused():
-    with pytest.raises(UsageError, match="no bare loop for precision transformer-engine"):
-        plain_precision("transformer-engine")
-
-
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
     bare, _ = control("bare")
     harness = measure_arm("harness", TINY[1:], tmp_path / "harness")
     assert harness.window.steps == 4
-    assert harness.loss.first == pytest.approx(bare.loss.first, rel=1e-6)
-    assert harness.loss.last == pytest.approx(bare.loss.last, rel=1e-6)
+    assert (harness.loss.first, harness.loss.last) == pytest.approx((bare.loss.first, bare.loss.last), rel=1e-6)
 
 
 def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
@@ -137,7 +127,7 @@ def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
         setattr(found[2], name, value)
     if not change:
         return check_same_work(found)
-    with pytest.raises(ArmFailed, match=message):
+    with pytest.raises(ProcessFailed, match=message):
         check_same_work(found)
 
 
@@ -155,35 +145,29 @@ def test_bottleneck_follows_the_lag_probes(device_type, verdicts, expected):
     assert bottleneck(device_type, verdicts) == expected
 
 
-def test_a_failing_arm_is_one_line_with_the_end_of_its_standard_error():
+def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
     program = "import sys; print('first\\n\\nlast but one\\nlast', file=sys.stderr); sys.exit(7)"
-    with pytest.raises(ArmFailed) as caught:
-        execute("bare", ["-c", program])
-    assert str(caught.value) == "bare: failed with exit code 7: first | last but one | last"
+    with pytest.raises(ProcessFailed, match=r"^failed with exit code 7: first \| last but one \| last$") as caught:
+        run_python("-c", program)
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "words"),
     [
-        (["--rounds", "1"], "at least 2"),
-        (["--rounds", "many"], "many"),
-        ([*TINY[1:], "--model.size", "gigantic"], "gigantic"),
+        (["--rounds", "1"], ExitCode.USAGE, "at least 2"),
+        (["--rounds", "many"], ExitCode.USAGE, "many"),
+        ([*TINY[1:], "--model.size", "gigantic"], ExitCode.USAGE, "gigantic"),
+        ([*TINY[1:], "--model.vocab_size", str(10**13)], ExitCode.OUT_OF_MEMORY, "overhead: harness: "),
     ],
+    ids=["one round", "no number", "wrong size", "no memory"],
 )
-def test_a_mistake_is_exit_code_2(options, words, capsys):
-    assert main(["overhead", *options]) == ExitCode.USAGE
-    error = capsys.readouterr().err.splitlines()
-    assert error[-1].startswith("lmbench: ")
-    assert words in error[-1]
-
-
-def test_no_memory_ends_without_a_table(capsys):
-    options = [*TINY[1:], "--model.vocab_size", str(10**13)]
-    assert main(["overhead", *options]) == ExitCode.OUT_OF_MEMORY
+def test_a_mistake_and_a_lack_of_memory_are_a_line_and_an_exit_code(options, code, words, capsys):
+    assert main(["overhead", *options]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines()[-1].startswith("lmbench: overhead: harness: ")
+    assert captured.err.splitlines()[-1].startswith("lmbench: ")
+    assert words in captured.err.splitlines()[-1]
 
 
 def test_every_arm_is_measured_in_every_round_and_complete_rounds_survive_a_signal(tmp_path):
@@ -207,12 +191,11 @@ def test_every_arm_is_measured_in_every_round_and_complete_rounds_survive_a_sign
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    found = measurements(dict.fromkeys(ARMS, 0.8), dict.fromkeys(ARMS, 70 * 2**30), rounds=10)
+    rounds = measurements(dict.fromkeys(ARMS, 0.8), dict.fromkeys(ARMS, 70 * 2**30), rounds=10)
     pilot = RunRecord(1, "ok", device_type="cuda", window=Window(warmup_steps=5))
     stream = io.StringIO()
-    print_answer(overhead_answer(pilot, found, "lmbench overhead"), make_console(stream))
+    print_answer(overhead_answer(pilot, rounds, "lmbench overhead"), make_console(stream))
     text = stream.getvalue()
-    assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
     for figure in ("804.50", "71,680", "+0.000 [+0.000, +0.000]", "+0.0 MiB (window), +0.0 (run)"):
         assert figure in text

@@ -28,27 +28,28 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     assert identity.status == "pass"
 
 
-@pytest.mark.parametrize(("is_right", "code"), [(True, 0), (False, 1)])
-def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(monkeypatch, capsys, is_right, code):
-    planted = checks.Check(lambda device: [checks.judged("planted truth", is_right, "one", "two", "1 %")])
-    monkeypatch.setattr(checks, "CHECKS", (planted, checks.Check(None, on_cpu=("other", "is none"))))
-    assert main(["selfcheck", "cpu"]) == code
-    out = capsys.readouterr().out
-    assert out.split()[:2] == ["selfcheck", "CPU,"]
-    assert "planted truth" in out
-    assert (
-        " ".join(out.splitlines()[-1].split()) == f"result {is_right:d} passed, {not is_right:d} failed, 1 need a GPU"
-    )
-
-
-@pytest.mark.parametrize(("is_timed", "waited", "code"), [(True, 0.3, 11), (True, 0.01, 1), (False, 0.3, 1)])
-def test_a_check_of_clocks_that_fails_on_a_busy_machine_is_undecided(monkeypatch, capsys, is_timed, waited, code):
-    check = checks.Check(lambda device: [checks.judged("planted truth", False, "one", "two", "1 %")], is_timed)
-    monkeypatch.setattr(checks, "CHECKS", (check,))
+@pytest.mark.parametrize(
+    ("is_right", "is_timed", "waited", "code", "counts"),
+    [
+        (True, False, 0.3, 0, "1 passed, 0 failed, 0 undecided, 1 need a GPU"),
+        (False, True, 0.01, 1, "0 passed, 1 failed, 0 undecided, 1 need a GPU"),
+        (False, False, 0.3, 1, "0 passed, 1 failed, 0 undecided, 1 need a GPU"),
+        # A clock that fails on a busy machine.
+        (False, True, 0.3, 11, "0 passed, 0 failed, 1 undecided, 1 need a GPU"),
+    ],
+    ids=["right", "wrong", "wrong though busy", "undecided"],
+)
+def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
+    monkeypatch, capsys, is_right, is_timed, waited, code, counts
+):
+    planted = checks.Check(lambda device: [checks.judged("planted truth", is_right, "one", "two", "1 %")], is_timed)
+    monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, on_cpu="is none")})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
     assert main(["selfcheck", "cpu"]) == code
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("undecided 1 cannot be decided: this machine is busy: this process waited 30 %" in said) == (code == 11)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "planted truth one two 1 %" in text
+    assert counts in text
+    assert ("undecided this machine is busy: this process waited 30 %" in text) == (code == 11)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Snapshots of PyTorch's CUDA allocator with known content: an allocator is simulated over a training step in which
-every byte is planted. The fields are those that torch 2.13 pickles (../shared/memory_facts.md, A3)."""
+every byte is planted. The fields are those of torch 2.13 that a reader needs."""
 
 from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,24 +48,28 @@ class Allocator:
     is_on: bool = True
 
     def __post_init__(self) -> None:
-        self.segments: list[dict[str, Any]] = []
+        self.segments: list[tuple[int, int]] = []
         self.live: dict[int, dict[str, Any]] = {}
         self._free: list[tuple[int, int]] = []
         self._next = 0x7F00_0000_0000 + (self.device << 40)
         self._stacks: dict[Stack, list[dict[str, Any]]] = {}
-        self.allocated = self.peak = self.reserved = 0
+        self.allocated = self.peak = 0
 
     def alloc(self, size: int, stack: Stack = FORWARD) -> int:
-        """The address of a new block."""
+        """The address of a new block, in the first piece that is large enough; a new segment has 20 MiB and more."""
         held = -(-size // 512) * 512
-        for place, (address, length) in enumerate(self._free):
-            if length >= held:
-                self._free[place : place + 1] = [(address + held, length - held)] if length > held else []
-                break
-        else:
-            address = self._segment(max(held, 20 * MIB))
-            return self.alloc(size, stack)
-        self.live[address] = {"held": held, "size": size, "stack": stack if self.is_on else None, "pending": False}
+        if all(length < held for _, length in self._free):
+            total = max(held, 20 * MIB)
+            self.segments.append((self._next, total))
+            self._free.append((self._next, total))
+            self._enter("segment_alloc", self._next, total, FORWARD)
+            self._next += total + 2 * MIB
+        address, length = next(piece for piece in self._free if piece[1] >= held)
+        self._free.remove((address, length))
+        if length > held:
+            self._free.append((address + held, length - held))
+        self._free.sort()
+        self.live[address] = {"held": held, "size": size, "stack": stack if self.is_on else None}
         self.allocated += held
         self.peak = max(self.peak, self.allocated)
         self._enter("alloc", address, size, stack)
@@ -74,99 +80,74 @@ class Allocator:
         block = self.live[address]
         self.allocated -= block["held"]
         self._enter("free_requested", address, block["size"], stack)
-        if waits:
-            block["pending"] = True
-        else:
-            self.complete(address, stack)
-
-    def complete(self, address: int, stack: Stack = ENGINE) -> None:
-        block = self.live.pop(address)
-        self._enter("free_completed", address, block["size"], stack)
-        self._free.append((address, block["held"]))
-        self._free.sort()
-        merged: list[tuple[int, int]] = []
-        for start, length in self._free:
-            if merged and sum(merged[-1]) == start and not any(s["address"] == start for s in self.segments):
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((start, length))
-        self._free = merged
-
-    def _segment(self, size: int) -> int:
-        address, self._next = self._next, self._next + size + (2 << 20)
-        self.segments.append({"address": address, "total_size": size})
-        self._free.append((address, size))
-        self.reserved += size
-        self._enter("segment_alloc", address, size, FORWARD)
-        return address
+        block["waits"] = waits
+        if not waits:
+            del self.live[address]
+            self._free = sorted([*self._free, (address, block["held"])])
+            self._enter("free_completed", address, block["size"], stack)
 
     def _enter(self, action: str, address: int, size: int, stack: Stack) -> None:
         self.time_us += 3
-        if not self.is_on:
-            return
-        entry = {
-            "action": action, "addr": address, "size": size, "stream": 0, "time_us": self.time_us,
-            "compile_context": "N/A", "user_metadata": "", "frames": self._frames(stack), "pool_id": (0, 0),
-        }  # fmt: skip
-        self.entries.append(entry)
-        if self.max_entries is not None and len(self.entries) > self.max_entries:
-            del self.entries[0]
+        if self.is_on:
+            frames = self._frames(stack)
+            self.entries.append(
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size,
+                    "time_us": self.time_us,
+                    "frames": frames,
+                    "stream": 0,
+                }
+            )
+            del self.entries[: -(self.max_entries or len(self.entries))]
 
     def _frames(self, stack: Stack) -> list[dict[str, Any]]:
-        if stack not in self._stacks:
-            self._stacks[stack] = [{"name": n, "filename": f, "line": at} for n, f, at in stack]
-        return self._stacks[stack]
+        frames = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
+        return self._stacks.setdefault(stack, frames)
 
     def mark(self, name: str, stage: str) -> None:
         self.time_us += 3
         if self.is_on:
             self.annotations.append({"name": name, "stage": stage, "device": self.device, "time_us": self.time_us})
 
-    def moment(self, name: str) -> None:
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """A range of the history around what happens in it."""
         self.mark(name, "START")
+        yield
         self.mark(name, "END")
 
     def snapshot_segments(self) -> list[dict[str, Any]]:
-        made = []
-        for segment in self.segments:
-            start, end = segment["address"], segment["address"] + segment["total_size"]
-            rows = []
-            for address, block in self.live.items():
-                if start <= address < end:
-                    row = {
-                        "address": address, "size": block["held"], "requested_size": block["size"],
-                        "state": "active_pending_free" if block["pending"] else "active_allocated",
-                    }  # fmt: skip
-                    if block["stack"] is not None:
-                        row["frames"] = self._frames(block["stack"])
-                    rows.append(row)
-            for address, length in self._free:
-                if start <= address < end:
-                    rows.append({"address": address, "size": length, "requested_size": 0, "state": "inactive"})
-            rows.sort(key=lambda row: row["address"])
-            held = [row for row in rows if row["state"] == "active_allocated"]
-            active = [row for row in rows if row["state"] != "inactive"]
-            made.append({
-                "device": self.device, **segment, "allocated_size": sum(row["size"] for row in held),
-                "active_size": sum(row["size"] for row in active),
-                "requested_size": sum(row["requested_size"] for row in active), "stream": 0,
-                "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
-                "blocks": rows,
-            })  # fmt: skip
-        return made
+        rows = [
+            {
+                "address": address, "size": block["held"], "requested_size": block["size"],
+                "state": "active_pending_free" if block.get("waits") else "active_allocated",
+                **({} if block["stack"] is None else {"frames": self._frames(block["stack"])}),
+            }
+            for address, block in self.live.items()
+        ]  # fmt: skip
+        rows += [{"address": address, "size": length, "state": "inactive"} for address, length in self._free]
+        rows.sort(key=lambda row: row["address"])
+        return [
+            {
+                "device": self.device, "address": start, "total_size": length,
+                "blocks": [row for row in rows if start <= row["address"] < start + length],
+            }
+            for start, length in self.segments
+        ]  # fmt: skip
 
 
 def snapshot(*allocators: Allocator) -> dict[str, Any]:
     """The plain value that PyTorch would pickle."""
-    devices = max(each.device for each in allocators) + 1
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
-    for each in allocators:
-        traces[each.device] = each.entries
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(memory.device for memory in allocators) + 1)]
+    for memory in allocators:
+        traces[memory.device] = memory.entries
     return {
-        "segments": [segment for each in allocators for segment in each.snapshot_segments()],
+        "segments": [segment for memory in allocators for segment in memory.snapshot_segments()],
         "device_traces": traces,
-        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False, "max_split_size": -1},
-        "external_annotations": [note for each in allocators for note in each.annotations],
+        "allocator_settings": {"expandable_segments": False},
+        "external_annotations": [note for memory in allocators for note in memory.annotations],
     }
 
 
@@ -175,103 +156,79 @@ def write(path: Path, *allocators: Allocator) -> Path:
     return path
 
 
+#: What is held at the peak of a planted run, in MiB: in the backward of a step's second block.
+PEAK = {
+    "parameters": 40, "gradients": 20, "optimizer_state": 80, "activations": 60, "logits": 16, "inputs": 1,
+    "temporaries": 24, "workspaces": 8, "unknown": 3,
+}  # fmt: skip
+
+
 @dataclass
 class Step:
-    """A planted history, what the notes say, and what is held at its peak: MiB by category."""
+    """A planted history, and what the notes say."""
 
     memory: Allocator
     moments: list[dict[str, Any]] = field(default_factory=list)
-    peak: dict[str, int] = field(default_factory=dict)
 
     def note(self, blocks: list[Any], outputs: list[Any] | None = None) -> None:
-        self.memory.moment(f"lmbench.memory:{len(self.moments)}")
-        self.moments.append({"blocks": blocks, "outputs": outputs or []})
+        with self.memory.range(f"lmbench.memory:{len(self.moments)}"):
+            self.moments.append({"blocks": blocks, "outputs": outputs or []})
 
 
 def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
     """A recording of steps in which parameters are 40, optimizer state 80, gradients 40, inputs 1 MiB; each block saves
     30 MiB and logits are 16 MiB; forwards make 5 MiB of temporaries, backwards 24; 3 MiB are unknown, 8 a workspace."""
-    memory = Allocator(max_entries=max_entries)
-    memory.is_on = False
-    parameters = {f"blocks.{i}.ffn.weight": memory.alloc(20 * MIB, BUILD) for i in range(2)}
-    states = {f"blocks.{i}.ffn.weight": memory.alloc(40 * MIB, OPTIMIZER) for i in range(2)}
+    memory = Allocator(max_entries=max_entries, is_on=False)
+    owners = [f"blocks.{i}.ffn" for i in range(2)]
+    stays = [[memory.alloc(20 * MIB, BUILD), "parameters", owner, ""] for owner in owners]
+    stays += [[memory.alloc(40 * MIB, OPTIMIZER), "optimizer_state", owner, ""] for owner in owners]
     memory.alloc(3 * MIB, BUILD)
-    batch = memory.alloc(MIB, LOADER)
-    workspace = memory.alloc(8 * MIB)
+    batch, workspace = memory.alloc(MIB, LOADER), memory.alloc(8 * MIB)
     memory.is_on = True
     step = Step(memory)
-    held = {"parameters": 40, "optimizer_state": 80, "inputs": 1, "workspaces": 8, "unknown": 3}
-
-    def hold(**changes: int) -> None:
-        for name, size in changes.items():
-            held[name] = held.get(name, 0) + size
-        if memory.allocated == memory.peak:
-            step.peak = {name: size for name, size in held.items() if size}
-
-    hold()
-    stays = [[address, "parameters", owner.rpartition(".")[0], ""] for owner, address in parameters.items()]
-    stays += [[address, "optimizer_state", owner.rpartition(".")[0], ""] for owner, address in states.items()]
     step.note(stays)
-    for number in range(steps):
-        memory.mark(f"lmbench.step:{7 + number}", "START")
-        memory.mark("lmbench.phase:forward", "START")
+    for number in range(7, 7 + steps):
+        with memory.range(f"lmbench.step:{number}"):
+            _planted_step(step, batch, owners)
+            step.note(stays)
+    with memory.range("lmbench.workspaces"):
+        memory.free(workspace, (("_cuda_clearCublasWorkspaces", USER, 1),))
+    return step
+
+
+def _planted_step(step: Step, batch: int, owners: list[str]) -> None:
+    memory = step.memory
+    with memory.range("lmbench.phase:forward"):
         step.note([[batch, "inputs", "", ""]])
         saved, streams = [], []
-        for i in range(2):
-            memory.mark(f"lmbench.module:blocks.{i}", "START")
-            streams.append([f"blocks.{i}", memory.alloc(10 * MIB), [4, 512, 1280], 4])
-            hold(activations=10)
-            memory.mark(f"lmbench.module:blocks.{i}.ffn", "START")
-            saved.append(memory.alloc(20 * MIB))
-            hold(activations=20)
-            passing = memory.alloc(5 * MIB)
-            hold(temporaries=5)
-            memory.free(passing, FORWARD)
-            hold(temporaries=-5)
-            memory.mark(f"lmbench.module:blocks.{i}.ffn", "END")
-            memory.mark(f"lmbench.module:blocks.{i}", "END")
+        for owner in owners:
+            block = owner.rpartition(".")[0]
+            with memory.range(f"lmbench.module:{block}"):
+                streams.append([block, memory.alloc(10 * MIB), [4, 512, 1280], 4])
+                with memory.range(f"lmbench.module:{owner}"):
+                    saved.append(memory.alloc(20 * MIB))
+                    memory.free(memory.alloc(5 * MIB), FORWARD)
         logits = memory.alloc(16 * MIB)
-        hold(logits=16)
         step.note(
             [[address, "activations", "", "MmBackward0"] for address in saved]
             + [[stream[1], "activations", "", "AddBackward0"] for stream in streams]
             + [[logits, "logits", "head", "LogSoftmaxBackward0"]],
             streams,
         )
-        memory.mark("lmbench.phase:forward", "END")
-        memory.mark("lmbench.phase:backward", "START")
-        gradients = {}
-        for i in (1, 0):
+    with memory.range("lmbench.phase:backward"):
+        gradients = []
+        for owner, activation, stream in reversed(list(zip(owners, saved, streams, strict=True))):
             passing = memory.alloc(24 * MIB, ENGINE)
-            hold(temporaries=24)
-            gradients[f"blocks.{i}.ffn"] = memory.alloc(20 * MIB, ENGINE)
-            hold(gradients=20)
-            memory.free(passing)
-            hold(temporaries=-24)
-            memory.free(saved[i])
-            memory.free(streams[i][1])
-            hold(activations=-30)
+            gradients.append([memory.alloc(20 * MIB, ENGINE), "gradients", owner, ""])
+            for address in (passing, activation, stream[1]):
+                memory.free(address)
         memory.free(logits)
-        hold(logits=-16)
-        step.note([[address, "gradients", owner, ""] for owner, address in gradients.items()])
-        memory.mark("lmbench.phase:backward", "END")
-        memory.mark("lmbench.phase:optimizer", "START")
-        passing = memory.alloc(7 * MIB, OPTIMIZER)
-        hold(temporaries=7)
-        memory.free(passing, OPTIMIZER)
-        hold(temporaries=-7)
-        memory.mark("lmbench.phase:optimizer", "END")
-        memory.mark("lmbench.phase:zero_grad", "START")
-        for address in gradients.values():
-            memory.free(address, ZERO_GRAD)
-        hold(gradients=-40)
-        memory.mark("lmbench.phase:zero_grad", "END")
-        step.note(stays)
-        memory.mark(f"lmbench.step:{7 + number}", "END")
-    memory.mark("lmbench.workspaces", "START")
-    memory.free(workspace, (("_cuda_clearCublasWorkspaces", USER, 1),))
-    memory.mark("lmbench.workspaces", "END")
-    return step
+        step.note(gradients)
+    with memory.range("lmbench.phase:optimizer"):
+        memory.free(memory.alloc(7 * MIB, OPTIMIZER), OPTIMIZER)
+    with memory.range("lmbench.phase:zero_grad"):
+        for gradient in gradients:
+            memory.free(gradient[0], ZERO_GRAD)
 
 
 def notes_of(step: Step, **fields: Any) -> bytes:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -22,6 +21,7 @@ from functorch.compile import (  # type: ignore[import-untyped]
 )
 from torch import fx, nn
 from torch._inductor.decomposition import select_decomp_table
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lmbench.memory.allocator import Allocation
@@ -43,13 +43,17 @@ def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return target.forward(*args, **kwargs)
-        flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        flat, spec = tree_flatten((args, kwargs))
         key = (spec, tuple(tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
         if key not in graphs:
             graphs[key] = _trace(target, flat, spec, tracker)
-        return graphs[key](*[leaf for leaf in flat if isinstance(leaf, torch.Tensor)])
+        return graphs[key](*_tensors(flat))
 
     target._compiled_call_impl = call
+
+
+def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 class _Region(nn.Module):
@@ -57,19 +61,17 @@ class _Region(nn.Module):
 
     def __init__(self, target: nn.Module, flat: list[Any], spec: Any) -> None:
         super().__init__()
-        self.target = target
-        self._flat = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-        self._spec = spec
-        self._places = [place for place, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
+        self.target, self._spec = target, spec
+        self._others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
+        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in flat]
         self._autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        flat = list(self._flat)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            flat[place] = tensor
-        args, kwargs = torch.utils._pytree.tree_unflatten(flat, self._spec)
+        remaining = iter(tensors)
+        leaves = zip(self._others, self._is_tensor, strict=True)
+        args, kwargs = tree_unflatten([next(remaining) if is_one else other for other, is_one in leaves], self._spec)
         with torch.autocast("cpu", dtype=self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            out, self.out_spec = torch.utils._pytree.tree_flatten(self.target.forward(*args, **kwargs))
+            out, self.out_spec = tree_flatten(self.target.forward(*args, **kwargs))
         return tuple(out)
 
 
@@ -83,7 +85,7 @@ def _trace(target: nn.Module, flat: list[Any], spec: Any, tracker: Tracker) -> C
     with tracker.paused(), _checkpoints_tagged():
         compiled = aot_module_simplified(
             region,
-            [leaf for leaf in flat if isinstance(leaf, torch.Tensor)],
+            _tensors(flat),
             fw_compiler=compiler,
             bw_compiler=compiler,
             decompositions=select_decomp_table(),
@@ -92,8 +94,7 @@ def _trace(target: nn.Module, flat: list[Any], spec: Any, tracker: Tracker) -> C
 
     def run(*tensors: torch.Tensor) -> Any:
         with torch.autocast("cpu", enabled=False):
-            out = compiled(*tensors)
-        return torch.utils._pytree.tree_unflatten(list(out), region.out_spec)
+            return tree_unflatten(list(compiled(*tensors)), region.out_spec)
 
     return run
 
@@ -124,87 +125,69 @@ def _checkpoints_tagged() -> Iterator[None]:
         yield
 
 
-@dataclass
-class _Step:
-    """A value that is written to memory, and the values that are read for the last time for it."""
-
-    node: fx.Node
-    last_read: list[fx.Node]
-
-
 class _Simulation:
-    """Calls a graph: its outputs as fresh fake tensors, and on the way the rise and fall of its memory."""
+    """Calls a graph: its outputs as fresh fake tensors, and on the way the rise and fall of its memory.
+
+    `steps` are the values that are written to memory, each with the values that are read for the last time for it.
+    """
 
     def __init__(self, graph: fx.GraphModule, tracker: Tracker) -> None:
         self.tracker = tracker
-        self.inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        nodes = graph.graph.nodes
+        self.inputs = [node for node in nodes if node.op == "placeholder"]
+        outputs = next(node for node in nodes if node.op == "output").args[0]
         self.outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        _complete_values(graph)
-        self._base = {node: _base(node) for node in graph.graph.nodes if node.op != "output"}
-        self.steps = self._plan(graph)
+        calls = [node for node in nodes if node.op == "call_function"]
+        _complete_values(calls)
+        self._base = {node: _base(node) for node in nodes if node.op != "output"}
+        self._kept = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
+        self.steps = self._plan(calls)
 
-    def _plan(self, graph: fx.GraphModule) -> list[_Step]:
-        written = self._written(graph)
+    def _plan(self, calls: list[fx.Node]) -> list[tuple[fx.Node, list[fx.Node]]]:
+        written = set(self._kept)
+        for node in filter(_is_extern, calls):
+            written |= {self._base[node], *(self._base[source] for source in node.all_input_nodes)}
         reads: dict[fx.Node, set[fx.Node]] = {}
         last: dict[fx.Node, fx.Node] = {}
-        steps = []
-        for node in graph.graph.nodes:
-            if node.op != "call_function":
-                continue
-            found: set[fx.Node] = set()
-            for source in node.all_input_nodes:
-                base = self._base[source]
-                found |= {base} if base in written or base.op == "placeholder" else reads.get(base, set())
-            reads[node] = found
+        for node in calls:
+            sources: set[fx.Node] = set()
+            for base in (self._base[source] for source in node.all_input_nodes):
+                sources |= {base} if base in written or base.op == "placeholder" else reads.get(base, set())
+            reads[node] = sources
             if node in written:
-                steps.append(_Step(node, []))
-                last.update(dict.fromkeys(found, node))
-        kept = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
-        by_node = {step.node: step for step in steps}
+                last.update(dict.fromkeys(sources, node))
+        steps: dict[fx.Node, list[fx.Node]] = {node: [] for node in calls if node in written}
         for value, reader in last.items():
-            if value not in kept:
-                by_node[reader].last_read.append(value)
-        return steps
-
-    def _written(self, graph: fx.GraphModule) -> set[fx.Node]:
-        found = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
-        for node in graph.graph.nodes:
-            if node.op == "call_function" and _is_extern(node):
-                found |= {self._base[node], *(self._base[source] for source in node.all_input_nodes)}
-        return {node for node in found if node.op == "call_function"}
+            if value not in self._kept:
+                steps[reader].append(value)
+        return list(steps.items())
 
     def __call__(self, *args: Any) -> list[Any]:
-        tracker, made = self.tracker, {}
+        tracker, outputs = self.tracker, dict[fx.Node, list[torch.Tensor]]()
         values: dict[fx.Node, Any] = dict(zip(self.inputs, args, strict=True))
         passing: dict[fx.Node, list[Allocation]] = {}
-        kept = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
-        for step in self.steps:
-            node = step.node
-            name = str(node.target)
+        for node, last_read in self.steps:
             if _packet(node) in MATMULS:
                 tracker.multiply()
-            if node in kept:
-                made[node] = [_fresh(value) for value in _values(node)]
+            if node in self._kept:
+                outputs[node] = [_fresh(value) for value in _values(node)]
             else:
                 passing[node] = [
-                    tracker.allocate(value.untyped_storage().nbytes(), None, name, value.numel())
+                    tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
                     for value in _values(node)
                 ]
-            for value in step.last_read:
-                if value in passing:
-                    for allocation in passing.pop(value):
-                        tracker.free(allocation)
-                elif isinstance(values.get(value), torch.Tensor):
+            for value in last_read:
+                for allocation in passing.pop(value, []):
+                    tracker.free(allocation)
+                if isinstance(values.get(value), torch.Tensor):
                     allocation = tracker.note(values[value])
                     if allocation.category is None and tracker.phase == "backward":
                         tracker.free(allocation)
-        for left in passing.values():
-            for allocation in left:
-                tracker.free(allocation)
-        return [self._result(node, values, made) for node in self.outputs]
+        for allocation in chain.from_iterable(passing.values()):
+            tracker.free(allocation)
+        return [self._result(node, values, outputs) for node in self.outputs]
 
-    def _result(self, node: Any, values: dict[fx.Node, Any], made: dict[fx.Node, list[torch.Tensor]]) -> Any:
+    def _result(self, node: Any, values: dict[fx.Node, Any], outputs: dict[fx.Node, list[torch.Tensor]]) -> Any:
         if not isinstance(node, fx.Node):
             return node
         base = self._base[node]
@@ -213,18 +196,18 @@ class _Simulation:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             return value
-        whole = values[base] if base.op == "placeholder" else _member(node, base, made[base])
-        return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+        storage = values[base] if base.op == "placeholder" else _member(node, base, outputs[base])
+        return torch.as_strided(storage, value.shape, value.stride(), value.storage_offset())
 
 
-def _member(node: fx.Node, base: fx.Node, made: list[torch.Tensor]) -> torch.Tensor:
+def _member(node: fx.Node, base: fx.Node, results: list[torch.Tensor]) -> torch.Tensor:
     """Which of an operator's results a node is a view of."""
-    if len(made) == 1:
-        return made[0]
+    if len(results) == 1:
+        return results[0]
     while not (node.target is _GETITEM and node.args[0] is base):
         node = node.all_input_nodes[0]
-    tensors = [place for place, value in enumerate(base.meta["val"]) if isinstance(value, torch.Tensor)]
-    return made[tensors.index(cast(int, node.args[1]))]
+    tensors = [index for index, value in enumerate(base.meta["val"]) if isinstance(value, torch.Tensor)]
+    return results[tensors.index(cast(int, node.args[1]))]
 
 
 def _base(node: fx.Node) -> fx.Node:
@@ -235,14 +218,10 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.target is _GETITEM:
+    if node.target is _GETITEM or _packet(node) in _VIEWS:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if _packet(node) in _VIEWS:
-        return True
-    returns = node.target._schema.returns
-    return bool(returns) and any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def _is_extern(node: fx.Node) -> bool:
@@ -257,15 +236,15 @@ def _packet(node: fx.Node) -> str:
 
 def _values(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
-    return [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, torch.Tensor)]
+    return [part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, torch.Tensor)]
 
 
-def _complete_values(graph: fx.GraphModule) -> None:
+def _complete_values(calls: list[Any]) -> None:
     """An operator with several results that the partitioner put in again has its values at those who take them out."""
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+    for node in calls:
+        if "val" not in node.meta:
             taken = {user.args[1]: user.meta.get("val") for user in node.users if user.target is _GETITEM}
-            node.meta["val"] = tuple(taken.get(place) for place in range(max(taken, default=-1) + 1))
+            node.meta["val"] = tuple(taken.get(index) for index in range(max(taken, default=-1) + 1))
 
 
 def _fresh(value: torch.Tensor) -> torch.Tensor:

@@ -31,14 +31,18 @@ _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put 
 _LEFT = frozenset((_LOWER + _WIDEST).split())
 _SDPA = functional.scaled_dot_product_attention
 
-_libraries: list[torch.library.Library] = []
+_LIBRARY = torch.library.Library("aten", "IMPL")
 
 
 @cache
 def act_like_cuda() -> None:
     """Give this process's CPU CUDA's autocast lists and optimizers' defaults."""
-    _take_autocast_lists()
-    _take_attention_layout()
+    cuda, cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
+    for name in sorted(cuda - cpu - _LEFT):
+        _LIBRARY.impl(name, _in_float32(name), "AutocastCPU")
+    for name in sorted(cpu - cuda):
+        _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
+    _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
     # An optimizer that is not told how to go over its parameters does it in one call on CUDA, in a loop on a CPU.
     from torch.optim import optimizer
 
@@ -48,21 +52,7 @@ def act_like_cuda() -> None:
     # Random values are nobody's memory; trunc_normal_ even looks at them, which a fake tensor cannot bear.
     for filler in dir(nn.init):
         if filler.endswith("_") and not filler.startswith("_"):
-            setattr(nn.init, filler, _leave)
-
-
-def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor
-
-
-def _take_autocast_lists() -> None:
-    cuda, cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
-    library = torch.library.Library("aten", "IMPL")
-    _libraries.append(library)
-    for name in sorted(cuda - cpu - _LEFT):
-        library.impl(name, _in_float32(name), "AutocastCPU")
-    for name in sorted(cpu - cuda):
-        library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
+            setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
 
 
 def _registered(key: str) -> set[str]:
@@ -75,17 +65,17 @@ def _in_float32(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    dtype_at = None
+    dtype_index = None
     if name in _FLOAT32_OUT.split():
-        dtype_at = [argument.name for argument in operator._schema.arguments].index("dtype")
+        dtype_index = [argument.name for argument in operator._schema.arguments].index("dtype")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            if dtype_at is None:
+            if dtype_index is None:
                 return operator(*tree_map_only(torch.Tensor, _widened, args), **kwargs)
-            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
-            if given is None and _is_lower(args[0]):
-                return operator(*args[:dtype_at], **{**kwargs, "dtype": torch.float32})
+            dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
+            if dtype is None and _is_lower(args[0]):
+                return operator(*args[:dtype_index], **{**kwargs, "dtype": torch.float32})
             return operator(*args, **kwargs)
 
     return run
@@ -120,31 +110,24 @@ class CudaAttention(TorchFunctionMode):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
         CudaAttention.is_efficient_alone = efficient and not others
-        given = [*args, *([None] * (5 - len(args)))]
-        kwargs = {**kwargs, "dropout_p": 0.0}
+        # Dropout is the fifth argument.
         if len(args) > 4:
-            kwargs.pop("dropout_p")
-            given[4] = 0.0
+            args = (*args[:4], 0.0, *args[5:])
+        else:
+            kwargs = {**kwargs, "dropout_p": 0.0}
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            return func(*given[: len(args)], **kwargs)
+            return func(*args, **kwargs)
 
 
-def _take_attention_layout() -> None:
-    """Lay the values of fused attention out as CUDA's kernels do, since what follows copies them or not by that.
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """The values of fused attention, laid out as CUDA's kernels do, since what follows copies them or not by that.
 
     Flash and cuDNN follow the query; the memory-efficient kernel, which is the only one for float32, writes tokens
     before heads (aten/src/ATen/native/transformers/cuda/attention.cu, `at::empty({B, M, num_heads, Kv})`).
     """
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    library = torch.library.Library("aten", "IMPL")
-    _libraries.append(library)
-
-    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
-        batch, heads, tokens, _width = query.shape
-        if query.dtype is torch.float32 or CudaAttention.is_efficient_alone:
-            values = query.new_empty((batch, tokens, heads, value.shape[-1])).transpose(1, 2)
-        else:
-            values = torch.empty_like(query)
-        return values, query.new_empty((batch, tokens, heads), dtype=torch.float32).transpose(1, 2)
-
-    library.impl(name, run, "Meta", allow_override=True)
+    batch, heads, tokens, _width = query.shape
+    if query.dtype is torch.float32 or CudaAttention.is_efficient_alone:
+        values = query.new_empty((batch, tokens, heads, value.shape[-1])).transpose(1, 2)
+    else:
+        values = torch.empty_like(query)
+    return values, query.new_empty((batch, tokens, heads), dtype=torch.float32).transpose(1, 2)

@@ -24,7 +24,7 @@ _DEVICE = torch.ops.prim.device.default
 class Tracker(TorchDispatchMode):
     """A log of the allocations, with the phases they fall into.
 
-    `allocations` and `stretches` are complete once `finish` was called. A storage is one allocation, however many
+    `allocations` and `stretches` are complete once the last phase is over. A storage is one allocation, however many
     tensors look at it.
 
     Args:
@@ -37,8 +37,12 @@ class Tracker(TorchDispatchMode):
         self.allocations: list[Allocation] = []
         self.stretches: list[Stretch] = []
         self.numels: dict[int, int] = {}
+        #: Elements of the logits, once a softmax over them was seen.
+        self.logits_numel: int | None = None
+        #: How many events there were.
+        self.now = 0
+        self._operator, self._is_paused = "", False
         self._seen: Any = WeakIdKeyDictionary()
-        self._events = 0
         self._begun = (0, "setup", "")
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
@@ -47,34 +51,22 @@ class Tracker(TorchDispatchMode):
 
     def enter(self, phase: str, region: str = "") -> None:
         """From now on it is this phase."""
-        now = self._tick()
+        self.now += 1
         start, before, of = self._begun
-        self.stretches.append(Stretch(start, now - 1, before, of))
-        self._begun = (now, phase, region)
-
-    def enter_region(self, region: str) -> None:
-        """From now on it is this part of the phase."""
-        _, phase, before = self._begun
-        if region != before:
-            self.enter(phase, region)
+        self.stretches.append(Stretch(start, self.now - 1, before, of))
+        self._begun = (self.now, phase, region)
 
     @property
     def phase(self) -> str:
         return self._begun[1]
 
-    @property
-    def now(self) -> int:
-        return self._events
-
-    def finish(self) -> None:
-        self.enter("after")
-
     def allocate(self, size_bytes: int, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
         """Note an allocation that no tensor stands for; `free` ends it."""
-        made = Allocation(size_bytes, self._tick(), category, made_by)
-        self.numels[id(made)] = numel
-        self.allocations.append(made)
-        return made
+        self.now += 1
+        allocation = Allocation(size_bytes, self.now, category, made_by)
+        self.numels[id(allocation)] = numel
+        self.allocations.append(allocation)
+        return allocation
 
     def multiply(self) -> None:
         """A product of matrices begins."""
@@ -85,19 +77,18 @@ class Tracker(TorchDispatchMode):
 
     def free(self, allocation: Allocation) -> None:
         if allocation.died is None:
-            allocation.died = self._tick()
+            self.now += 1
+            allocation.died = self.now
 
     def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
         """The allocation behind a tensor, now known to be of a category."""
         storage = tensor.untyped_storage()
-        found: Allocation | None = self._seen.get(storage)
-        if found is None:
-            found = self.allocate(storage.nbytes(), category, self._operator, tensor.numel())
-            self._seen[storage] = found
-            weakref.finalize(storage, self.free, found)
-        if category is not None:
-            found.category = category
-        return found
+        allocation: Allocation | None = self._seen.get(storage)
+        if allocation is None:
+            allocation = self._seen[storage] = self.allocate(storage.nbytes(), category, self._operator, tensor.numel())
+            weakref.finalize(storage, self.free, allocation)
+        allocation.category = category or allocation.category
+        return allocation
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -124,12 +115,3 @@ class Tracker(TorchDispatchMode):
         if func is torch.ops.aten._log_softmax.default:
             self.logits_numel = out.numel()
         return out
-
-    _operator = ""
-    _is_paused = False
-    #: Elements of the logits, once a softmax over them was seen.
-    logits_numel: int | None = None
-
-    def _tick(self) -> int:
-        self._events += 1
-        return self._events

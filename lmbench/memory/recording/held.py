@@ -4,49 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lmbench.memory.allocator import rounded_bytes
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """Bytes on the accelerator, as the allocator rounds them; storages that are shared count once."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_state_bytes: int
 
-    @property
-    def total_bytes(self) -> int:
-        return self.parameters_bytes + self.gradients_bytes + self.optimizer_state_bytes
-
 
 def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str = "cuda") -> Held:
     """What parameters with buffers, their gradients, and the state of the optimizers take on devices of a type."""
     seen: set[int] = set()
 
-    def size_of(tensors: Iterable[Tensor | None]) -> int:
-        total = 0
-        for tensor in tensors:
-            if tensor is None or tensor.device.type != device_type:
-                continue
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += rounded_bytes(storage.nbytes())
-        return total
+    def size_of(tensors: Iterable[Any]) -> int:
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type == device_type
+        }  # fmt: skip
+        size_bytes = sum(rounded_bytes(size) for address, size in storages.items() if address not in seen)
+        seen.update(storages)
+        return size_bytes
 
-    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
     return Held(
-        parameters_bytes=size_of([*module.parameters(), *module.buffers()]),
-        gradients_bytes=size_of(parameter.grad for parameter in module.parameters()),
-        optimizer_state_bytes=size_of(value for value in states if isinstance(value, Tensor)),
+        size_of([*module.parameters(), *module.buffers()]),
+        size_of(parameter.grad for parameter in module.parameters()),
+        size_of(tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])),
     )
 
 
