@@ -67,8 +67,6 @@ class KernelCapture(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         """Also after an exception: an unfinished recording would go on in this process."""
         self._stop()
-        if self._recording is not None:
-            self._recording.close()
 
     def _stop(self) -> None:
         if self._recording is None:

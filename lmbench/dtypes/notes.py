@@ -203,5 +203,9 @@ def tensor_reasons(
         reasons["parameters"] += f"; {', '.join(foreign)}: the module's own doing"
     if foreign := [dtype for dtype in dtypes["optimizer_state"] if dtype not in parameters]:
         reasons["optimizer_state"] += f"; {', '.join(foreign)}: the optimizer's own choice"
-    none = f"mode {mode} has none" if mode != "train_step" else "there are none"
-    return {kind: reason if dtypes[kind] else none for kind, reason in reasons.items()}
+    missing = {
+        "parameters": "the module has none",
+        "gradients": f"mode {mode} computes none" if mode in ("inference", "forward") else "there are none",
+        "optimizer_state": "no optimizer's step" if mode != "train_step" else "the optimizer holds none",
+    }
+    return {kind: reason if dtypes[kind] else missing.get(kind, reason) for kind, reason in reasons.items()}

@@ -169,11 +169,10 @@ class StepDtypes(TorchFunctionMode):
             reason = operator_reason(name, inputs, output, self._device.type, under_autocast, uses_autocast)
             reason = f"the code casts to {output}" if name in _CASTS else reason
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
-        # A list of modules has no forward, which nobody calls, and a step need not have code of its own.
         modules = [
             self._noted(path, module, operators[path])
             for path, module in self._module.named_modules()
-            if (getattr(type(module), "forward", None) is not nn.Module.forward if path else operators[path])
+            if self._is_called(path, module, bool(operators[path]))
         ]
         kinds = {
             "parameters": counted(self._module.parameters()),
@@ -192,6 +191,12 @@ class StepDtypes(TorchFunctionMode):
         ]
         record.unused_modules = [module.path for module in modules if module.reason == NEVER_RAN]
         return DtypeNotes(torch=str(torch.__version__), device_type=self._device.type, modules=modules)
+
+    def _is_called(self, path: str, module: nn.Module, has_operators: bool) -> bool:
+        """Not a list of modules, which nobody calls, or a step without code of its own."""
+        has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
+        has_parameters = next(module.parameters(recurse=False), None) is not None
+        return (has_forward or has_parameters or path in self._calls) if path else has_operators
 
     def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
         """A module with its calls, those that are alike together."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 
-from lmbench.kernels.events import Events
 from lmbench.kernels.host import Host
 from lmbench.kernels.parts import joined, part_of
 from lmbench.kernels.recorded import GraphNotes
@@ -93,7 +93,7 @@ def parts_of_call(
 
 
 def parts_in_graphs(
-    kernels: Events,
+    kernels: pd.DataFrame,
     launched_ns: Integers,
     kinds: Sequence[str],
     around: Integers,
@@ -114,7 +114,7 @@ def parts_in_graphs(
     for call, members in calls.items():
         # By launch, and within a launched CUDA graph by start.
         members.sort(key=lambda index: (launched_ns[index], kernels.start_ns[index]))
-        names = [kernels.names[index] for index in members]
+        names = [kernels.name[index] for index in members]
         operators = [host.child(int(around[index]), call) for index in members]
         called = {event: "" if event == NONE else host.names[event] for event in sorted(set(operators))}
         library = [event for event in called if called[event].startswith("aten::")]
@@ -129,7 +129,7 @@ def parts_in_graphs(
                 part = before
             parts[index] = part
         replayed = [index for index, operator in zip(members, operators, strict=True) if operator == NONE]
-        by_place = parts_of_replay(graphs, [kernels.names[i] for i in replayed], [kinds[i] for i in replayed])
+        by_place = parts_of_replay(graphs, [kernels.name[i] for i in replayed], [kinds[i] for i in replayed])
         parts |= {index: part for index, part in zip(replayed, by_place, strict=True) if part}
     return parts
 

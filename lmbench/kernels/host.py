@@ -8,14 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise, takewhile
-from operator import itemgetter
 
 import numpy as np
 
-from lmbench.kernels.events import Events
+from lmbench.kernels.events import Events, is_range, where
 from lmbench.kernels.parts import module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
@@ -31,23 +28,20 @@ _PRODUCT = re.compile(r"^aten::(matmul|bmm|baddbmm|einsum)$")
 _SUM = re.compile(r"^aten::(add|add_)$")
 
 
-@dataclass(frozen=True)
 class Nesting:
     """Events that contain each other, by place (threads or streams), then start, then the longer first.
 
     `parent` is the index of the innermost event around each, NONE at the top. One that begins inside another and ends
     after it is that one's child all the same.
+
+    Args:
+        events: the events.
+        place: thread or stream of each.
     """
 
-    names: list[str]
-    place: Integers
-    start_ns: Integers
-    end_ns: Integers
-    parent: Integers
-
-    @classmethod
-    def of(cls, events: Events, place: Integers) -> Nesting:
-        """The nesting of events at their places (one of their columns)."""
+    def __init__(self, events: Events, place: Integers) -> None:
+        self.names: list[str] = events.name.tolist()
+        self._place, self._start_ns, self._end_ns = place, events.start_ns, events.end_ns
         parent: list[int] = []
         opened: list[int] = []
         ends, places = events.end_ns.tolist(), place.tolist()
@@ -56,18 +50,18 @@ class Nesting:
                 opened.pop()
             parent.append(opened[-1] if opened else NONE)
             opened.append(index)
-        return cls(events.names.tolist(), place, events.start_ns, events.end_ns, np.array(parent, dtype=np.int64))
+        self.parent = np.array(parent, dtype=np.int64)
 
     def around(self, place: Integers, moments: Integers) -> Integers:
         """The index of the innermost event around each moment at its place, NONE where there is none."""
         innermost = np.full(len(moments), NONE, dtype=np.int64)
-        for value in np.unique(place) if len(self.names) else ():
-            first, past = np.searchsorted(self.place, [value, value + 1])
+        for value in np.unique(place) if self.names else ():
+            first, past = np.searchsorted(self._place, [value, value + 1])
             rows = np.flatnonzero(place == value)
-            index = first + np.searchsorted(self.start_ns[first:past], moments[rows], side="right") - 1
+            index = first + np.searchsorted(self._start_ns[first:past], moments[rows], side="right") - 1
             index = np.where(index < first, NONE, index)
             # From the event that began last outwards to one that has not ended.
-            while (is_over := (index != NONE) & (self.end_ns[index] <= moments[rows])).any():
+            while (is_over := (index != NONE) & (self._end_ns[index] <= moments[rows])).any():
                 index = np.where(is_over, self.parent[index], index)
             innermost[rows] = index
         return innermost
@@ -83,29 +77,40 @@ class Host:
     """Operators and modules of the host, without the ranges that begin and end across them (phases, steps, a user's
     own), and the part of the model that each works for.
 
+    `is_engine` are events of autograd's engine around a node of the backward pass; `forward` has the forward operator
+    that made the node; without ranges of modules (`has_modules`) only operators tell a part.
+
     Args:
         host: all events of the host.
         classes: class name by module path, for modules whose own name tells no part.
     """
 
     def __init__(self, host: Events, classes: Mapping[str, str]) -> None:
-        self.events = host.take(~host.is_range | host.where(lambda name: name.startswith(_MODULES)))
-        self.nesting = Nesting.of(self.events, self.events.thread)
-        self.names = self.nesting.names
-        #: Events of autograd's engine around a node of the backward pass.
-        self.is_engine = self.events.where(lambda name: name.startswith(ENGINE))
-        self._parts: dict[int, str | None] = {}
-        paths = {path for name in set(self.names) if (path := module_path(name)) is not None}
-        #: Without ranges of modules only operators tell a part.
+        events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
+        self.events, self.nesting = events, Nesting(events, events.thread)
+        names = self.names = self.nesting.names
+        self.is_engine = where(names, lambda name: name.startswith(ENGINE))
+        self.forward = _forward_operators(events, self.is_engine)
+        is_scope = self.is_engine | where(names, lambda name: name.startswith(_MODULES))
+        # The innermost module range or event of the engine around (or at) each event, NONE if there is none.
+        self._scope: list[int] = []
+        for index, parent in enumerate(self.nesting.parent.tolist()):
+            outer = NONE if parent == NONE else self._scope[parent]
+            self._scope.append(index if is_scope[index] else outer)
+        # When the first softmax directly in a module range began.
+        self._softmax_ns: dict[int, int] = {}
+        for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
+            self._softmax_ns.setdefault(self._scope[index], int(events.start_ns[index]))
+        # On its thread: what the engine ran before, and what it runs next that stores no gradient.
+        is_storing = where(names, lambda name: name.endswith(ACCUMULATE))
+        self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
+        self._following = dict(_pairs(events, self.is_engine & ~is_storing))
+        paths = {path for name in set(names) if (path := module_path(name)) is not None}
         self.has_modules = bool(paths)
         self._part_of_path = {path: part_of(path, classes) for path in paths}
         norms = (path.split(".") for path, part in self._part_of_path.items() if part == "norm")
-        self._blocks = {".".join(names[:-1]) for names in norms if any(name.isdecimal() for name in names)}
-
-    def scope(self, event: int) -> int:
-        """The innermost module range or event of the engine around (or at) an event, NONE if there is none."""
-        scopes = (index for index in self.nesting.climb(event) if self.names[index].startswith((ENGINE, *_MODULES)))
-        return next(scopes, NONE)
+        self._blocks = {".".join(path[:-1]) for path in norms if any(name.isdecimal() for name in path)}
+        self._parts: dict[int, str | None] = {NONE: None}
 
     def child(self, event: int, ancestor: int) -> int:
         """The event directly in an ancestor that an event lies in (or is), NONE if there is none."""
@@ -113,39 +118,39 @@ class Host:
         return next(inside, NONE)
 
     def part(self, event: int) -> str | None:
-        """Part of the work that an event launched, None where nothing tells."""
-        if event == NONE:
-            return None
+        """Part of the work that an event launched, None where nothing tells, or for NONE."""
         if event not in self._parts:
             # Set before: a damaged trace may go round in circles.
             self._parts[event] = None
-            scope = self.scope(event)
-            is_backward = scope != NONE and self.is_engine[scope]
-            self._parts[event] = self._in_backward(event, scope) if is_backward else self._in_module(event, scope)
+            scope = self._scope[event]
+            # The event and those around it, up to a scope without it; the innermost that tells a part by its name.
+            inside = [*takewhile(lambda index: index != scope, self.nesting.climb(event))]
+            by_operator = next(filter(None, (operator_part(self.names[index]) for index in inside)), None)
+            if scope != NONE and self.is_engine[scope]:
+                self._parts[event] = self._in_backward(event, scope) or by_operator
+            else:
+                self._parts[event] = self._in_module(inside, scope, by_operator)
         return self._parts[event]
 
     def is_first_gradient(self, event: int) -> bool:
         """Whether an event of the backward phase makes the gradient that it starts from: `loss.backward()` itself calls
         `ones_like`, outside of the engine and of every module."""
         around = [self.names[index] for index in self.nesting.climb(event)]
-        return around[-1:] == ["aten::ones_like"] and self.scope(event) == NONE
+        return around[-1:] == ["aten::ones_like"] and self._scope[event] == NONE
 
-    def _in_module(self, event: int, scope: int) -> str | None:
+    def _in_module(self, inside: list[int], scope: int, by_operator: str | None) -> str | None:
         path = "" if scope == NONE else module_path(self.names[scope]) or ""
         part = self._part_of_path.get(path)
-        if part not in (None, "attention"):
-            return part
-        if by_operator := self._by_operator(event, scope):
-            return by_operator
+        if part not in (None, "attention") or by_operator:
+            return by_operator if part in (None, "attention") else part
         if part is None:
             # An addition directly in a module that has norms below it is a residual's.
-            return "residual" if path in self._blocks and _SUM.match(self.names[event]) else None
+            return "residual" if path in self._blocks and inside and _SUM.match(self.names[inside[0]]) else None
         # Of products directly in an attention module, scores come before its softmax, values after.
-        softmax_ns = self._softmax_ns.get(scope)
-        product = next((i for i in self._inside(event, scope) if _PRODUCT.match(self.names[i])), NONE)
-        if softmax_ns is None or product == NONE:
+        product = next((index for index in inside if _PRODUCT.match(self.names[index])), NONE)
+        if product == NONE or scope not in self._softmax_ns:
             return part
-        return "scores" if self.events.start_ns[product] < softmax_ns else "values"
+        return "scores" if self.events.start_ns[product] < self._softmax_ns[scope] else "values"
 
     def _in_backward(self, event: int, engine: int) -> str | None:
         """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
@@ -156,8 +161,7 @@ class Host:
             return "residual"
         while self.names[engine].endswith(ACCUMULATE) and engine in self._previous:
             engine = self._previous[engine]
-        by_node = self._forward_part(engine) or operator_part(self.names[engine].removeprefix(ENGINE))
-        return by_node or self._by_operator(event, engine)
+        return self._forward_part(engine) or operator_part(self.names[engine].removeprefix(ENGINE))
 
     def _ends_at_residual(self, engine: int) -> bool:
         """Whether the tensor is the residual stream's: its next node is of a residual addition or of the embedding, and
@@ -176,61 +180,36 @@ class Host:
     def _forward_part(self, engine: int) -> str | None:
         return self.part(self.forward.get(engine, NONE))
 
-    def _inside(self, event: int, scope: int) -> Iterator[int]:
-        """The event and those around it, up to a scope without it."""
-        return takewhile(lambda index: index != scope, self.nesting.climb(event))
 
-    def _by_operator(self, event: int, scope: int) -> str | None:
-        """The innermost operator up to the scope that tells a part by its name."""
-        return next(filter(None, (operator_part(self.names[index]) for index in self._inside(event, scope))), None)
+def _pairs(events: Events, rows: Flags) -> list[tuple[int, int]]:
+    """Neighbours among some events that are on one thread."""
+    thread = events.thread
+    return [(a, b) for a, b in pairwise(np.flatnonzero(rows).tolist()) if thread[a] == thread[b]]
 
-    @cached_property
-    def _softmax_ns(self) -> dict[int, int]:
-        """By module range, when the first softmax directly in it began."""
-        is_softmax = self.events.where(lambda name: operator_part(name) == "softmax")
-        begun = [(self.scope(index), int(self.events.start_ns[index])) for index in np.flatnonzero(is_softmax).tolist()]
-        return dict(sorted(begun, key=itemgetter(1), reverse=True))
 
-    @cached_property
-    def _previous(self) -> dict[int, int]:
-        """For each event of the engine the one before it on its thread."""
-        return {later: earlier for earlier, later in self._on_a_thread(self.is_engine)}
+def _forward_operators(events: Events, is_engine: Flags) -> dict[int, int]:
+    """For events of the engine the forward operator that made their node, as far as that can be told.
 
-    @cached_property
-    def _following(self) -> dict[int, int]:
-        """For each event of the engine that stores no gradient the next such on its thread."""
-        return dict(self._on_a_thread(self.is_engine & ~self.events.where(lambda name: name.endswith(ACCUMULATE))))
-
-    def _on_a_thread(self, rows: Flags) -> list[tuple[int, int]]:
-        thread = self.events.thread
-        return [(a, b) for a, b in pairwise(np.flatnonzero(rows).tolist()) if thread[a] == thread[b]]
-
-    @cached_property
-    def forward(self) -> dict[int, int]:
-        """For events of the engine the forward operator that made their node, as far as that can be told.
-
-        PyTorch numbers the nodes that a thread makes; an operator carries the number that the thread's next node will
-        have, so that the last operator to begin with a number is the one that made the node (an operator that needs no
-        gradient makes none, and the next one carries the same number). A node's event carries its number, and under
-        `Fwd thread id` one for the thread, which stands nowhere else in the trace: the thread is the one that has most
-        of these numbers.
-        """
-        sequence, thread, events = self.events.sequence, self.events.thread, self.events
-        has_number = sequence != NONE
-        creators: dict[int, dict[int, int]] = defaultdict(dict)
-        # Events of a thread stand in the order of their starts: the last with a number replaces earlier ones.
-        for index in np.flatnonzero(has_number & (events.forward_thread <= 0)).tolist():
-            creators[int(thread[index])][int(sequence[index])] = index
-        nodes: dict[int, list[int]] = defaultdict(list)
-        for index in np.flatnonzero(has_number & (events.forward_thread > 0) & self.is_engine).tolist():
-            nodes[int(events.forward_thread[index])].append(index)
-        operators: dict[int, int] = {}
-        for members in nodes.values():
-            numbers = set(sequence[members].tolist())
-            of_thread = max(creators.values(), key=lambda known: len(numbers & known.keys()), default={})
-            for node in members:
-                creator = of_thread.get(int(sequence[node]))
-                # A number of a node that was made before the trace began can come again on another thread.
-                if creator is not None and events.start_ns[creator] <= events.start_ns[node]:
-                    operators[node] = creator
-        return operators
+    PyTorch numbers the nodes that a thread makes; an operator carries the number that the thread's next node will have,
+    so that the last operator to begin with a number is the one that made the node (an operator that needs no gradient
+    makes none, and the next one carries the same number). A node's event carries its number, and under `Fwd thread id`
+    one for the thread, which stands nowhere else in the trace: the thread is the one that has most of these numbers.
+    """
+    sequence, forward_thread = events.sequence, events.forward_thread
+    creators: dict[int, dict[int, int]] = defaultdict(dict)
+    # Events of a thread stand in the order of their starts: the last with a number replaces earlier ones.
+    rows = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
+    for index, thread, number in zip(rows.tolist(), events.thread[rows].tolist(), sequence[rows].tolist(), strict=True):
+        creators[thread][number] = index
+    is_node = (sequence != NONE) & (forward_thread > 0) & is_engine
+    operators: dict[int, int] = {}
+    for thread in np.unique(forward_thread[is_node]):
+        nodes = np.flatnonzero(is_node & (forward_thread == thread)).tolist()
+        numbers = sequence[nodes].tolist()
+        of_thread = max(creators.values(), key=lambda known: len(set(numbers) & known.keys()), default={})
+        for node, number in zip(nodes, numbers, strict=True):
+            creator = of_thread.get(number)
+            # A number of a node that was made before the trace began can come again on another thread.
+            if creator is not None and events.start_ns[creator] <= events.start_ns[node]:
+                operators[node] = creator
+    return operators

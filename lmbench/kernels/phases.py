@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from lmbench.errors import UsageError
-from lmbench.kernels.events import Events
+from lmbench.kernels.events import Events, is_range
 from lmbench.kernels.host import Host
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Phase
@@ -36,7 +36,7 @@ _FOREIGN: dict[Phase, re.Pattern[str]] = {
 }
 _FOREIGN_STEP = re.compile(r"^ProfilerStep#\d+$")
 
-_Range = tuple[int, int, Phase]
+_Range = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,19 @@ class PhaseTimeline:
 
     start_ns: Integers
     end_ns: Integers
-    phases: list[Phase]
+    phases: list[str]
     source: str
     steps: int
     has_step_count: bool
     step_start_ns: Integers
     span_ns: tuple[int, int] | None
-    inferred: tuple[Phase, ...] = ()
+    inferred: tuple[str, ...]
 
-    def at(self, moments: Integers) -> list[TracePhase]:
+    def at(self, moments: Integers) -> list[str]:
         """The phase of each moment."""
-        return [OUTSIDE if i == NONE else self.phases[i] for i in locate(self.start_ns, self.end_ns, moments).tolist()]
+        # NONE reads what stands behind the last.
+        named = [*self.phases, OUTSIDE]
+        return [named[index] for index in locate(self.start_ns, self.end_ns, moments)]
 
 
 def find_phases(events: Events, host: Host, recorded_steps: int | None) -> PhaseTimeline:
@@ -69,94 +71,82 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
 
     Raises UsageError for one of lmbench's ranges with a phase that lmbench does not know.
     """
-    ranges = events.take(events.is_range)
-    spans = list(zip(ranges.names.tolist(), ranges.start_ns.tolist(), ranges.end_ns.tolist(), strict=True))
-    recorded = [(start, end, _known(name[len(PHASE) :])) for name, start, end in spans if name.startswith(PHASE)]
-    if recorded:
-        steps = sorted(start for name, start, _ in spans if name.startswith(STEP))
+    ranges = events[is_range(events)]
+    spans = [*zip(ranges.name.tolist(), ranges.start_ns.tolist(), ranges.end_ns.tolist(), strict=True)]
+    pieces = [(start, end, name.removeprefix(PHASE)) for name, start, end in spans if name.startswith(PHASE)]
+    if unknown := {phase for *_, phase in pieces}.difference(PHASES):
+        raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
+    starts: list[int] = []
+    step_spans: list[tuple[int, int]] = []
+    inferred: list[_Range] = []
+    if pieces:
+        source, starts = "lmbench", sorted(start for name, start, _ in spans if name.startswith(STEP))
         # Each step has a phase or more.
-        count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(recorded) else 0
-        if 0 < count < len(steps):
+        count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(pieces) else 0
+        if 0 < count < len(starts):
             # The last began and did not end: its kernels are outside, and no mean counts it.
-            recorded = [piece for piece in recorded if piece[0] < steps[count]]
-            steps = steps[:count]
-        return _timeline(recorded, "lmbench", len(steps) or count, steps, [])
-    foreign = [
-        (start, end, phase) for name, start, end in spans for phase, pattern in _FOREIGN.items() if pattern.search(name)
-    ]
-    foreign_steps = [(start, end) for name, start, end in spans if _FOREIGN_STEP.match(name)]
-    inferred = _inferred(host, {phase for *_, phase in foreign})
-    source = "foreign" if foreign or inferred else "none"
-    return _timeline([*foreign, *inferred], source, len(foreign_steps), [], foreign_steps, inferred)
-
-
-def _known(name: str) -> Phase:
-    if name not in PHASES:
-        raise UsageError(f"the trace has a phase {name[:40]!r}, which is none of {', '.join(PHASES)}; record it again")
-    return PHASES[PHASES.index(name)]
-
-
-def _timeline(
-    ranges: list[_Range],
-    source: str,
-    steps: int,
-    step_starts: list[int],
-    step_spans: list[tuple[int, int]],
-    inferred: list[_Range] | None = None,
-) -> PhaseTimeline:
+            pieces = [piece for piece in pieces if piece[0] < starts[count]]
+            starts = starts[:count]
+        steps = len(starts) or count
+    else:
+        pieces = [(*span, phase) for name, *span in spans for phase, test in _FOREIGN.items() if test.search(name)]
+        inferred = _inferred(host, {phase for *_, phase in pieces})
+        step_spans = [(start, end) for name, start, end in spans if _FOREIGN_STEP.match(name)]
+        pieces, steps = pieces + inferred, len(step_spans)
+        source = "foreign" if pieces else "none"
     # A range without a length has no time.
-    ranges = [(start, end, phase) for start, end, phase in ranges if end > start]
-    times = np.array([(start, end) for start, end, _ in ranges] + step_spans, dtype=np.int64).reshape(-1, 2)
-    start, end, owner = paint(*times[: len(ranges)].T)
+    pieces = [piece for piece in pieces if piece[1] > piece[0]]
+    times = np.array([piece[:2] for piece in pieces] + step_spans, dtype=np.int64).reshape(-1, 2)
+    start, end, owner = paint(*times[: len(pieces)].T)
     return PhaseTimeline(
         start,
         end,
-        [ranges[index][2] for index in owner],
+        [pieces[index][2] for index in owner],
         source,
         max(steps, 1),
         steps > 0,
-        np.array(step_starts, dtype=np.int64),
+        np.array(starts, dtype=np.int64),
         (int(times[:, 0].min()), int(times[:, 1].max())) if len(times) else None,
-        tuple(sorted({phase for *_, phase in inferred or []}, key=PHASES.index)),
+        tuple(phase for phase in PHASES if any(phase == piece[2] for piece in inferred)),
     )
 
 
-def _inferred(host: Host, known: set[Phase]) -> list[_Range]:
+def _inferred(host: Host, known: set[str]) -> list[_Range]:
     """Forward and backward where no range tells: the times of operators that the autograd engine runs, and of the
     forward operators that it goes back to.
 
     What the engine runs forward again, of a checkpoint, is its own. A backward pass ends where the thread that runs
     models does something else: schedules of pipelines go forward between two of them.
     """
-    events, is_engine, is_range = host.events, host.is_engine, host.events.is_range
+    events, is_engine, parent = host.events, host.is_engine, host.nesting.parent
+    is_module = is_range(events)
     # For each event the operator around it that no other is around.
-    parent = host.nesting.parent
-    top = np.where((parent != NONE) & ~is_range[parent], parent, np.arange(len(parent)))
+    top = np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent)))
     while (top != top[top]).any():
         top = top[top]
-    is_top_engine = is_engine[top]
+    is_other = ~is_module & ~is_engine[top]
     inferred: list[_Range] = []
     if "forward" not in known:
-        is_forward = np.zeros(len(events), dtype=np.bool_)
-        is_forward[top[list(host.forward.values())]] = True
-        inferred += _hulls(events, is_forward & ~is_engine, is_engine, "forward")
+        is_forward = np.isin(np.arange(len(top)), top[[*host.forward.values()]]) & ~is_engine
+        inferred += _hulls(events, is_forward, is_engine, "forward")
     if "backward" not in known:
         # Where operators are noted for a backward pass, outside of one, models run.
-        noted = events.thread[(events.sequence != NONE) & ~is_range & ~is_top_engine]
+        noted = events.thread[(events.sequence != NONE) & is_other]
         is_models = events.thread == (np.bincount(noted).argmax() if len(noted) else NONE)
-        is_other = np.zeros(len(events), dtype=np.bool_)
-        is_other[top[is_models & ~is_range & ~is_top_engine]] = True
-        inferred += _hulls(events, is_engine, is_other, "backward")
+        is_between = np.isin(np.arange(len(top)), top[is_models & is_other])
+        inferred += _hulls(events, is_engine, is_between, "backward")
     return inferred
 
 
 def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> list[_Range]:
     """From the first to the last of every row of members that none of the others interrupts."""
-    marks = events.take(order := np.flatnonzero(is_member | is_other))
-    rows = np.lexsort((is_member[order], marks.end_ns, marks.start_ns))
-    start, end, is_in = marks.start_ns[rows], marks.end_ns[rows], is_member[order][rows]
+    rows = np.flatnonzero(is_member | is_other)
+    rows = rows[np.lexsort((is_member[rows], events.end_ns[rows], events.start_ns[rows]))]
+    is_in = is_member[rows]
     first = np.flatnonzero(is_in & ~np.append(False, is_in[:-1])[: len(is_in)])
     if not len(first):
         return []
-    last = np.maximum.reduceat(np.where(is_in, end, 0), first)
-    return [(begin, stop, phase) for begin, stop in zip(start[first].tolist(), last.tolist(), strict=True)]
+    last = np.maximum.reduceat(np.where(is_in, events.end_ns[rows], 0), first)
+    return [
+        (start, end, phase) for start, end in zip(events.start_ns[rows][first].tolist(), last.tolist(), strict=True)
+    ]

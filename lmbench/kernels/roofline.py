@@ -7,13 +7,12 @@ again, or read a tensor twice, attain less of it; tensors of a few MB may stay i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from lmbench.hardware import Peak, find_gpu, peak_flops
 from lmbench.kernels.ceiling import Ceiling
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.kinds import MATMUL
-from lmbench.kernels.tables import MS, NUMBER, SHARE, row, table_of
+from lmbench.kernels.tables import MS, NUMBER, SHARE, Row, row, table_of
 from lmbench.precision import find_precision
 from lmbench.records.environment import Gpu
 from lmbench.records.run import RunRecord
@@ -58,7 +57,7 @@ def roofline(findings: Findings, ceiling: Ceiling | None = None) -> Answer | Non
     """What the trace's kernels attain: a table, and whose peak and which record of `lmbench ceiling` it is held
     against; None of a trace without kernels or without its run."""
     run = findings.run
-    if not findings.has_kernels or run is None:
+    if findings.why_no_kernels or run is None:
         return None
     gpu, matmul = (run.environment.gpu if run.environment else Gpu()).name or "", str(run.matmul_precision)
     peak = peak_flops(gpu, str(run.precision), matmul)
@@ -86,7 +85,7 @@ def roofline(findings: Findings, ceiling: Ceiling | None = None) -> Answer | Non
     return Answer(tables=[table], notes=[*notes, Line("ceiling", measured)], figures={"roofline": figures})
 
 
-def _shown(each: Attained) -> SimpleNamespace:
+def _shown(each: Attained) -> Row:
     unit, work, per_s = "B" if each.is_copy else "FLOP", each.work, each.per_s
     peaks = {"sheet": each.datasheet_per_s, "burst": each.burst_per_s, "sustained": each.sustained_per_s}
     shares = {f"{name}_fraction": per_s / peak if per_s and peak else None for name, peak in peaks.items()}
@@ -98,7 +97,7 @@ def _shown(each: Attained) -> SimpleNamespace:
 
 def _attained(findings: Findings, run: RunRecord, peak: Peak | None, ceiling: Ceiling | None) -> list[Attained]:
     """Matrix products of forward, backward and both, fused attention apart; the optimizer; norms."""
-    shares, flops, window = {share.phase: share for share in findings.phases}, run.flops, run.window
+    work, flops, window = findings.work, run.flops, run.window
     gpu = find_gpu((run.environment.gpu if run.environment else Gpu()).name or "")
     none = (None, None)
     products = peak and peak.flops_per_s, *(ceiling.rates(peak.dtype) if ceiling and peak else none)
@@ -115,9 +114,10 @@ def _attained(findings: Findings, run: RunRecord, peak: Peak | None, ceiling: Ce
     full, causal = flops.per_token_flops or 0.0, flops.causal_per_token_flops or 0.0
     rows = []
     for phase in ("forward", "backward"):
-        if (share := shares.get(phase)) is None:
+        if phase not in work.phases:
             continue
-        seconds, fused_s = share.kinds_s.get(MATMUL, 0.0), share.kinds_s.get("attention", 0.0)
+        kinds_s = work.seconds("kind", phase)
+        seconds, fused_s = kinds_s.get(MATMUL, 0.0), kinds_s.get("attention", 0.0)
         # Backward has twice forward's products; fused attention leaves the masked half out.
         count = (2 if phase == "backward" else 1) * tokens / (flops.multiplier or 1)
         attention = 2 * (full - causal) * count if fused_s else 0.0
@@ -140,16 +140,17 @@ def _attained(findings: Findings, run: RunRecord, peak: Peak | None, ceiling: Ce
     # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
     precision = find_precision(str(run.precision))
     weight_bytes, model = precision.weight_bytes if precision is not None else 4, run.model
-    if "optimizer" in shares:
+    if "optimizer" in work.phases:
         optimizer, parameters = model.optimizer or "", model.trainable_parameter_count
         rows.append(kind(
-            "optimizer", shares["optimizer"].kernel_s, (parameters or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes,
+            "optimizer", work.total("optimizer")["kernel_s"],
+            (parameters or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes,
             (not optimizer.startswith("AdamW"), f"reads and writes of {optimizer or 'this optimizer'} are unknown"),
             (parameters is None, "the number of trained parameters is unknown"), is_copy=True,
         ))  # fmt: skip
     for name, tensors in NORM_TENSORS.items():
-        if name in shares:
-            parts_s = shares[name].parts_s
+        if name in work.phases:
+            parts_s = work.seconds("part", name)
             is_fused = any("+" in part and "norm" in part.split("+") for part in parts_s)
             seconds = 0.0 if is_fused else parts_s.get("norm", 0.0)
             # Two in each block and one before the head.

@@ -49,23 +49,23 @@ def step_timeline(trace: Trace) -> StepTimeline | None:
     kernels, launches, line = trace.kernels, trace.events.launches, trace.timeline
     if not len(kernels) or not len(line.step_start_ns):
         return None
-    begin, events = int(line.step_start_ns[-1]), kernels.events
+    begin = int(line.step_start_ns[-1])
     # Behind the launches stands what a kernel without a launch has.
     launch_start, launch_end = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
-    is_own = kernels.is_linked & (launch_start >= begin) & (launch_start < line.end_ns.max())
+    is_own = (kernels.launch != NONE) & (launch_start >= begin) & (launch_start < line.end_ns.max())
     if not is_own.any():
         return None
-    end = int(events.end_ns[is_own].max())
+    end = int(kernels.end_ns[is_own].max())
     launched = zip((launch_start - begin).tolist(), (launch_end - launch_start).tolist(), strict=True)
     columns = zip(
-        ((events.end_ns > begin) & (events.start_ns < end)).tolist(),
+        ((kernels.end_ns > begin) & (kernels.start_ns < end)).tolist(),
         [launch if own else (None, None) for launch, own in zip(launched, is_own.tolist(), strict=True)],
-        (events.start_ns - begin).tolist(),
+        (kernels.start_ns - begin).tolist(),
         kernels.duration_ns.tolist(),
-        map(short_name, events.names),
-        kernels.kinds,
-        kernels.parts,
-        kernels.phases,
+        map(short_name, kernels.name),
+        kernels.kind,
+        kernels.part,
+        kernels.phase,
         strict=True,
     )
     pieces = zip(line.phases, (line.start_ns - begin).tolist(), (line.end_ns - begin).tolist(), strict=True)

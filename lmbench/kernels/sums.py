@@ -5,27 +5,30 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from lmbench.kernels.host import ENGINE, Nesting
+from lmbench.kernels.events import is_range, where
+from lmbench.kernels.host import Nesting
 from lmbench.kernels.kinds import MATMUL, short_name
 from lmbench.kernels.phases import PHASE_ORDER
-from lmbench.kernels.trace import KernelTable, Trace
+from lmbench.kernels.tables import Row, records
+from lmbench.kernels.trace import Trace
+from lmbench.records.instruments import AttentionTimes
 from lmbench.records.intervals import NONE, Integers
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 
+#: All phases, and what lies outside of them.
+STEP = "step"
 #: Parts of attention where it is written out.
 ATTENTION_PARTS = ("scores", "mask", "softmax", "values")
-# FLOPs per element of the scores. Forward: softmax finds the maximum, subtracts it, exponentiates, sums and divides;
-# the products of q and k and of weights and v cost 2 * head_dim each. Backward: softmax multiplies, sums, subtracts and
-# multiplies; each product has two of the same size, for the gradients of both factors.
-_SOFTMAX_FLOPS: dict[Phase, int] = {"forward": 5, "backward": 4}
-_PRODUCTS: dict[Phase, int] = {"forward": 2, "backward": 4}
+# FLOPs per element of the scores, of softmax and of products per head_dim. Forward: softmax finds the maximum,
+# subtracts it, exponentiates, sums and divides; the products of q and k and of weights and v cost 2 * head_dim each.
+# Backward: softmax multiplies, sums, subtracts and multiplies; each product has two of its size, for both gradients.
+_FLOPS: dict[Phase, tuple[int, int]] = {"forward": (5, 4), "backward": (4, 8)}
 # Ranges of lmbench, of Lightning, of PyTorch's profiler, optimizers, loaders and compiler, and of collectives: what
 # they tell is in phases, parts and kinds already.
 _NOT_THE_USERS = re.compile(
@@ -34,156 +37,91 @@ _NOT_THE_USERS = re.compile(
 )
 
 
-class Work(NamedTuple):
-    """All launches of one kernel in one phase that work for one part: their number and summed time over the trace."""
-
-    phase: str
-    name: str
-    kind: str
-    part: str
-    total_ns: int
-    instances: int
-
-
 @dataclass(frozen=True)
-class KernelRow:
-    """One kernel within a phase: time and number of launches per step, by part too; its share of the phase's time."""
+class Work:
+    """The kernels of a trace of `steps` steps, summed up: a row for each `phase`, `name`, `kind` and `part`, with its
+    `short_name`, and `total_ns` and the number of kernels, `launched`, of all steps.
 
-    phase: str
-    name: str
-    kind: str
-    parts_s: dict[str, float]
-    kernel_s: float
-    instances: float
-    share_fraction: float
+    Rows are mappings, since a frame takes 4 ms to sum up a few hundred of them, and this 0.2 ms.
+    """
 
-    @property
-    def mean_s(self) -> float:
-        return self.kernel_s / self.instances
+    rows: list[Row]
+    steps: int
 
-    @property
-    def short_name(self) -> str:
-        return short_name(self.name)
+    @classmethod
+    def of(cls, kernels: pd.DataFrame, steps: int) -> Work:
+        grouped = kernels.groupby(["phase", "name", "kind", "part"], sort=False).duration_ns
+        rows = grouped.agg(total_ns="sum", launched="size").reset_index().to_dict("records")
+        return cls([{**row, "short_name": short_name(row["name"])} for row in rows], steps)
 
     @property
-    def part(self) -> str:
-        """The part with the most of its time."""
-        return max(self.parts_s, key=self.parts_s.__getitem__)
+    def phases(self) -> list[str]:
+        """Each phase that has kernels, `outside` and `unlinked` among them, in the order of a step."""
+        return [phase for phase in PHASE_ORDER if any(phase == row["phase"] for row in self.rows)]
+
+    def by(self, *keys: str, phase: str = STEP) -> list[Row]:
+        """Means per step of a phase's kernels, or of all, by these columns, the largest first: `kernel_s`,
+        `kernel_count`, and `share_fraction` of the phase's kernel time."""
+        sums = defaultdict[tuple[str, ...], list[int]](lambda: [0, 0])
+        for row in self.rows:
+            if phase in (STEP, row["phase"]):
+                members = sums[tuple(row[key] for key in keys)]
+                members[0] += row["total_ns"]
+                members[1] += row["launched"]
+        total_ns = sum(ns for ns, _ in sums.values()) or 1
+        rows: list[Row] = [
+            {
+                **dict(zip(keys, values, strict=True)),
+                "kernel_s": ns / 1e9 / self.steps,
+                "kernel_count": launched / self.steps,
+                "share_fraction": ns / total_ns,
+            }
+            for values, (ns, launched) in sums.items()
+        ]
+        return sorted(rows, key=lambda row: -row["kernel_s"])
+
+    def seconds(self, key: str, phase: str = STEP) -> dict[str, float]:
+        """Kernel time per step by one of the columns, the largest first."""
+        return {row[key]: row["kernel_s"] for row in self.by(key, phase=phase)}
+
+    def total(self, phase: str = STEP) -> Row:
+        """`kernel_s` and `kernel_count` per step of all kernels of a phase."""
+        return next(iter(self.by(phase=phase)), {"kernel_s": 0.0, "kernel_count": 0.0, "share_fraction": 0.0})
+
+    def fraction(self, key: str, *values: str, phase: str = STEP) -> float:
+        """Share of the kernel time of a phase that has one of these values in a column."""
+        return float(sum(row["share_fraction"] for row in self.by(key, phase=phase) if row[key] in values))
+
+    def kernels(self, phase: str = STEP) -> list[Row]:
+        """Each kernel of a phase, the longest first: the columns of `by`, `name`, `kind`, `short_name`, `mean_s`, its
+        `parts`, in s each, and the one with the most of its time, `part`."""
+        parts = defaultdict[tuple[str, str], dict[str, float]](dict)
+        for row in self.by("name", "kind", "part", phase=phase):
+            parts[row["name"], row["kind"]][row["part"]] = row["kernel_s"]
+        rows = self.by("name", "short_name", "kind", phase=phase)
+        for row in rows:
+            row["parts"], row["mean_s"] = parts[row["name"], row["kind"]], row["kernel_s"] / row["kernel_count"]
+            row["part"] = next(iter(row["parts"]))
+        return sorted(rows, key=lambda row: (-row["kernel_s"], row["name"]))
 
 
-@dataclass(frozen=True)
-class PhaseShares:
-    """A phase's (or the whole step's) kernel time per step, by kind and by part (largest first), and its kernels."""
-
-    phase: str
-    kernel_s: float
-    instances: float
-    kinds_s: dict[str, float]
-    parts_s: dict[str, float]
-    rows: list[KernelRow]
-
-    def share(self, seconds: float) -> float:
-        """Share of the phase's kernel time."""
-        return seconds / self.kernel_s if self.kernel_s else 0.0
-
-    def fraction_of(self, *kinds: str) -> float:
-        """Share of kernels of these kinds."""
-        return self.share(sum(self.kinds_s.get(kind, 0.0) for kind in kinds))
-
-    @property
-    def matmul_fraction(self) -> float:
-        """Share of matrix products; fused attention, which has some inside, is a kind of its own and does not count."""
-        return self.fraction_of(MATMUL)
-
-    @property
-    def top_other(self) -> KernelRow | None:
-        """The kernel with the most time that is no matrix product."""
-        return next((row for row in self.rows if row.kind != MATMUL), None)
-
-
-def work_of(kernels: KernelTable) -> list[Work]:
-    """The kernels of a trace, summed up by phase, name, kind and part."""
-    times: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
-    keys = zip(kernels.phases, kernels.events.names.tolist(), kernels.kinds, kernels.parts, strict=True)
-    for key, duration in zip(keys, kernels.duration_ns.tolist(), strict=True):
-        times[key].append(duration)
-    return [Work(*key, sum(durations), len(durations)) for key, durations in times.items()]
-
-
-def shares_by_phase(work: Sequence[Work], steps: int) -> list[PhaseShares]:
-    """Each phase that has kernels, `outside` and `unlinked` among them, in the order of a step."""
-    present = {each.phase for each in work}
-    return [
-        shares_of(phase, [each for each in work if each.phase == phase], steps)
-        for phase in PHASE_ORDER
-        if phase in present
-    ]
-
-
-def shares_of(name: str, work: Sequence[Work], steps: int) -> PhaseShares:
-    """The shares of some work; `name` is the phase's, or `step` for all that was traced."""
-    total_ns = sum(each.total_ns for each in work)
-    by_kernel: dict[tuple[str, str], list[Work]] = defaultdict(list)
-    for each in work:
-        by_kernel[each.name, each.kind].append(each)
-    rows = []
-    for (kernel, kind), members in by_kernel.items():
-        kernel_ns = sum(each.total_ns for each in members)
-        rows.append(
-            KernelRow(
-                name,
-                kernel,
-                kind,
-                _summed(((each.part, each.total_ns) for each in members), steps),
-                kernel_ns / 1e9 / steps,
-                sum(each.instances for each in members) / steps,
-                kernel_ns / total_ns if total_ns else 0.0,
-            )
-        )
-    return PhaseShares(
-        name,
-        total_ns / 1e9 / steps,
-        sum(each.instances for each in work) / steps,
-        _summed(((each.kind, each.total_ns) for each in work), steps),
-        _summed(((each.part, each.total_ns) for each in work), steps),
-        sorted(rows, key=lambda row: (-row.kernel_s, row.name)),
-    )
-
-
-def _summed(times_ns: Iterable[tuple[str, int]], steps: int) -> dict[str, float]:
-    """Seconds per step by name, the largest first."""
-    sums: dict[str, int] = defaultdict(int)
-    for name, value in times_ns:
-        sums[name] += value
-    return {name: value / 1e9 / steps for name, value in sorted(sums.items(), key=lambda item: -item[1])}
-
-
-@dataclass(frozen=True)
-class AttentionTimes:
-    """Kernel time per step of one phase: all kernels of each part, and the matrix products among those of scores and
-    values. Ratios are softmax to matrix products, of time and of FLOPs (None without the model's shape)."""
-
-    phase: Phase
-    parts_s: dict[str, float]
-    matmul_s: float
-    time_ratio: float
-    flop_ratio: float | None
-
-
-def attention_times(work: Sequence[Work], steps: int, model: Model) -> list[AttentionTimes]:
-    """Forward and backward, where both the products and softmax have kernels of their own; else nothing.
+def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
+    """Forward and backward, where both the products and softmax have kernels of their own; else nothing. Ratios are of
+    softmax to matrix products.
 
     A kernel that does one of these parts together with anything else leaves the phase out: its time cannot be divided.
     """
-    times = []
-    for phase in _PRODUCTS:
-        of_phase = (each for each in work if each.phase == phase)
-        members = [each for each in of_phase if not set(ATTENTION_PARTS).isdisjoint(each.part.split("+"))]
-        sums = dict.fromkeys(ATTENTION_PARTS, 0.0) | _summed(((each.part, each.total_ns) for each in members), steps)
-        products = (each for each in members if each.kind == MATMUL and each.part in ("scores", "values"))
-        matmul_s = sum(each.total_ns for each in products) / 1e9 / steps
-        if len(sums) == len(ATTENTION_PARTS) and matmul_s and sums["softmax"]:
-            times.append(AttentionTimes(phase, sums, matmul_s, sums["softmax"] / matmul_s, flop_ratio(phase, model)))
+    times: dict[Phase, AttentionTimes] = {}
+    for phase in _FLOPS:
+        parts = work.seconds("part", phase)
+        is_divided = all(part in ATTENTION_PARTS or {*ATTENTION_PARTS}.isdisjoint(part.split("+")) for part in parts)
+        products = (row for row in work.by("kind", "part", phase=phase) if row["kind"] == MATMUL)
+        matmul_s = sum(row["kernel_s"] for row in products if row["part"] in ("scores", "values"))
+        if is_divided and matmul_s and parts.get("softmax"):
+            inside = {f"{part}_s": parts.get(part, 0.0) for part in ATTENTION_PARTS}
+            ratio = parts["softmax"] / matmul_s
+            times[phase] = AttentionTimes(**inside, matmul_s=matmul_s, softmax_matmul_time_ratio=ratio)
+            times[phase].softmax_matmul_flop_ratio = flop_ratio(phase, model)
     return times
 
 
@@ -191,105 +129,72 @@ def flop_ratio(phase: Phase, model: Model) -> float | None:
     """FLOPs of softmax to those of the two products, from the model's head_dim; the scores' size cancels out."""
     if not model.d_model or not model.num_heads:
         return None
-    return _SOFTMAX_FLOPS[phase] / (_PRODUCTS[phase] * 2 * model.d_model / model.num_heads)
+    softmax, products = _FLOPS[phase]
+    return softmax / (products * model.d_model / model.num_heads)
 
 
-@dataclass(frozen=True)
-class AnnotationTimes:
-    """One annotation's kernels per step: of all of its `calls`, in `own_s` without the annotations inside.
-
-    An annotation within one of the same name counts once.
-    """
-
-    name: str
-    calls: float
-    kernel_s: float
-    own_s: float
-    instances: float
-
-
-def annotation_times(trace: Trace) -> tuple[list[AnnotationTimes], float]:
+def annotation_times(trace: Trace) -> tuple[list[Row], float]:
     """Kernel time by the user's own annotations (`record_function`), the longest first, and that in none, per step.
 
-    A kernel belongs to the innermost annotation around its launch, on the launch's thread or else on the main one,
-    which waits while autograd's thread works; a kernel whose launch tells none, to the one that the profiler drew
-    around it on its stream (`gpu_user_annotation`).
+    The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and `own_s` of those in no annotation
+    inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
+    its launch, on the launch's thread or else on the main one, which waits while autograd's thread works; a kernel
+    whose launch tells none, to the one that the profiler drew around it on its stream (`gpu_user_annotation`).
     """
     kernels, launches, steps = trace.kernels, trace.events.launches, trace.timeline.steps
-    ranges = [events.take(events.is_range) for events in (trace.events.host, trace.events.drawn)]
-    host, drawn = (each.take(each.where(lambda name: not _NOT_THE_USERS.match(name))) for each in ranges)
-    on_host, on_device = Nesting.of(host, host.thread), Nesting.of(drawn, drawn.stream)
+    ranges = [events[is_range(events)] for events in (trace.events.host, trace.events.drawn)]
+    host, drawn = (each[where(each.name, lambda name: not _NOT_THE_USERS.match(name))] for each in ranges)
+    on_host, on_device = Nesting(host, host.thread), Nesting(drawn, drawn.stream)
     by_thread = on_host.around(launches.thread, launches.start_ns)
     by_main = on_host.around(np.full_like(launches.thread, trace.events.main_thread), launches.start_ns)
     launched = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[kernels.launch]
-    beside = on_device.around(kernels.events.stream, kernels.events.start_ns)
-    calls: dict[str, set[tuple[bool, int]]] = defaultdict(set)
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    none_ns = 0
+    beside = on_device.around(kernels.stream.to_numpy(), kernels.start_ns.to_numpy())
+    rows, none_ns = [], 0
     for index, other, duration in zip(launched.tolist(), beside.tolist(), kernels.duration_ns.tolist(), strict=True):
         nesting, innermost = (on_host, index) if index != NONE else (on_device, other)
         # The outermost of each name.
         around = {nesting.names[event]: event for event in nesting.climb(innermost)}
-        if innermost == NONE:
-            none_ns += duration
+        none_ns += 0 if around else duration
         for name, event in around.items():
-            calls[name].add((nesting is on_host, event))
-            sums[name][0] += duration
-            sums[name][1] += duration * (name == nesting.names[innermost])
-            sums[name][2] += 1
-    rows = [
-        AnnotationTimes(name, len(calls[name]) / steps, total / 1e9 / steps, own / 1e9 / steps, count / steps)
-        for name, (total, own, count) in sums.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.kernel_s, row.name)), none_ns / 1e9 / steps
+            own_ns = duration if name == nesting.names[innermost] else 0
+            rows.append((name, (nesting is on_host, event), duration, own_ns))
+    frame = pd.DataFrame(rows, columns=["name", "event", "ns", "own_ns"])
+    sums = frame.groupby("name").agg(
+        calls=("event", "nunique"), kernel_s=("ns", "sum"), own_s=("own_ns", "sum"), kernel_count=("ns", "size")
+    )
+    means = (sums / steps).assign(kernel_s=sums.kernel_s / 1e9 / steps, own_s=sums.own_s / 1e9 / steps)
+    longest = means.sort_values("kernel_s", ascending=False, kind="stable")
+    return records(longest.reset_index()), none_ns / 1e9 / steps
 
 
-@dataclass(frozen=True)
-class OperatorRow:
-    """One operator's time on the host within a phase, without operators inside it, and its calls, per step;
-    `share_fraction` is of the phase's time in operators."""
-
-    phase: str
-    name: str
-    self_s: float
-    share_fraction: float
-    calls: float
-
-    @property
-    def mean_s(self) -> float:
-        return self.self_s / self.calls
-
-
-def operator_times(trace: Trace) -> dict[str, list[OperatorRow]]:
-    """By phase, in the order of a step: its operators, the longest first."""
+def operator_times(trace: Trace) -> dict[str, list[Row]]:
+    """By phase, in the order of a step, its operators on the host, the longest first, per step: `phase`, `name`,
+    `self_s` without operators inside, its `share_fraction` of the phase's, `call_count` and `mean_s`."""
     events, steps = trace.host.events, trace.timeline.steps
-    times: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    columns = (trace.timeline.at(events.start_ns), trace.host.names, _self_times(trace).tolist(), events.is_range)
-    for phase, name, self_ns, is_range in zip(*columns, strict=True):
-        if not is_range:
-            # The engine's own work around each node; the node's function is an event of its own.
-            times[phase]["autograd engine" if name.startswith(ENGINE) else name].append(self_ns)
-    rows = {}
-    for phase in PHASE_ORDER:
-        total_ns = sum(map(sum, times[phase].values())) or 1
-        of_phase = [
-            OperatorRow(phase, name, sum(own) / 1e9 / steps, sum(own) / total_ns, len(own) / steps)
-            for name, own in times[phase].items()
-        ]
-        if of_phase:
-            rows[str(phase)] = sorted(of_phase, key=lambda row: (-row.self_s, row.name))
-    return rows
+    # The engine's own work around each node; the node's function is an event of its own.
+    names = np.where(trace.host.is_engine, "autograd engine", events.name)
+    columns = {"phase": trace.timeline.at(events.start_ns), "name": names, "self_ns": _self_times(trace)}
+    times = pd.DataFrame(columns)[~is_range(events)].groupby(["phase", "name"]).self_ns
+    sums = times.agg(ns="sum", calls="size", mean_s="mean").reset_index()
+    rows = sums.assign(
+        self_s=sums.ns / 1e9 / steps,
+        share_fraction=sums.ns / sums.groupby("phase").ns.transform("sum").clip(lower=1),
+        call_count=sums.calls / steps,
+        mean_s=sums.mean_s / 1e9,
+    ).sort_values("self_s", ascending=False, kind="stable")
+    by_phase = {phase: records(rows[rows.phase == phase].drop(columns=["ns", "calls"])) for phase in PHASE_ORDER}
+    return {phase: operators for phase, operators in by_phase.items() if operators}
 
 
 def _self_times(trace: Trace) -> Integers:
     """Each event's time without the operators directly inside; ranges of modules take none away."""
     events, parent = trace.host.events, trace.host.nesting.parent
-    is_range = np.append(events.is_range, False)
+    is_module = np.append(is_range(events), False)
     holder, above = parent.copy(), np.append(parent, NONE)
-    while (is_range[holder]).any():
-        holder = np.where(is_range[holder], above[holder], holder)
-    inside = np.flatnonzero((holder != NONE) & ~events.is_range)
-    own_ns = events.end_ns - events.start_ns
-    taken = np.minimum(own_ns[inside], events.end_ns[holder[inside]] - events.start_ns[inside])
-    np.subtract.at(own_ns, holder[inside], taken)
-    return np.asarray(np.maximum(own_ns, 0))
+    while is_module[holder].any():
+        holder = np.where(is_module[holder], above[holder], holder)
+    inside = np.flatnonzero((holder != NONE) & ~is_module[:-1])
+    self_ns = events.end_ns - events.start_ns
+    taken = np.minimum(self_ns[inside], events.end_ns[holder[inside]] - events.start_ns[inside])
+    np.subtract.at(self_ns, holder[inside], taken)
+    return np.asarray(np.maximum(self_ns, 0))

@@ -20,8 +20,10 @@ from lmbench.report.answer import BLANK, Answer, Column, Line, Table
 from lmbench.standard_output import write_result
 from lmbench.text import one_line, shown, shown_json
 
-#: Endings of files that are not the format's own name.
-_ENDINGS = {"md": "markdown", "tex": "latex", "txt": "terminal"}
+_SUFFIXES = {
+    ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",
+    ".svg": "svg",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,8 @@ class Output:
     @property
     def form(self) -> str:
         """The format, or the one that the file's ending stands for."""
-        ending = self.output.suffix[1:].lower() if self.output else "txt"
-        form = _ENDINGS.get(ending, ending)
-        return self.format or (form if form in FORMATS else "terminal")
+        ending = self.output.suffix.lower() if self.output else ""
+        return self.format or _SUFFIXES.get(ending, "terminal")
 
 
 def give(answer: Answer, output: Output) -> int:

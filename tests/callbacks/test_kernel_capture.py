@@ -45,15 +45,29 @@ def ranges(trace, kind):
     return sorted(found, key=lambda event: event["ts"])
 
 
-def test_the_profiled_steps_are_the_window_and_the_run_is_marked(tmp_path):
-    loaded, folder = profiled(tmp_path, "--measure.steps", "40", "--measure.min_window_s", "9")
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    words = ("--measure.steps", "40", "--measure.min_window_s", "9", "--model.attention", "naive")
+    return profiled(tmp_path_factory.mktemp("tiny"), *words)
+
+
+def test_the_profiled_steps_are_the_window_and_the_run_is_marked(tiny):
+    loaded, folder = tiny
     assert loaded.record.is_profiled
     assert loaded.record.window.steps == 3
     size_bytes = (folder / "trace.json.gz").stat().st_size
     assert loaded.record.profile == Profile("torch", 3, 3, trace_file="trace.json.gz", trace_bytes=size_bytes)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.yaml", "run.json", "steps.jsonl", "trace.json.gz",
-    ]  # fmt: skip
+
+
+def test_phases_last_as_long_as_the_timer_says_and_modules_have_names_and_classes(tiny):
+    loaded, folder = tiny
+    records, trace = [step for step in loaded.steps if step.stage == "window"], trace_of(folder)
+    for phase in ("forward", "backward"):
+        spans = [event["dur"] * 1e-6 for event in ranges(trace, "phase") if event["name"].endswith(phase)]
+        assert spans == pytest.approx([record.span_s(phase) for record in records], rel=0.02, abs=2e-4)
+    names = {event["name"].removeprefix("lmbench.module:") for event in ranges(trace, "module")}
+    assert {"network.blocks.0.attention.core.softmax", "network.head", "network.loss"} <= names
+    assert trace["lmbench"]["module_classes"]["network.blocks.0.ffn"] == "SwiGLU"
 
 
 def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_path):
@@ -72,23 +86,6 @@ def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_pa
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(inside))
         covered = sum(p["dur"] for p in inside)
         assert covered == pytest.approx(step["dur"], rel=0.05)
-
-
-def test_phases_in_the_trace_last_as_long_as_the_timer_says(tmp_path):
-    loaded, folder = profiled(tmp_path)
-    records = [step for step in loaded.steps if step.stage == "window"]
-    phases = ranges(trace_of(folder), "phase")
-    for phase in ("forward", "backward"):
-        spans = [p["dur"] * 1e-6 for p in phases if p["name"] == f"lmbench.phase:{phase}"]
-        assert spans == pytest.approx([record.span_s(phase) for record in records], rel=0.02, abs=2e-4)
-
-
-def test_module_ranges_name_the_parts_and_are_gone_afterwards(tmp_path):
-    _, folder = profiled(tmp_path, "--model.attention", "naive")
-    trace = trace_of(folder)
-    names = {event["name"].removeprefix("lmbench.module:") for event in ranges(trace, "module")}
-    assert {"network.blocks.0.attention.core.softmax", "network.head", "network.loss"} <= names
-    assert trace["lmbench"]["module_classes"]["network.blocks.0.ffn"] == "SwiGLU"
 
 
 def test_a_compiled_graph_tells_which_modules_its_kernels_come_from(tmp_path):
@@ -125,18 +122,11 @@ def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
     trainer.fit(Regression(), Data())
     trace = load_trace(tmp_path / "trace.json.gz")
     assert trace.notes.steps == trace.timeline.steps == 1
-    rows = operator_times(trace)["forward"]
     # Two linear layers.
-    assert [row.calls for row in rows if row.name == "aten::addmm"] == [2]
+    assert [row["call_count"] for row in operator_times(trace)["forward"] if row["name"] == "aten::addmm"] == [2]
 
 
-def test_checkpoints_and_validations_between_recorded_steps_are_outside(tmp_path):
-    _, folder = profiled(
-        tmp_path, "--trainer.enable_checkpointing", "true", "--trainer.default_root_dir", str(tmp_path / "root"),
-        "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
-        "--trainer.callbacks.every_n_train_steps=1",
-    )  # fmt: skip
-    assert load_trace(folder).timeline.steps == 3
+def test_validations_between_recorded_steps_are_outside(tmp_path):
     profiler = lmbench.KernelProfiler()
     trainer = quiet_trainer(max_steps=12, default_root_dir=tmp_path, profiler=profiler, val_check_interval=1)
     trainer.fit(Regression(), Data())
@@ -191,14 +181,6 @@ def test_a_pass_of_the_users_over_compiled_graphs_goes_on(tmp_path):
         assert config.post_grad_custom_post_pass is not None
 
 
-def test_it_profiles_a_strangers_trainer(tmp_path):
-    trainer = quiet_trainer(max_steps=12, default_root_dir=tmp_path, profiler=lmbench.KernelProfiler(steps=2))
-    trainer.fit(Regression(), Data())
-    trace = trace_of(tmp_path)
-    assert [step["name"] for step in ranges(trace, "step")] == ["lmbench.step:5", "lmbench.step:6"]
-    assert trainer.global_step == 12
-
-
 def test_of_several_ranks_the_first_writes_the_trace(tmp_path):
     script = (
         "import sys\n"
@@ -225,7 +207,7 @@ def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--trainer.profiler", "simple", "--trainer.profiler.steps", "2"], "name the class before it"),
+        (["--trainer.profiler", "simple", "--trainer.profiler.steps", "2"], "name the class first"),
         (["--trainer.profiler", "kernles"], "allowed: kernels, simple"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.steps", "0"], "allowed: 1 and more"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "perf"], "perf"),
@@ -254,9 +236,3 @@ def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monke
     (folder,) = find_runs([str(results)])
     profile = load_run(folder).record.profile
     assert (profile.tool, profile.steps) == ("nsys", 2)
-
-
-def test_nsys_says_plainly_that_it_is_not_here(monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["nsys", "fit"]) == 2
-    assert "nsys is not on this machine's PATH" in capsys.readouterr().err

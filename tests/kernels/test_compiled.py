@@ -130,7 +130,7 @@ def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path:
     findings = examine(trace.write(tmp_path / "t.json"))
     # A sum directly in a call has the part of the kernel before it.
     listed = ["norm", "norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
-    assert findings.trace.kernels.parts == (listed if is_listed else ["unclassified"] * 7)
+    assert findings.trace.kernels.part.tolist() == (listed if is_listed else ["unclassified"] * 7)
     guards = {guard.name: (guard.status, guard.value) for guard in findings.guards}
     assert guards["unclassified_part"] == (("pass", 0.0) if is_listed else ("warn", 1.0))
     assert guards["unclassified_kind"][0] == "pass"
@@ -139,20 +139,19 @@ def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path:
 def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
     # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
     launched, replayed = examine(TRACES / "small_bf16_compiled"), examine(TRACES / "small_bf16_replayed")
-    assert replayed.step.parts_s["unclassified"] < 0.002 * replayed.step.kernel_s
-    assert [share.phase for share in replayed.phases[:2]] == ["forward", "backward"]
-    for before, after in zip(launched.phases[:2], replayed.phases[:2], strict=True):
-        long = {part: pytest.approx(seconds, rel=0.05) for part, seconds in before.parts_s.items() if seconds > 100e-6}
-        assert {part: after.parts_s[part] for part in long} == long
+    assert replayed.work.fraction("part", "unclassified") < 0.002
+    for phase in ("forward", "backward"):
+        before, after = (findings.work.seconds("part", phase) for findings in (launched, replayed))
+        long = {part: pytest.approx(seconds, rel=0.05) for part, seconds in before.items() if seconds > 100e-6}
+        assert {part: after[part] for part in long} == long
 
 
 def test_a_real_compiled_step_has_all_parts_with_nothing_left() -> None:
     findings = examine(TRACES / "small_bf16_compiled")
-    assert findings.step.parts_s["unclassified"] < 0.001 * findings.step.kernel_s
-    parts = {part for joined in findings.step.parts_s for part in joined.split("+")}
-    missing = set(PARTS[:13]) - parts
+    assert findings.work.fraction("part", "unclassified") < 0.001
+    missing = set(PARTS[:13]) - {part for joined in findings.work.seconds("part") for part in joined.split("+")}
     assert missing <= {"mask", "attention"}
     # 12 layers: of forward's products 3 are qkv, 3 ffn, 1 output, 1 scores and 1 values; 1 head.
-    rows = [row for row in findings.phases[0].rows if row.kind == "gemm"]
-    assert sum(row.instances for row in rows) == 12 * 9 + 1
-    assert {part for row in rows for part in row.parts_s} == {"qkv", "scores", "values", "output", "ffn", "head"}
+    rows = [row for row in findings.work.kernels("forward") if row["kind"] == "gemm"]
+    assert sum(row["kernel_count"] for row in rows) == 12 * 9 + 1
+    assert {part for row in rows for part in row["parts"]} == {"qkv", "scores", "values", "output", "ffn", "head"}

@@ -32,8 +32,6 @@ def test_real_names_have_the_expected_kind() -> None:
         ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
         # A library's name is no work: its letters must not decide.
         ("void fbgemm_gpu::unheard_of_kernel<int>(int)", "", "unclassified"),
-        ("void deep_gemm::unheard_of_kernel<int>(int)", "", "unclassified"),
-        ("void flashinfer::unheard_of_kernel<int>(int)", "", "unclassified"),
         # Template arguments name what a kernel was made of, unless it is a general launcher.
         ("void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int)", "", "unclassified"),
         ("void cutlass::device_kernel<unheard::Softmax>(int)", "", "gemm"),
@@ -67,16 +65,8 @@ def test_published_names_have_the_published_class() -> None:
     ("operator", "kind"),
     [
         ("my_module::attention_backward", "attention"),
-        ("FlashAttention", "attention"),
-        ("_AttentionBackward", "attention"),
         ("aten::mm", "gemm"),
-        ("aten::mul", "elementwise"),
-        ("aten::_softmax", "softmax"),
-        ("aten::sum", "reduction"),
-        ("aten::index_select", "index"),
-        ("aten::_fused_adamw_", "optimizer"),
         ("c10d::allreduce_", "comm"),
-        ("my::thing", "unclassified"),
         ("", "unclassified"),
     ],
 )
@@ -116,11 +106,3 @@ def test_short_names_have_no_template_noise() -> None:
 )
 def test_short_names_say_what_ran(name: str, short: str) -> None:
     assert short_name(name) == short
-
-
-def test_same_functor_in_another_type_is_told_apart() -> None:
-    add = (
-        "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<{}>, std::array<char*, 3> >(int)"
-    )
-    assert short_name(add.format("c10::BFloat16")) == "vec_elementwise[add bf16]"
-    assert short_name(add.format("c10::Half")) == "vec_elementwise[add f16]"

@@ -35,11 +35,11 @@ def whole(results: Path, *flags: str) -> Findings:
     return examine(run)
 
 
-def share_of(found: Findings, phase: str, part: str) -> float:
+def share_of(findings: Findings, phase: str, part: str) -> float:
     """Kernel time a step, in s, of a part, or of several that were fused (`mask+softmax`), each by itself included."""
-    (share,) = (share for share in found.phases if share.phase == phase)
     parts = set(part.split("+"))
-    return sum(seconds for name, seconds in share.parts_s.items() if set(name.split("+")) <= parts)
+    times = findings.work.seconds("part", phase)
+    return sum(seconds for name, seconds in times.items() if set(name.split("+")) <= parts)
 
 
 def calls_of(*kinds: type[nn.Module]) -> list[list[Call]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trace_events import AUTOGRAD, HandWritten
+from paths import TRACES
+from trace_events import AUTOGRAD, MAIN, HandWritten
 
-from lmbench.kernels.answer import answer_of
 from lmbench.kernels.findings import examine, summarize
-from lmbench.report.render import render
+from lmbench.kernels.sums import STEP, Work, flop_ratio
+from lmbench.kernels.trace import load_trace
+from lmbench.records.run import Model
 
 
-def annotate(trace: HandWritten, name: str, ts: float, dur: float, tid: int | None = None) -> None:
-    trace.add("user_annotation", name, ts, dur, **({} if tid is None else {"tid": tid}))
+def annotate(trace: HandWritten, name: str, ts: float, dur: float, tid: int = MAIN) -> None:
+    trace.add("user_annotation", name, ts, dur, tid)
 
 
 def a_program() -> HandWritten:
@@ -28,38 +30,29 @@ def a_program() -> HandWritten:
     annotate(trace, "backward", 300, 300)
     annotate(trace, "on autograd's own thread", 400, 50, AUTOGRAD)
     annotate(trace, "nccl:all_reduce", 500, 50)
-    launches = [
-        (5, None),
-        (20, None),
-        (75, None),
-        (90, None),
-        (310, AUTOGRAD),
-        (410, AUTOGRAD),
-        (510, None),
-        (700, None),
-    ]
-    for number, (at, thread) in enumerate(launches):
-        trace.launch(number, at, 2, **({} if thread is None else {"tid": thread}))
+    threads = {310: AUTOGRAD, 410: AUTOGRAD}
+    for number, at in enumerate((5, 20, 75, 90, 310, 410, 510, 700)):
+        trace.launch(number, at, 2, threads.get(at, MAIN))
         trace.kernel(number, "sgemm", 1000 + 300 * number, 2.0**number)
     return trace
 
 
 def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -> None:
-    found = examine(a_program().write(tmp_path / "t.json"))
-    rows = {row.name: (row.calls, row.kernel_s * 1e6, row.own_s * 1e6, row.instances) for row in found.annotations}
+    findings = examine(a_program().write(tmp_path / "t.json"))
+    rows = {
+        row["name"]: [row[key] for key in ("calls", "kernel_s", "own_s", "kernel_count")]
+        for row in findings.annotations
+    }
     assert rows == {
-        "block": (1, pytest.approx(1 + 2 + 4 + 8), pytest.approx(1), 4),
-        "attention": (2, pytest.approx(2 + 4 + 8), pytest.approx(2 + 4 + 8), 3),
+        "block": [1, pytest.approx(15e-6), pytest.approx(1e-6), 4],
+        "attention": [2, pytest.approx(14e-6), pytest.approx(14e-6), 3],
         # Autograd's thread works while the main one waits; its own annotations come first.
-        "backward": (1, pytest.approx(16 + 64), pytest.approx(16 + 64), 2),
-        "on autograd's own thread": (1, pytest.approx(32), pytest.approx(32), 1),
+        "backward": [1, pytest.approx(80e-6), pytest.approx(80e-6), 2],
+        "on autograd's own thread": [1, pytest.approx(32e-6), pytest.approx(32e-6), 1],
     }
     assert next(iter(rows)) == "backward"
-    assert found.no_annotation_s == pytest.approx(128e-6)
-    assert summarize(found).annotations[0].kernel_s == pytest.approx(80e-6)
-    text = render(answer_of(found, 2), "markdown")
-    for words in ("Kernel time by annotation", "| backward ", "2 more annotations", "in no annotation"):
-        assert words in text
+    assert findings.no_annotation_s == pytest.approx(128e-6)
+    assert summarize(findings).annotations[0].kernel_s == pytest.approx(80e-6)
 
 
 def test_what_has_no_launch_belongs_to_the_annotation_drawn_around_it_on_its_stream(tmp_path: Path) -> None:
@@ -69,18 +62,33 @@ def test_what_has_no_launch_belongs_to_the_annotation_drawn_around_it_on_its_str
     trace.add("gpu_user_annotation", "layer", 40, 20, 7, stream=7)
     for at in (10, 45, 200):
         trace.kernel(None, "sgemm", at, 10)
-    found = examine(trace.write(tmp_path / "t.json"))
-    assert [(row.name, row.instances) for row in found.annotations] == [("decode", 2), ("layer", 1)]
-    assert found.no_annotation_s == pytest.approx(10e-6)
+    findings = examine(trace.write(tmp_path / "t.json"))
+    assert [(row["name"], row["kernel_count"]) for row in findings.annotations] == [("decode", 2), ("layer", 1)]
+    assert findings.no_annotation_s == pytest.approx(10e-6)
 
 
-def test_without_annotations_there_is_no_table_of_them(tmp_path: Path) -> None:
-    trace = HandWritten()
-    annotate(trace, "ProfilerStep#0", 0, 100)
-    trace.phase("forward", 0, 100)
-    trace.module("blocks.0", 0, 100)
-    trace.launch(1, 5)
-    trace.kernel(1, "sgemm", 20, 10)
-    found = examine(trace.write(tmp_path / "t.json"))
-    assert found.annotations == []
-    assert "annotations" not in {table.name for table in answer_of(found).tables}
+@pytest.mark.parametrize("name", ["small_fp32_inference", "small_bf16_compiled"])
+def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name: str) -> None:
+    trace = load_trace(TRACES / name)
+    work = Work.of(trace.kernels, 1)
+    assert sum(work.seconds("phase").values()) == pytest.approx(trace.kernels.duration_ns.sum() / 1e9)
+    for phase in (STEP, *work.phases):
+        for rows in (work.by("kind", phase=phase), work.by("part", phase=phase), work.kernels(phase)):
+            assert sum(row["kernel_s"] for row in rows) == pytest.approx(work.total(phase)["kernel_s"])
+            assert sum(row["share_fraction"] for row in rows) == pytest.approx(1.0)
+        assert all(sum(row["parts"].values()) == pytest.approx(row["kernel_s"]) for row in work.kernels(phase))
+
+
+def test_inside_attention_are_four_parts_with_both_ratios() -> None:
+    findings = examine(TRACES / "small_fp32_inference")
+    assert findings.matmul_fractions.keys() == {"inference", "step"}
+    ((phase, times),) = findings.attention.items()
+    parts = findings.work.seconds("part", phase)
+    assert times.softmax_s == parts["softmax"]
+    # Scores and values are bmm kernels, and a copy of the values.
+    assert times.matmul_s < parts["scores"] + parts["values"]
+    assert times.softmax_matmul_time_ratio == pytest.approx(parts["softmax"] / times.matmul_s)
+    assert times.softmax_matmul_flop_ratio == pytest.approx(5 / (4 * 64))
+    assert flop_ratio("backward", Model(d_model=1280, num_heads=20)) == pytest.approx(4 / (8 * 64))
+    # A softmax that is fused with others has no ratio.
+    assert examine(TRACES / "small_bf16_compiled").attention == {}

@@ -74,7 +74,8 @@ def kernel_time_alone(calls: list[Call], path: Path, rounds: int = 5) -> dict[st
             _round(calls)
         torch.cuda.synchronize()
     recording.export_chrome_trace(str(path))
-    return {share.phase: share.kernel_s for share in examine(path).phases if share.phase != "outside"}
+    times = examine(path).work.seconds("phase")
+    return {phase: seconds for phase, seconds in times.items() if phase != "outside"}
 
 
 def _round(calls: list[Call]) -> None:

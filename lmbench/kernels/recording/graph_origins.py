@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -53,7 +53,9 @@ class GraphOrigins(logging.Handler):
                 users_pass(graph)
             self._begin(graph)
 
-        self._patches.enter_context(_noting(begin))
+        # A graph that comes out of a cache says nothing.
+        noting: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": begin}
+        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **noting}))
         self._patches.enter_context(_unlisted_kernels())
         self._log.addHandler(self)
 
@@ -101,20 +103,6 @@ def _module_path(node: torch.fx.Node) -> str:
         return ""
     expression = str(list(stack.values())[-1][0])
     return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)
-
-
-@contextmanager
-def _noting(begin: Callable[[torch.fx.Graph], None]) -> Iterator[None]:
-    """Meanwhile Inductor notes where kernels come from, calls `begin` for each graph, and takes none from its cache."""
-    from torch._inductor import config
-
-    before = config.trace.provenance_tracking_level, config.fx_graph_cache, config.post_grad_custom_post_pass
-    config.trace.provenance_tracking_level, config.fx_graph_cache = 1, False
-    config.post_grad_custom_post_pass = begin
-    try:
-        yield
-    finally:
-        config.trace.provenance_tracking_level, config.fx_graph_cache, config.post_grad_custom_post_pass = before
 
 
 @contextmanager
