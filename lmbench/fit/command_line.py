@@ -217,7 +217,9 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
         return UsageError(text)
     name, value = rejected["name"], repr(rejected["value"].strip())
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
-        return UsageError(f"--{name}.{nested[1]} is an option of a class; name the class first, as in --{name} CLASS")
+        return UsageError(
+            f"--{name}.{nested[1]} is an option of a class; name the class before it, as in --{name} CLASS"
+        )
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text
