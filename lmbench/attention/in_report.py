@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from itertools import pairwise
+from typing import Any
 
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
@@ -12,7 +14,7 @@ from lmbench.report import units
 from lmbench.report.answer import Cell
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
-from lmbench.report.facts import Value, is_consequence
+from lmbench.report.facts import is_consequence
 from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
 
@@ -43,20 +45,17 @@ def _columns(span: Span) -> tuple[Column, ...]:
 
     def growth(frame: Frame) -> dict[int, Cell]:
         """The power of the context with which the pass's time grows, from the next shorter one: 2 is quadratic."""
-        times = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean()
-        lines: dict[object, list[tuple[float, int]]] = {}
+        times, lines = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean(), defaultdict[Any, list[Any]](list)
         for cell, known in frame.known.items():
-            context = known.get("context")
-            if isinstance(context, int) and "head_dim" in known and times.get(cell, 0) > 0:
-                others = frozenset((n, v) for n, v in known.items() if n != "context" and not is_consequence(n))
-                lines.setdefault((frame.facts.gpu[cell], others), []).append((context, cell))
-        cells = {}
-        for line in lines.values():
-            line.sort()
-            for (shorter, before), (longer, cell) in pairwise(line):
-                if not modes or frame.known[cell].get("mode") in modes:
-                    cells[cell] = Cell(math.log(times[cell] / times[before]) / math.log(longer / shorter))
-        return cells
+            if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
+                others = {(n, v) for n, v in known.items() if n != "context" and not is_consequence(n)}
+                lines[frame.facts.gpu[cell], frozenset(others)].append((known["context"], cell))
+        return {
+            cell: Cell(math.log(times[cell] / times[before]) / math.log(longer / shorter))
+            for line in lines.values()
+            for (shorter, before), (longer, cell) in pairwise(sorted(line))
+            if not modes or frame.known[cell].get("mode") in modes
+        }
 
     return (
         Column(f"{span}_flops_per_s", span, rate, _RATE, modes=modes),
@@ -81,19 +80,17 @@ def _about(frame: Frame, cell: int) -> list[str]:
     asked = next((asked for run in runs if (asked := _refused_bytes(run)) is not None), None)
     if cell in frame.ok_cells or asked is None:
         return notes
-    text, element_bytes = f"{units.gib(asked)} more were asked for", _element_of_scores(known, asked)
-    if element_bytes is not None:
-        text += f": one batch x heads x context x context tensor of {element_bytes} B an element"
+    sizes = [known.get(name) for name in ("batch", "heads", "context", "context")]
+    count = math.prod(size if isinstance(size, int) else 0 for size in sizes)
+    tensor = "".join(
+        f": one batch x heads x context x context tensor of {element_bytes} B an element"
+        for element_bytes in (4, 2)
+        if count and 0 <= asked - count * element_bytes < _ROUNDING_BYTES
+    )
     memory = runs[0].record.memory
     held = memory.refused.allocated_bytes if memory.refused else memory.run_peak_allocated_bytes
-    return [f"{text}; {units.gib(held)} were held of {units.gib(memory.device_total_bytes)}"]
-
-
-def _element_of_scores(known: dict[str, Value], size_bytes: int) -> int | None:
-    """The bytes of an element, where an allocation is one tensor of the scores; None where it is not."""
-    sizes = [known.get(name) for name in ("batch", "heads", "context", "context")]
-    count = math.prod(size for size in sizes if isinstance(size, int)) if None not in sizes else 0
-    return next((each for each in (4, 2) if count and 0 <= size_bytes - count * each < _ROUNDING_BYTES), None)
+    total = units.gib(memory.device_total_bytes)
+    return [f"{units.gib(asked)} more were asked for{tensor}; {units.gib(held)} were held of {total}"]
 
 
 ATTENTION = Feature(

@@ -18,9 +18,9 @@ def report(*results: str, view: str | None = None, baseline: str | None = None, 
         baseline: FACT=VALUE,... that speed-ups refer to, such as precision=32-true,matmul=highest
         reference: add published figures of the same size, mode, context and precision, but for implausible ones
     """
-    from lmbench.report.results import Options, report_on
+    from lmbench.report.results import report_on
 
-    return report_on(results, make_catalogue(), Options(view, baseline, reference))
+    return report_on(results, make_catalogue(), view, baseline, reference)
 
 
 def make_catalogue() -> Any:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -38,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy  # type: ignore[import-untyped]
 
 from lmbench.files import Unreadable
 from lmbench.records.load import Run, read_steps
@@ -54,6 +56,7 @@ TAIL_FRACTION, SMOOTHED_FRACTION, TARGET_FRACTION = 0.25, 0.1, 0.75
 MIN_SEEDS, MIN_STEPS = 3, 20
 CONFIDENCE = 0.95
 
+Array = np.ndarray[Any, Any]
 #: Of each seed of weights and data, the curve of its run.
 Curves = Mapping[Any, "Curve"]
 
@@ -70,9 +73,9 @@ class Curve:
     `skipped` says of each step whether the scaler skipped its update. All three are arrays of one length.
     """
 
-    losses: np.ndarray[Any, Any]
-    norms: np.ndarray[Any, Any]
-    skipped: np.ndarray[Any, Any]
+    losses: Array
+    norms: Array
+    skipped: Array
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -82,68 +85,65 @@ class Curve:
         return Curve(self.losses[:count], self.norms[:count], self.skipped[:count])
 
     @property
+    def _is_bad(self) -> Array:
+        return ~np.isfinite(self.losses) & ~self.skipped
+
+    @property
     def broke_at(self) -> int | None:
         """The first step whose loss is not finite though the scaler did not skip it; None where none is so."""
-        broken = np.flatnonzero(~np.isfinite(self.losses) & ~self.skipped)
-        return int(broken[0]) if len(broken) else None
+        return int(self._is_bad.argmax()) if self._is_bad.any() else None
 
     @property
     def tail_loss(self) -> float:
         """Mean loss of the tail's updates; nan if one of its losses is, or nothing was updated."""
-        losses = self.losses[self._tail()]
-        return float(losses.mean()) if len(losses) else math.nan
+        return _mean(self.losses[self._tail])
 
     @property
     def tail_log_norm(self) -> float:
         """Mean logarithm of the gradient norm of the tail's updates; nan without norms, minus infinite where there was
         no gradient."""
-        norms = self.norms[self._tail()]
+        norms = self.norms[self._tail]
         with np.errstate(divide="ignore"):
-            logs = np.log(norms[~np.isnan(norms)])
-        return float(logs.mean()) if len(logs) else math.nan
+            return _mean(np.log(norms[~np.isnan(norms)]))
 
-    def _tail(self) -> np.ndarray[Any, Any]:
+    @property
+    def _tail(self) -> Array:
         is_late = np.arange(len(self)) >= len(self) - share(len(self), TAIL_FRACTION)
-        return np.flatnonzero(is_late & ~self.skipped)
+        return np.asarray(is_late & ~self.skipped)
 
-    def smoothed(self, width: int) -> np.ndarray[Any, Any]:
+    def smoothed(self, width: int) -> Array:
         """The mean of each loss and those before it, `width` in all, without skipped steps; nan before there are as
         many, and where one of them is not finite."""
-        is_bad = ~np.isfinite(self.losses) & ~self.skipped
-        kept = pd.Series(np.where(is_bad | self.skipped, np.nan, self.losses)).rolling(width, min_periods=1).mean()
-        return np.asarray(kept.where(pd.Series(is_bad, dtype=float).rolling(width).sum() == 0))
+        kept = pd.Series(np.where(self._is_bad | self.skipped, np.nan, self.losses)).rolling(width, min_periods=1)
+        return np.asarray(kept.mean().where(pd.Series(self._is_bad, dtype=float).rolling(width).sum() == 0))
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def curve_of(run: Run) -> Curve | None:
     """A run's curve, read from its folder; None where it has no step with a loss."""
     path = run.path / STEPS_FILE
-    try:
+    with suppress(OSError):
         state = path.stat()
-    except OSError:
-        return None
-    curve = _read(path, state.st_mtime_ns, state.st_size)
-    return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
+        curve = _read(path, state.st_mtime_ns, state.st_size)
+        return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
+    return None
 
 
 @lru_cache(maxsize=512)
 def _read(path: Path, _changed_ns: int, _size_bytes: int) -> Curve:
-    rows: list[tuple[float, float, bool]] = []
-    try:
+    rows: list[Any] = []
+    # The steps before a tear are whole.
+    with suppress(Unreadable):
         for _, step in islice(read_steps(path), MAX_STEPS):
             if step is None:
                 break
-            rows.append((_figure(step.loss), _figure(step.gradient_norm), bool(step.is_skipped)))
-    except Unreadable:
-        # The steps before the tear are whole.
-        pass
-    losses, norms, skipped = zip(*rows, strict=True) if rows else ((), (), ())
-    return Curve(np.array(losses, dtype=float), np.array(norms, dtype=float), np.array(skipped, dtype=bool))
-
-
-def _figure(value: float | None) -> float:
-    if value is None:
-        return math.nan
-    return value if abs(value) <= _MOST else math.inf if value > 0 else -math.inf
+            rows.append((step.loss, step.gradient_norm, bool(step.is_skipped)))
+    table = np.array(rows, dtype=float).reshape(-1, 3)
+    figures = np.where(np.abs(table) > _MOST, np.copysign(np.inf, table), table)
+    return Curve(figures[:, 0], figures[:, 1], table[:, 2] == 1)
 
 
 def steps_to_loss(curve: Curve, baseline: Curve) -> float:
@@ -155,10 +155,9 @@ def steps_to_loss(curve: Curve, baseline: Curve) -> float:
     width = share(len(baseline), SMOOTHED_FRACTION)
     target = baseline.smoothed(width)[share(len(baseline), TARGET_FRACTION) - 1]
     values = curve.smoothed(width)
-    below = np.flatnonzero(values <= target)
-    if not len(below):
+    if not (values <= target).any():
         return math.inf
-    place = int(below[0])
+    place = int((values <= target).argmax())
     before = values[place - 1] if place else math.nan
     return place + 1 - float((target - values[place]) / (before - values[place]) if before > target else 0.0)
 
@@ -188,20 +187,11 @@ class Difference:
 
     @property
     def why(self) -> str:
-        """The figure beside its limit."""
-        if not math.isfinite(self.value):
-            return {
-                "loss": "none of the last steps was an update",
-                "gradient norm": "the gradient norm is not finite" if self.value > 0 else "there is no gradient",
-            }[self.name]
-        texts = [self._text(value or 0.0) for value in (self.value, self.apart, self.limit)]
-        if self.name == "loss":
-            texts[0] = f"{self._text(abs(self.value))} nat {'above' if self.value > 0 else 'below'}"
-        apart = "" if self.is_beyond else f"seeds lie {texts[1]} apart, "
-        return f"{self.name} {texts[0]}, {apart}limit {texts[2]}"
-
-    def _text(self, value: float) -> str:
-        return f"{value:.3g}" if self.name == "loss" else f"x{ratio(value):.3g}"
+        """The figure beside its limit: `loss +0.4 nat, limit 0.008`, `gradient norm x3, limit x1.02`."""
+        form, unit = ("{:.3g}".format, " nat") if self.name == "loss" else (lambda log: f"x{ratio(log):.3g}", "")
+        sign = "+" if unit and self.value > 0 else ""
+        apart = "" if self.is_beyond else f", seeds lie {form(self.apart or 0.0)} apart"
+        return f"{self.name} {sign}{form(self.value)}{unit}{apart}, limit {form(self.limit or 0.0)}"
 
 
 def ratio(logarithm: float) -> float:
@@ -213,78 +203,52 @@ def ratio(logarithm: float) -> float:
 class Judgement:
     """What is to be said of a row, by its loss and its gradient norm against the baseline's.
 
-    `seeds` are those of the baseline. `broke_at` is the first step with a loss that is not finite. `reason` says why
-    nothing can be said.
+    `follows` says whether it trains like the baseline, None where that cannot be told; `words` say the same (`yes`,
+    `NO: loss`, `undecided: gradient norm`, `not judged: ...`), and `why` with figures.
     """
 
+    follows: bool | None
+    words: str
+    why: str = ""
     differences: tuple[Difference, ...] = ()
-    seeds: int = 0
-    broke_at: int | None = None
-    reason: str = ""
-
-    @property
-    def _far(self) -> list[Difference]:
-        """What lies beyond its limit, else further off than the seeds."""
-        beyond = [each for each in self.differences if each.is_beyond]
-        return beyond or [each for each in self.differences if each.is_outside]
-
-    @property
-    def follows(self) -> bool | None:
-        """Whether it trains like the baseline; None where that cannot be told."""
-        if self.broke_at is not None or any(each.is_beyond for each in self.differences):
-            return False
-        return None if self.reason or self._far or not self.differences else True
-
-    @property
-    def words(self) -> str:
-        """The same in few words: `yes`, `NO: loss`, `undecided: gradient norm`."""
-        if self.broke_at is not None:
-            return f"NO: not finite from step {self.broke_at}"
-        names = ", ".join(each.name for each in self._far)
-        if self.follows is False:
-            return f"NO: {names}"
-        return f"not judged: {self.reason}" if self.reason else f"undecided: {names}" if names else "yes"
-
-    @property
-    def why(self) -> str:
-        """With figures: what lies beyond its limit, or further off than the seeds; empty where nothing does."""
-        if self.broke_at is not None:
-            return f"the loss is not finite from step {self.broke_at} on"
-        return "; ".join(each.why for each in self._far) or self.reason
 
 
 def judge(curves: Curves, baseline: Curves) -> Judgement:
     """The judgement on the runs of a row, one of each seed, against those of the baseline."""
-    seeds = len(baseline)
     broken = [place for curve in curves.values() if (place := curve.broke_at) is not None]
     if broken:
-        return Judgement(broke_at=min(broken), seeds=seeds)
+        words = f"not finite from step {min(broken)}"
+        return Judgement(False, f"NO: {words}", f"the loss is {words} on")
     shared = [seed for seed in curves if seed in baseline]
-    if not shared:
-        runs = "no run of the baseline has its seed and data" if baseline else "the baseline has no run that ended well"
-        return Judgement(seeds=seeds, reason=runs)
-    steps = min(len(curve) for curve in (*baseline.values(), *(curves[seed] for seed in shared)))
-    if steps < MIN_STEPS:
-        return Judgement(seeds=seeds, reason=f"{steps} steps, of which {MIN_STEPS} are needed")
-    tails, own = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
-    losses, reason = tails["loss"], ""
-    if not np.isfinite(losses).all():
-        reason = "the baseline's own loss is not finite"
-    elif seeds < MIN_SEEDS:
-        reason = f"the baseline has {seeds} of the {MIN_SEEDS} seeds that tell its spread"
-    elif losses.nunique() == 1:
-        reason = "the baseline's seeds make no difference"
+    steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
+    tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
+    losses = tails["loss"]
+    reasons = {
+        "the baseline has no run that ended well": not baseline,
+        "no run of the baseline has its seed and data": not shared,
+        f"{steps} steps, of which {MIN_STEPS} are needed": steps < MIN_STEPS,
+        "the baseline's own loss is not finite": not np.isfinite(losses).all(),
+        f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread": len(losses) < MIN_SEEDS,
+        "the baseline's seeds make no difference": losses.nunique() == 1,
+    }
+    reason = next((text for text, is_so in reasons.items() if is_so), "")
     differences = []
-    for name in tails:
+    for name in tails if steps >= MIN_STEPS else ():
         # A loss that is nan is a difference beyond every limit; a norm that is nan was not recorded.
-        values = tails[name] if name == "loss" else tails[name].dropna()
-        changes = (own[name] - values).reindex(own.index)
+        values = losses if name == "loss" else tails[name].dropna()
+        changes = (row_tails[name] - values).reindex(row_tails.index)
         changes = changes if name == "loss" else changes.dropna()
         if len(changes):
             limit = limit_of(values.to_numpy(), len(changes))
             apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(changes))
             differences.append(Difference(name, float(changes.mean(skipna=False)), apart, limit))
-    return Judgement(tuple(differences), seeds, reason=reason)
+    beyond = [each for each in differences if each.is_beyond]
+    far = beyond or [each for each in differences if each.is_outside]
+    names, why = ", ".join(each.name for each in far), "; ".join(each.why for each in far)
+    if beyond:
+        return Judgement(False, f"NO: {names}", why, tuple(differences))
+    words = f"not judged: {reason}" if reason else f"undecided: {names}" if far else "yes"
+    return Judgement(None if reason or far else True, words, why or reason, tuple(differences))
 
 
 def _tails(curves: Curves, steps: int) -> pd.DataFrame:
@@ -294,11 +258,9 @@ def _tails(curves: Curves, steps: int) -> pd.DataFrame:
     return pd.DataFrame(rows, pd.Index(list(curves), tupleize_cols=False), ["loss", "gradient norm"], dtype=float)
 
 
-def limit_of(values: np.ndarray[Any, Any], pairs: int) -> float | None:
+def limit_of(values: Array, pairs: int) -> float | None:
     """How far the mean of so many differences may be from none, by a figure of each of the baseline's seeds."""
     if len(values) < MIN_SEEDS or len(set(values)) == 1 or not np.isfinite(values).all():
         return None
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    quantile = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2))
+    quantile = float(scipy.special.stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2))
     return quantile * float(values.std(ddof=1)) * math.sqrt(2 / pairs)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
+from typing import Any
+
+import pandas as pd
 
 from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import PARTS
@@ -14,6 +17,7 @@ from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline
 from lmbench.records.instruments import PhaseKernels
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
@@ -50,17 +54,13 @@ def _first(name: str, title: str, read: Callable[[Run], Cell | None]) -> Column:
     return Column(name, title, per_cell(read), Unit("", 100.0, units.percent_number), None, is_profiled=True)
 
 
-def _times(run: RunRecord, kind: str, span: Span) -> dict[str, float]:
+def _times(run: RunRecord, kind: str, span: str) -> dict[str, float]:
     """Kernel time of a phase by kind, by part or inside attention, in s per step; what is fused is `several`."""
-    kernels = run.kernels
-    if kernels is None:
-        return {}
     if kind == "attention":
-        attention = kernels.attention.get(span)
-        inside = {name: getattr(attention, f"{name}_s", None) for name in _INSIDE}
+        inside = {name: value_at(run, f"kernels.attention.{span}.{name}_s") for name in _INSIDE}
         return {name: seconds for name, seconds in inside.items() if seconds is not None}
-    phase, times = kernels.phases.get(span), dict[str, float]()
-    for field, seconds in getattr(phase, kind, {}).items():
+    times: dict[str, float] = {}
+    for field, seconds in (value_at(run, f"kernels.phases.{span}.{kind}") or {}).items():
         name = FUSED if "+" in field else field.removesuffix("_s")
         times[name] = times.get(name, 0.0) + seconds
     return times
@@ -91,30 +91,30 @@ def _idle_s(phase: PhaseKernels) -> float | None:
 
 def _kernel_count(run: Run) -> Cell | None:
     """Kernels per step; `none` of a run that has no kernels, and no operators either."""
-    kernels = run.record.kernels
-    step = None if kernels is None else kernels.phases.step
-    if step is not None and step.kernel_count is not None:
-        return Cell(step.kernel_count)
+    count, kernels = value_at(run.record, "kernels.phases.step.kernel_count"), run.record.kernels
+    if count is not None:
+        return Cell(count)
     return Cell(0, text="none") if kernels is not None and kernels.reason and not kernels.operators else None
+
+
+def _in_words(rows: Sequence[Any]) -> Cell | None:
+    """Names with their shares; the number is the first one's."""
+    text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
+    return Cell(rows[0].share_fraction, text=text) if rows else None
 
 
 def _top_other(run: Run) -> Cell | None:
     """The longest kernel of the step that is no matrix product."""
-    step = None if run.record.kernels is None else run.record.kernels.phases.step
-    top = None if step is None else step.top_other
-    if top is None:
-        return None
-    return Cell(top.share_fraction, text=f"{shortened(top.name, _NAME_WIDTH)} {units.percent(top.share_fraction)}")
+    top = value_at(run.record, "kernels.phases.step.top_other")
+    return _in_words([] if top is None else [top])
 
 
 def _top_operators(span: Span) -> Callable[[Run], Cell | None]:
-    """A phase's longest operators on the host, of a run without kernels; the number is the first one's share."""
+    """A phase's longest operators on the host, of a run without kernels."""
 
     def of(run: Run) -> Cell | None:
-        operators = [] if run.record.kernels is None else run.record.kernels.operators
-        rows = [row for row in operators if row.phase == span][:_NAMED]
-        text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
-        return Cell(rows[0].share_fraction, text=text) if rows else None
+        operators = value_at(run.record, "kernels.operators") or ()
+        return _in_words([row for row in operators if row.phase == span][:_NAMED])
 
     return of
 
@@ -123,62 +123,56 @@ def _busy(span: Span) -> Callable[[Frame], Mapping[int, Cell]]:
     """How long the device was busy with a phase, from profiled runs beside a cell's timing runs: about what its span
     would be if the device never waited."""
 
+    def seconds(run: RunRecord) -> Any:
+        return value_at(run, f"kernels.phases.{span}.busy_s") or value_at(run, f"kernels.phases.{span}.kernel_s")
+
     def of(frame: Frame) -> dict[int, Cell]:
-        cells = {}
-        for cell in frame.facts.index:
-            found = [run.record.kernels for run in frame.runs_of(cell, "ok", None)]
-            phases = [phase for kernels in found if kernels and (phase := kernels.phases.get(span))]
-            times = [seconds for phase in phases if (seconds := phase.busy_s or phase.kernel_s)]
-            if times:
-                cells[cell] = Cell(statistics.fmean(times))
-        return cells
+        means = frame.shows(is_profiled=True).numbers(seconds).groupby(level=0).mean()
+        return {cell: Cell(value) for cell, value in means.to_dict().items() if value}
 
     return of
 
 
-def _columns(span: Span) -> list[Column]:
+def _columns(span: Span) -> Iterator[Column]:
     """Columns of a phase: its kernels, and what is inside attention written out."""
+    yield Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None)
     attention = f"kernels.attention.{span}"
-    ratio = f"{span}_softmax_matmul_"
-    return [
-        Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None),
-        *(_profiled(f"{span}_{name}_s", name, f"{attention}.{name}_s", MS) for name in (*_INSIDE, "matmul")),
-        _profiled(
-            f"{ratio}time_ratio", "softmax / matmul, time", f"{attention}.softmax_matmul_time_ratio",
-            Unit("", 1.0, "{:.2f}".format),
-        ),
-        _profiled(
-            f"{ratio}flop_ratio", "softmax / matmul, FLOPs", f"{attention}.softmax_matmul_flop_ratio",
-            Unit("", 1.0, "{:.4f}".format),
-        ),
-    ]  # fmt: skip
+    for name in (*_INSIDE, "matmul"):
+        yield _profiled(f"{span}_{name}_s", name, f"{attention}.{name}_s", MS)
+    for name, title, digits in (("time", "time", "{:.2f}"), ("flop", "FLOPs", "{:.4f}")):
+        field = f"softmax_matmul_{name}_ratio"
+        unit = Unit("", 1.0, digits.format)
+        yield _profiled(f"{span}_{field}", f"softmax / matmul, {title}", f"{attention}.{field}", unit)
 
 
-_TITLES = {FUSED: "several, fused"}
 _TRAINING = ("forward", "forward_backward", "train_step")
+_PHASES: tuple[Span, ...] = ("forward", "backward", "optimizer")
 COLUMNS: tuple[Column, ...] = (
     Column("kernel_count", "kernels", per_cell(_kernel_count), COUNT, None, is_profiled=True),
     _profiled("kernel_s", "kernel time", "kernels.phases.step.kernel_s", MS),
     *(
-        _profiled(name, title, f"kernels.phases.{span}.matmul_fraction", modes=modes)
-        for name, title, span, modes in (
-            ("inference_matmul_fraction", "matmul, inference", "forward", ("inference",)),
-            ("forward_matmul_fraction", "matmul, forward", "forward", _TRAINING),
-            ("backward_matmul_fraction", "matmul, backward", "backward", ()),
-            ("step_matmul_fraction", "matmul, step", "step", ("train_step",)),
+        _profiled(f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", modes=modes)
+        for name, span, modes in (
+            ("inference", "forward", ("inference",)),
+            ("forward", "forward", _TRAINING),
+            ("backward", "backward", ()),
+            ("step", "step", ("train_step",)),
         )
     ),
     _first("top_other_fraction", "top kernel but matmul", _top_other),
-    _profiled("trace_host_wait_fraction", "waits for host", _share_of_window(lambda phase: phase.host_wait_s)),
+    _profiled("trace_host_wait_fraction", "waits for host", _share_of_window(attrgetter("host_wait_s"))),
     _profiled("trace_idle_fraction", "device idle", _share_of_window(_idle_s)),
     _profiled("unclassified_part_fraction", "no part", "kernels.unclassified_part_fraction"),
-    *(_profiled(f"{s}_kernel_s", s, f"kernels.phases.{s}.kernel_s", MS) for s in ("forward", "backward", "optimizer")),
-    *(_first(f"{s}_top_operator_fraction", s, _top_operators(s)) for s in ("forward", "backward", "optimizer")),
+    *(_profiled(f"{span}_kernel_s", span, f"kernels.phases.{span}.kernel_s", MS) for span in _PHASES),
+    *(_first(f"{span}_top_operator_fraction", span, _top_operators(span)) for span in _PHASES),
     *(
-        _profiled(f"{span}_{name}_{kind}_fraction", _TITLES.get(name, name), _share(f"{kind}s", span, name))
+        _profiled(
+            f"{span}_{name}_{kind}_fraction", "several, fused" if name == FUSED else name,
+            _share(f"{kind}s", span, name),
+        )
         for span in SHARED_SPANS
-        for kind, names in (("kind", KINDS), ("part", (*PARTS, FUSED)))
-        for name in names
+        for kind in ("kind", "part")
+        for name in _ORDER[f"{kind}s"]
     ),
     *_columns("forward"),
     *_columns("backward"),
@@ -187,8 +181,8 @@ COLUMNS: tuple[Column, ...] = (
 
 def no_kernels(frame: Frame, cell: int) -> list[str]:
     """Why runs of a cell have no kernels to show, each reason once."""
-    kernels = (run.record.kernels for run in frame.runs_of(cell, "ok") if run.record.is_profiled)
-    return list(dict.fromkeys(found.reason for found in kernels if found is not None and found.reason))
+    runs = (run.record for run in frame.runs_of(cell, "ok") if run.record.is_profiled)
+    return list(dict.fromkeys(run.kernels.reason for run in runs if run.kernels is not None and run.kernels.reason))
 
 
 # charts
@@ -196,42 +190,34 @@ def no_kernels(frame: Frame, cell: int) -> list[str]:
 
 def _chart(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """Kernel time of a phase by part, by kind, or inside attention: a lying bar for each cell that has this phase."""
-    kind, span = spec.kind, next(span for span in SHARED_SPANS if span == spec.y)
-    rows = [(label, frame.runs_of(cell, "ok")[0].record) for label, cell in rows_of(frame) if cell in frame.ok_cells]
-    known = [(label, run, times) for label, run in rows if (times := _times(run, kind, span))]
-    if len(rows) > MAX_BARS or not known:
+    kind, span = spec.kind, spec.y
+    runs = {label: frame.runs_of(cell, "ok")[0].record for label, cell in rows_of(frame) if cell in frame.ok_cells}
+    known = {label: times for label, run in runs.items() if (times := _times(run, kind, span))}
+    if len(runs) > MAX_BARS or not known:
         return None
     # The same names in the charts of all phases: what is longest in the step, in the model's order.
-    longest = dict[str, float]()
-    for _, run, times in known:
-        whole = _times(run, kind, "step") or times
-        for name, seconds in whole.items():
-            longest[name] = max(longest.get(name, 0.0), seconds / (math.fsum(whole.values()) or 1.0))
-    names = sorted(longest, key=lambda name: (-longest[name], name))[:_SHOWN]
-    series = [Series(n, [], MUTED if n == REST else _colour(kind, n)) for n in _ORDER[kind] if n in names]
-    series.append(Series(REST, [], MUTED))
-    for label, _, times in known:
-        total = math.fsum(times.values())
-        shown = {name: times.get(name, 0.0) for name in names}
-        for each in series:
-            seconds = shown.get(each.label, total - math.fsum(shown.values()))
-            share = 100 * seconds / total if total else 0.0
-            tip = f"{label}: {each.label} {units.milliseconds(seconds)} ms, {share:.1f} %"
-            each.points.append({"x": f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms", "y": share, "tip": tip})
-    others = [name for name in _ORDER[kind] if name not in names and any(name in times for _, _, times in known)]
+    steps = pd.DataFrame({label: _times(runs[label], kind, "step") or times for label, times in known.items()})
+    longest = steps.div(steps.sum()).max(axis=1).sort_index().sort_values(ascending=False, kind="stable")
+    names = [name for name in _ORDER[kind] if name in longest.index[:_SHOWN]]
+    table = pd.DataFrame(known).T
+    others = [name for name in _ORDER[kind] if name in table and name not in names]
+    totals, table = table.sum(axis=1), table.reindex(columns=names).fillna(0.0)
+    if others:
+        table[REST] = totals - table.sum(axis=1)
+    series = []
+    for name, seconds in table.items():
+        place = (
+            MUTED if name == REST else KIND_COLOURS.get(str(name), MUTED) if kind == "kinds" else part_colour(str(name))
+        )
+        points = []
+        for label, total in totals.items():
+            share = 100 * seconds[label] / total if total else 0.0
+            tip = f"{label}: {name} {units.milliseconds(seconds[label])} ms, {share:.1f} %"
+            points.append({"x": f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms", "y": share, "tip": tip})
+        series.append(Series(str(name), points, place))
     inside = "scores, mask, softmax and values in " if kind == "attention" else ""
     caption = f"Share of the kernel time of {inside}{'the step' if span == 'step' else span}, with that time per step."
-    caption += f" Rest: {', '.join(others)}." if others else ""
-    return Chart("", stacked_chart(series if others else series[:-1], "share (%)"), caption)
-
-
-def _colour(kind: str, name: str) -> int:
-    return KIND_COLOURS.get(name, MUTED) if kind == "kinds" else part_colour(name)
-
-
-def _timelines(frame: Frame) -> list[Chart]:
-    is_meant = attrgetter("record.is_profiled")
-    return page_charts(frame, TIMELINE_FILE, is_meant, step_chart, read_timeline)
+    return Chart("", stacked_chart(series, "share (%)"), caption + (f" Rest: {', '.join(others)}." if others else ""))
 
 
 KERNELS = Feature(
@@ -241,5 +227,7 @@ KERNELS = Feature(
         for kind, spans in {"parts": SHARED_SPANS, "kinds": SHARED_SPANS, "attention": ("forward", "backward")}.items()
     },
     row_notes=no_kernels,
-    charts=_timelines,
+    charts=partial(
+        page_charts, file=TIMELINE_FILE, is_meant=attrgetter("record.is_profiled"), chart=step_chart, read=read_timeline
+    ),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import attrgetter
+
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.timeline import TIMELINE_FILE, memory_chart, read_timeline
-from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.load import Run
 from lmbench.records.schema import value_at
-from lmbench.report.answer import Chart
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.frame import Frame
@@ -23,45 +24,40 @@ def _fragmentation(run: Run) -> float | None:
     return 1 - history.peak_allocated_bytes / history.peak_reserved_bytes
 
 
-def _of_history(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
-    """A number of a cell's first run with a history, which is a run of its own beside those that are timed."""
-    read = per_cell(lambda run: value_at(run.record, f"memory_history.{field}"), is_shown=None)
+def _first(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
+    """A number of a cell's first run that has it: of a history, which is a run of its own beside those that are timed,
+    or of the prediction, which all runs of a configuration share."""
+    read = per_cell(lambda run: value_at(run.record, field), is_shown=None, outcome=None)
     return Column(name, title, read, unit, None)
-
-
-def _of_prediction(name: str, title: str, field: str, unit: Unit) -> Column:
-    """A number of the prediction for a cell's runs, which have all one configuration."""
-    return Column(
-        name, title, per_cell(lambda run: value_at(run.record, f"memory_prediction.{field}"), outcome=None), unit, None
-    )
 
 
 def _no_history(frame: Frame, cell: int) -> list[str]:
     """Why runs of a cell have no history to show, or a cut one, each reason once."""
-    histories: list[MemoryHistoryRecord] = [
-        run.record.memory_history for run in frame.runs_of(cell, is_shown=None) if run.record.memory_history is not None
-    ]
-    reasons = [f"no history: {history.reason}" for history in histories if history.reason]
-    cut = ["the history is not complete"] * any(history.is_complete is False for history in histories)
-    return list(dict.fromkeys([*reasons, *cut]))
-
-
-def _timelines(frame: Frame) -> list[Chart]:
-    return page_charts(
-        frame, TIMELINE_FILE, lambda run: run.record.memory_history is not None, memory_chart, read_timeline
-    )
+    histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
+    reasons = [f"no history: {history.reason}" for history in histories if history and history.reason]
+    is_cut = any(history and history.is_complete is False for history in histories)
+    return [*dict.fromkeys(reasons), *(["the history is not complete"] if is_cut else [])]
 
 
 MEMORY = Feature(
     columns=(
-        _of_prediction("predicted_peak_bytes", "predicted", "peak_allocated_bytes", GIB),
-        _of_prediction("prediction_error_fraction", "error", "error_fraction", PERCENT),
-        _of_history("history_peak_bytes", "history's peak", "peak_allocated_bytes"),
-        *(_of_history(f"peak_{n}_bytes", CATEGORY_LABELS[n], f"categories.{n}_bytes") for n in CATEGORIES),
-        _of_history("peak_unknown_fraction", "unknown", "unknown_fraction", PERCENT),
+        _first("predicted_peak_bytes", "predicted", "memory_prediction.peak_allocated_bytes"),
+        _first("prediction_error_fraction", "error", "memory_prediction.error_fraction", PERCENT),
+        _first("history_peak_bytes", "history's peak", "memory_history.peak_allocated_bytes"),
+        *(
+            _first(f"peak_{name}_bytes", CATEGORY_LABELS[name], f"memory_history.categories.{name}_bytes")
+            for name in CATEGORIES
+        ),
+        _first("peak_unknown_fraction", "unknown", "memory_history.unknown_fraction", PERCENT),
         Column("peak_fragmented_fraction", "reserved in vain", per_cell(_fragmentation, is_shown=None), PERCENT, None),
-        _of_history("saved_for_backward_bytes", "saved for backward", "saved_bytes"),
+        _first("saved_for_backward_bytes", "saved for backward", "memory_history.saved_bytes"),
     ),
     row_notes=_no_history,
-    charts=_timelines,
+    charts=partial(
+        page_charts,
+        file=TIMELINE_FILE,
+        is_meant=attrgetter("record.memory_history"),
+        chart=memory_chart,
+        read=read_timeline,
+    ),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from msgspec.structs import replace
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report.answer import Chart
 from lmbench.report.charts import CHART_KINDS, ChartKind
@@ -29,9 +29,9 @@ class Feature:
 
     columns: tuple[Column, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
-    row_notes: Callable[[Frame, int], list[str]] | None = None
-    headline: Callable[[Frame], list[str]] | None = None
-    charts: Callable[[Frame], list[Chart]] | None = None
+    row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
+    headline: Callable[[Frame], list[str]] = lambda frame: []
+    charts: Callable[[Frame], list[Chart]] = lambda frame: []
 
 
 class Catalogue:
@@ -53,9 +53,8 @@ class Catalogue:
         """
         column = self.columns.get(name) or schema_column(name)
         if column is None:
-            first = ", ".join(column.name for column in MEASURED[:3])
             near = suggest(name, [*self.columns, *fields("run")])
-            raise UsageError(f"column {name!r} is unknown; give one of {first} ..., or a field{near}")
+            raise UsageError(f"column {name!r} is unknown; give one such as step_s, or a field of a run{near}")
         return column
 
     def view(self, named: Any, axes: Iterable[str] = ()) -> View:
@@ -68,25 +67,15 @@ class Catalogue:
         try:
             tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
             answers = tuple(replace(answer, of=self._names(answer.of)) for answer in view.answers)
+            self._names(name for answer in answers for name in (answer.y, *answer.also))
             compared = [table.columns[0] for table in tables if table.among]
-            compared += [answer.y for answer in answers if answer.kind == "fastest"]
-            for name in compared:
+            for name in (*compared, *(answer.y for answer in answers if answer.kind in ("fastest", "against"))):
                 if not self.column(name).is_of_one_process:
-                    raise UsageError(
-                        f"column {name!r} is no number of one process, which `among` compares; give another"
-                    )
-            for name in (name for answer in answers for name in (answer.y, *answer.also)):
-                self.column(name)
+                    raise UsageError(f"column {name!r} is no number of one process, which can be compared")
             for chart in view.charts:
-                kind = self.chart_kinds.get(chart.kind)
-                if kind is None:
-                    known, near = ", ".join(self.chart_kinds), suggest(chart.kind, self.chart_kinds)
-                    raise UsageError(f"chart kind {chart.kind!r} is unknown; choose among {known}{near}")
-                if not kind.spans:
-                    self.column(chart.y)
-                elif chart.y not in kind.spans:
-                    spans = ", ".join(kind.spans)
-                    raise UsageError(f"y of a {chart.kind} chart is {chart.y!r}; choose among {spans}")
+                if chart.kind not in self.chart_kinds:
+                    raise unknown("chart kind", chart.kind, self.chart_kinds)
+                self._names(() if chart.y in self.chart_kinds[chart.kind].spans else [chart.y])
         except UsageError as error:
             raise UsageError(f"view{f' {view.name}' if view.name else ''}: {error}") from None
         return replace(view, tables=tables, answers=answers)
@@ -94,17 +83,14 @@ class Catalogue:
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
         names: list[str] = []
         for pattern in patterns:
-            if "*" not in pattern:
-                names.append(self.column(pattern).name)
-                continue
             numbers = [each.name for each in fields("run").values() if "." in pattern and each.about.is_number]
-            matching = [name for name in [*self.columns, *numbers] if fnmatchcase(name, pattern)]
+            matching = fnmatch.filter([*self.columns, *numbers], pattern) if "*" in pattern else [pattern]
+            names += [self.column(name).name for name in matching]
             if not matching:
                 raise UsageError(f"no column is like {pattern!r}")
-            names += matching
         return tuple(names)
 
     def row_notes(self, frame: Frame, cell: int, columns: Sequence[Column]) -> list[str]:
         """What features say of a row with these columns."""
         features = (feature for feature in self.features if any(column in feature.columns for column in columns))
-        return [note for feature in features if feature.row_notes for note in feature.row_notes(frame, cell)]
+        return [note for feature in features for note in feature.row_notes(frame, cell)]

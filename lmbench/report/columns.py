@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -34,8 +34,6 @@ from lmbench.report.units import COUNT, GIB, MS, PERCENT, SECONDS, TIMES, Unit
 
 #: Stands in a title for the baseline's name.
 BASELINE = "{baseline}"
-#: Facts that change how much one step does.
-_STEP_SIZE = ("batch", "context", "micro_batches")
 #: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
 _COMPILING_STEPS = 5
 
@@ -59,7 +57,6 @@ class Column:
         modes: the modes that have this number, all where empty.
         is_profiled: whether only profiled runs have it.
         is_planned: whether it is known of a cell of which no run ended well.
-        in_words: whether words stand for the number, which is 0 where they say something bad.
         reads_steps: whether it reads steps.jsonl, and is worked out only where a view names it.
     """
 
@@ -72,7 +69,6 @@ class Column:
     modes: Sequence[str] = ()
     is_profiled: bool = False
     is_planned: bool = False
-    in_words: bool = False
     reads_steps: bool = False
 
     @property
@@ -87,31 +83,25 @@ class Column:
     def numbers(self, frame: Frame) -> pd.Series:
         """A number of each ok run that has it, by its cell."""
         numbers = frame.numbers(self.expression)
-        if not self.modes:
-            return numbers
-        return numbers[[frame.known[cell].get("mode") in self.modes for cell in numbers.index]]
+        return numbers[[not self.modes or frame.known[cell].get("mode") in self.modes for cell in numbers.index]]
 
-    def of(self, frame: Frame) -> dict[int, Cell]:
+    def of(self, frame: Frame) -> dict[int, Any]:
         """The cells that have a value, with it; of one that did not end well only what is known without that."""
         if self.over is None:
-            cells = dict(self.expression(frame))
-        else:
-            numbers = self.numbers(frame)
-            by_cell = numbers.groupby(level=0)
-            table = pd.DataFrame({"value": by_cell.agg(self.over) if len(numbers) else numbers, "std": float("nan")})
-            if self.within is not None:
-                table["std"] = by_cell.std()
-            if self.within:
-                lone = frame.numbers(self.within).groupby(level=0).first()
-                table["std"] = table["std"].where(by_cell.size() > 1, lone)
-            table = table.astype(object).where(table.notna(), None)
-            cells = {cell: Cell(value, std) for cell, value, std in table.itertuples()}
-        return {cell: found for cell, found in cells.items() if self.is_planned or cell in frame.ok_cells}
+            cells = self.expression(frame)
+            return {cell: cells[cell] for cell in cells if self.is_planned or cell in frame.ok_cells}
+        by_cell = self.numbers(frame).groupby(level=0)
+        if not len(by_cell):
+            return {}
+        spread = by_cell.std() if self.within is not None else pd.Series(dtype=float)
+        if self.within:
+            spread = spread.where(by_cell.size() > 1, frame.numbers(self.within).groupby(level=0).first())
+        stds = spread.dropna().to_dict()
+        return {cell: Cell(value, stds.get(cell)) for cell, value in by_cell.agg(self.over).to_dict().items()}
 
     def heading(self, frame: Frame) -> answer.Column:
         """The column as a table has it."""
-        title = self.title.replace(BASELINE, frame.base_name)
-        return answer.Column(title, units.WORDS if self.in_words else self.unit, self.name)
+        return answer.Column(self.title.replace(BASELINE, frame.base_name), self.unit, self.name)
 
     def text(self, cell: Cell) -> str:
         """A value in the heading's unit."""
@@ -124,15 +114,18 @@ def per_cell(
     """For each cell what its first run tells that tells anything: a number, or a cell of an answer."""
 
     def of(frame: Frame) -> dict[int, Cell]:
-        cells = {}
+        values = {}
         for cell in frame.facts.index:
-            told = map(read, frame.runs_of(cell, outcome, is_shown))
-            value = next((each for each in told if each is not None), None)
-            if value is not None:
-                cells[cell] = value if isinstance(value, Cell) else Cell(value)
-        return cells
+            known = (value for run in frame.runs_of(cell, outcome, is_shown) if (value := read(run)) is not None)
+            values[cell] = next(known, None)
+        return _cells(values)
 
     return of
+
+
+def _cells(values: Mapping[int, Any]) -> dict[int, Cell]:
+    """Values as cells of an answer, without those that are None."""
+    return {k: v if isinstance(v, Cell) else Cell(v) for k, v in values.items() if v is not None}
 
 
 def _phase(span: Span, modes: Sequence[str] = ()) -> Column:
@@ -144,14 +137,11 @@ def _waits(span: Span) -> Column:
 
     def of(frame: Frame) -> dict[int, Cell]:
         cells = {}
+        lags = frame.numbers(f"probe.verdicts.{span}.min_lag_s").groupby(level=0).mean().to_dict()
         for cell in frame.ok_cells:
-            found = [run.record.probe.verdicts for run in frame.runs_of(cell, "ok")]
-            verdicts = [verdict for each in found if each is not None and (verdict := each.get(span)) is not None]
-            words = {each.verdict for each in verdicts if each.verdict is not None}
-            lags = [each.min_lag_s for each in verdicts if each.min_lag_s is not None]
-            if words:
-                text = words.pop() if len(words) == 1 else "mixed"
-                cells[cell] = Cell(statistics.fmean(lags) if lags else None, text=text)
+            words = {value_at(run.record, f"probe.verdicts.{span}.verdict") for run in frame.runs_of(cell, "ok")}
+            if words := words - {None}:
+                cells[cell] = Cell(lags.get(cell), text=words.pop() if len(words) == 1 else "mixed")
         return cells
 
     return Column(f"{span}_lag_s", f"{span} is", of, Unit("", 1e3, units.milliseconds), None)
@@ -215,17 +205,7 @@ MEASURED: tuple[Column, ...] = (
 # against the baseline
 
 
-def _of_pairs(read: Callable[[Frame, int, int], Cell | float | None]) -> Callable[[Frame], Mapping[int, Cell]]:
-    """What is read of each cell beside its baseline."""
-
-    def of(frame: Frame) -> dict[int, Cell]:
-        pairs = ((cell, read(frame, cell, base)) for cell, base in frame.base.items() if cell in frame.known)
-        return {cell: x if isinstance(x, Cell) else Cell(x) for cell, x in pairs if x is not None}
-
-    return of
-
-
-def ratio(below: Sequence[float], above: Sequence[float]) -> Cell | None:
+def ratio(below: Sequence[float], above: Sequence[float]) -> Any:
     """The ratio of two means of processes with its 95 % interval, by Welch's t on logarithms."""
     if not len(below) or not len(above) or min(*below, *above) <= 0:
         return None
@@ -233,52 +213,55 @@ def ratio(below: Sequence[float], above: Sequence[float]) -> Cell | None:
     return Cell(statistics.fmean(above) / statistics.fmean(below), low=interval.low, high=interval.high)
 
 
-def values_of(numbers: pd.Series, cell: int) -> list[float]:
-    return list(numbers[[cell]]) if cell in numbers.index else []
+def values_of(numbers: pd.Series, *cells: int) -> list[list[float]]:
+    """The numbers of each of the cells, of its runs."""
+    values, places = numbers.to_numpy(), numbers.index.to_numpy()
+    return [values[places == cell].tolist() for cell in cells]
 
 
-def _ratio(frame: Frame, below: int, above: int, expression: str) -> Cell | None:
-    numbers = frame.numbers(expression)
-    return ratio(values_of(numbers, below), values_of(numbers, above))
+def _against(name: str, title: str, read: Callable[[Frame, int, int], Any], unit: Unit) -> Column:
+    """What is read of each cell beside its baseline."""
+
+    def of(frame: Frame) -> dict[int, Cell]:
+        return _cells({cell: read(frame, cell, base) for cell, base in frame.base.items() if cell in frame.known})
+
+    return Column(name, title, of, unit, None)
 
 
-def _speedup(frame: Frame, cell: int, base: int) -> Cell | None:
+def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """How many times faster: by step time, or by tokens/s where the steps are not of one size."""
-    if any(frame.known[cell].get(name) != frame.known[base].get(name) for name in _STEP_SIZE):
-        return _ratio(frame, base, cell, "throughput.tokens_per_s")
-    return _ratio(frame, cell, base, "phases.step.mean_s")
+    if any(
+        frame.known[cell].get(name) != frame.known[base].get(name) for name in ("batch", "context", "micro_batches")
+    ):
+        return ratio(*values_of(frame.numbers("throughput.tokens_per_s"), base, cell))
+    return _slowdown(frame, base, cell)
 
 
-def _slowdown(frame: Frame, cell: int, base: int) -> Cell | None:
-    return _ratio(frame, base, cell, "phases.step.mean_s")
+def _slowdown(frame: Frame, cell: int, base: int) -> Any:
+    return ratio(*values_of(frame.numbers("phases.step.mean_s"), base, cell))
 
 
 def _memory_saved(frame: Frame, cell: int, base: int) -> float | None:
     """By the device's peaks; of runs on a CPU by those predicted for a device, else by resident memory."""
-    peaks = (
-        "memory.run_peak_allocated_bytes",
-        "memory_prediction.peak_allocated_bytes",
-        "memory.host_peak_rss_bytes",
-    )
-    for peak in peaks:
-        numbers = frame.numbers(peak)
-        values, others = values_of(numbers, cell), values_of(numbers, base)
+    for name in (
+        "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
+    ):  # fmt: skip
+        values, others = values_of(frame.numbers(name), cell, base)
         if values and others and max(others) > 0:
             return 1 - max(values) / max(others)
     return None
 
 
-def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, int], float | None]:
+def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, int], Any]:
     """A number minus the baseline's, of two runs whose weights and data began alike."""
 
-    def of(frame: Frame, cell: int, base: int) -> float | None:
-        own, other = frame.by_seed(cell), frame.by_seed(base)
-        pair = next(((run, other[seed]) for seed, run in own.items() if seed in other), None)
-        values = [value_at(run.record, field) for run in pair or ()]
-        if not values or None in values or not math.isfinite(values[0] - values[1]):
+    def of(frame: Frame, cell: int, base: int) -> Any:
+        runs, others = frame.by_seed(cell), frame.by_seed(base)
+        seed = next((seed for seed in runs if seed in others), None)
+        values = [] if seed is None else [value_at(run.record, field) for run in (runs[seed], others[seed])]
+        if not values or None in values or not math.isfinite(values[0] - values[1]) or (is_relative and not values[1]):
             return None
-        difference = values[0] - values[1]
-        return (difference / values[1] if values[1] else None) if is_relative else difference
+        return (values[0] - values[1]) / (values[1] if is_relative else 1)
 
     return of
 
@@ -289,23 +272,21 @@ def _pays_after(frame: Frame, cell: int, base: int) -> Cell | None:
     A run's time after n steps is its excess at the beginning plus n times its steady step; the two lines meet at the
     difference of the excesses divided by that of the steps.
     """
-    own = frame.runs_of(cell, "ok")
-    if not own or not own[0].record.compile.is_enabled:
-        return None
-    cold = _mean_excess_s(run for run in own if run.record.compile.cache != "shared")
-    usual = _mean_excess_s(frame.runs_of(base, "ok"))
-    means = [values_of(frame.numbers("phases.step.mean_s"), each) for each in (cell, base)]
-    if cold is None or usual is None or not all(means):
+    compiled = [run for run in frame.runs_of(cell, "ok") if run.record.compile.is_enabled]
+    cold_runs = [run for run in compiled if run.record.compile.cache != "shared"]
+    excesses = [_mean_excess_s(cold_runs), _mean_excess_s(frame.runs_of(base, "ok"))]
+    means = values_of(frame.numbers("phases.step.mean_s"), cell, base)
+    if None in excesses or not all(means):
         return None
     gain_s = statistics.fmean(means[1]) - statistics.fmean(means[0])
     if gain_s <= 0:
         return Cell(math.inf, text="never")
-    steps = math.ceil(max(0.0, cold - usual) / gain_s)
+    steps = math.ceil(max(0.0, excesses[0] - excesses[1]) / gain_s)
     return Cell(steps, text=f"{steps:,} steps")
 
 
-def _mean_excess_s(runs: Iterable[Run]) -> float | None:
-    """How much longer than steady ones the first steps of runs took in all."""
+def _mean_excess_s(runs: Sequence[Run]) -> Any:
+    """How much longer than steady ones the first steps of runs took in all; None where nobody knows."""
     excesses = []
     for run in runs:
         step, count = run.record.phases.step, max(run.record.window.warmup_steps or 0, _COMPILING_STEPS)
@@ -326,24 +307,19 @@ def first_steps(run: Run, count: int) -> list[StepRecord]:
     return records
 
 
-_SIGNED_PERCENT = Unit("%", 100.0, lambda value: units.signed(value * 100))
-
-RELATIVE: tuple[Column, ...] = tuple(
-    Column(name, title, _of_pairs(read), unit, None)
-    for name, title, read, unit in (
-        ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
-        ("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
-        ("memory_saved_fraction", f"memory saved vs {BASELINE}", _memory_saved, PERCENT),
-        (
-            "first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"),
-            Unit("nat", 1.0, units.signed),
-        ),
-        (
-            "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
-            _difference("warmup.gradient_norm", is_relative=True), _SIGNED_PERCENT,
-        ),
-        ("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT),
-    )
+RELATIVE: tuple[Column, ...] = (
+    _against("speedup", "speed-up vs {baseline}", _speedup, TIMES),
+    _against("slowdown", "mean / mean of {baseline}", _slowdown, TIMES),
+    _against("memory_saved_fraction", "memory saved vs {baseline}", _memory_saved, PERCENT),
+    _against(
+        "first_loss_difference", "first loss - {baseline}", _difference("loss.first"), Unit("nat", 1.0, units.signed)
+    ),
+    _against(
+        "gradient_norm_difference_fraction", "gradient norm vs {baseline}",
+        _difference("warmup.gradient_norm", is_relative=True),
+        Unit("%", 100.0, lambda value: units.signed(value * 100)),
+    ),
+    _against("pays_after_steps", "pays after, vs {baseline}", _pays_after, COUNT),
 )  # fmt: skip
 
 
@@ -359,14 +335,14 @@ def schema_column(name: str) -> Column | None:
     Raises:
         UsageError: the field is no number.
     """
-    found = fields("run").get(name)
-    if found is None:
+    field = fields("run").get(name)
+    if field is None:
         return None
-    if not found.about.is_number:
-        raise UsageError(f"column {name!r} is {'a ' * (found.unit != 'text')}{found.unit}; a column shows a number")
+    if not field.about.is_number:
+        raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
     last = name.rpartition(".")[2]
     over = "max" if last.startswith("max_") or "peak" in name else "min" if last.startswith("min_") else "mean"
     # The phase or the end of the window that it is of, where the title does not say it.
-    parts = zip_longest(found.name.split("."), found.pattern.split("."))
-    whose = [part for part, pattern in parts if pattern != part and part and part not in found.title.split()]
-    return Column(name, " ".join([*whose, found.title]), name, units.unit_of(found.unit), over)
+    parts = zip_longest(name.split("."), field.pattern.split("."))
+    whose = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
+    return Column(name, " ".join([*whose, field.title]), name, units.unit_of(field.unit), over)

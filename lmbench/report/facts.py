@@ -21,104 +21,77 @@ from lmbench.text import shown
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
 Value = str | int | float | None
+#: What a run's options were set to: by the sweep's axes and by the rest of its plan, both by dotted names, and by its
+#: configuration, which is nested.
+Plan = tuple[Mapping[str, Any], Mapping[str, Any], Any]
 
 EAGER = "eager"
 CAUSAL = "causal"
 
 
-def compile_label(options: Any) -> str:
-    """`eager`, or torch.compile's mode with what was asked for beside it, of the option `trainer.compile`."""
-    if isinstance(options, bool):
-        return "default" if options else EAGER
-    if not isinstance(options, Mapping):
-        return str(options)
-    extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
-    return " ".join([str(options.get("mode") or "default"), *extras])
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What a run's options were set to, by their dotted names: by the sweep's axes, the rest of its plan, or the
-    configuration."""
-
-    axes: Mapping[str, Any]
-    options: Mapping[str, Any]
-    config: Mapping[str, Any]
-
-    def get(self, option: str) -> Any:
-        for holder in (self.axes, self.options):
-            if holder.get(option) is not None:
-                return holder[option]
-        value: Any = self.config
-        for key in option.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+def planned(plan: Plan, option: str) -> Any:
+    """What an option was set to; None where the plan does not say."""
+    axes, options, nested = plan
+    for key in option.split("."):
+        nested = nested.get(key) if isinstance(nested, Mapping) else None
+    return next((value for settings in (axes, options) if (value := settings.get(option)) is not None), nested)
 
 
 @dataclass(frozen=True)
 class Fact:
     """One fact.
 
-    `name` is what `--baseline` and CSV call it, `heading` what a table does; `caption` is how it is told in a
-    caption, where all rows share it. `read` is a field of a run's record by its dotted name, or a function of the
-    record. `settings` are the dotted options that set it, read from the plan where the run died before it could tell,
-    and `label` is how a value of either is told. `order` lists known values in the order of a table.
+    `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name, or a function
+    of the record. `settings` are the dotted options that set it, read from the plan where the run died before it could
+    tell, and `label` is how a value of either is told. `heading` is what a table calls it (by default its name), and
+    `caption` how a caption tells a value that all rows share (by default after the heading). `order` lists known values
+    in the order of a table.
     """
 
     name: str
-    heading: str
-    caption: str
     read: str | Callable[[RunRecord], Any]
     settings: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    label: Callable[[Any], str | None] | None = None
+    heading: str = ""
+    caption: str = ""
+    label: Callable[[Any], Any] = lambda value: value
     #: A difference of this kind makes another cell only among runs that belong to no sweep.
     is_environment: bool = False
     #: Follows from other facts (16-mixed takes another variant of the optimizer): a baseline need not share it.
     is_consequence: bool = False
 
-    def of(self, run: RunRecord, plan: Planned) -> Value:
+    def of(self, run: RunRecord, plan: Plan) -> Value:
         """What the run was, or what it was to be."""
         value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
-        if value is None and self.name == "size":
-            return _planned_size(plan)
+        settings = [planned(plan, option) for option in self.settings]
+        if value is None and self.name == "size" and all(settings[1:]):
+            value = "{} x {}".format(*settings[1:])
         if value is None:
-            value = next((value for option in self.settings if (value := plan.get(option)) is not None), None)
+            value = next((value for value in settings if value is not None), None)
         return None if value is None else self.labelled(value)
 
     def labelled(self, value: Any) -> Value:
         """A recorded value or that of an option as this fact has it: `highest` is `highest (fp32)`."""
-        return plain(self.label(value) if self.label is not None else value)
+        return plain(self.label(value))
 
 
 def _size(run: RunRecord) -> str | None:
     model = run.model
-    if model.size:
-        return model.size
-    if model.d_model and model.num_layers:
+    if model.d_model and model.num_layers and not model.size:
         return f"{model.num_layers} x {model.d_model}"
-    return model.name.rpartition(".")[2] if model.name else None
-
-
-def _planned_size(plan: Planned) -> str | None:
-    """The size that a run was to have: by its name, or layers x width where the settings change a named one."""
-    size, layers, width = (plan.get(f"model.{name}") for name in ("size", "num_layers", "d_model"))
-    named = SIZES.get(str(size))
-    if named is not None and (layers or width):
-        layers, width = layers or named.num_layers, width or named.d_model
-    if layers and width and (layers, width) != (named and (named.num_layers, named.d_model)):
-        return f"{layers} x {width}"
-    return str(size) if size else None
-
-
-def mode_of(run: RunRecord) -> str | None:
-    """The mode of a run; `lmbench validate` is inference."""
-    return "inference" if run.command == "validate" else run.mode
+    return model.size or (model.name or "").rpartition(".")[2] or None
 
 
 def _compiled(run: RunRecord) -> Any:
-    compiled = run.compile
-    return msgspec.structs.asdict(compiled) if compiled.is_enabled else compiled.is_enabled
+    return msgspec.structs.asdict(run.compile) if run.compile.is_enabled else run.compile.is_enabled
+
+
+def _compile_label(options: Any) -> str:
+    """`eager`, or torch.compile's mode with what was asked for beside it, of the option `trainer.compile`."""
+    if not isinstance(options, Mapping):
+        return {True: "default", False: EAGER}.get(options, str(options))
+    extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
+    return " ".join([str(options.get("mode") or "default"), *extras])
 
 
 def _commit(run: RunRecord) -> str | None:
@@ -127,39 +100,42 @@ def _commit(run: RunRecord) -> str | None:
 
 
 FACTS: tuple[Fact, ...] = (
-    Fact("size", "size", "size {}", _size, ("model.size",), tuple(SIZES)),
-    Fact("mode", "mode", "mode {}", mode_of, ("measure.mode", "mode"), MODES),
-    Fact("batch", "batch", "batch {}", "data.batch_size", ("data.batch_size",)),
-    Fact("context", "context", "context {}", "data.context_length", ("data.context_length",)),
-    Fact("precision", "precision", "{}", "precision", ("trainer.precision",), tuple(PRECISIONS)),
+    Fact("size", _size, ("model.size", "model.num_layers", "model.d_model"), tuple(SIZES)),
+    # `lmbench validate` is inference.
     Fact(
-        "matmul", "float32 matmul", "float32 matmul {}", "matmul_precision", ("measure.matmul_precision",),
-        (FP32_MATMUL, TF32_MATMUL), matmul_label,
+        "mode", lambda run: "inference" if run.command == "validate" else run.mode, ("measure.mode", "mode"), MODES,
     ),
-    Fact("compile", "compile", "compile {}", _compiled, ("trainer.compile",), (EAGER, "default"), compile_label),
-    Fact("attention", "attention", "attention {}", "model.attention", ("model.attention",), ("naive",)),
-    Fact("head_dim", "head_dim", "head_dim {}", "model.head_dim", ("model.head_dim", "model.init_args.head_dim")),
+    Fact("batch", "data.batch_size", ("data.batch_size",)),
+    Fact("context", "data.context_length", ("data.context_length",)),
+    Fact("precision", "precision", ("trainer.precision",), tuple(PRECISIONS), caption="{}"),
     Fact(
-        "heads", "heads", "heads {}", lambda run: run.model.num_heads if run.model.head_dim else None,
+        "matmul", "matmul_precision", ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
+        label=matmul_label,
+    ),
+    Fact("compile", _compiled, ("trainer.compile",), (EAGER, "default"), label=_compile_label),
+    Fact("attention", "model.attention", ("model.attention",), ("naive",)),
+    Fact("head_dim", "model.head_dim", ("model.head_dim", "model.init_args.head_dim")),
+    Fact(
+        "heads", lambda run: run.model.num_heads if run.model.head_dim else None,
         ("model.heads", "model.init_args.heads"),
     ),
     Fact(
-        "causal", "mask", "mask {}", "model.is_causal", ("model.causal", "model.init_args.causal"), (CAUSAL, "none"),
-        lambda is_causal: CAUSAL if is_causal else "none",
+        "causal", "model.is_causal", ("model.causal", "model.init_args.causal"), (CAUSAL, "none"), "mask",
+        label=lambda is_causal: CAUSAL if is_causal else "none",
     ),
-    Fact("checkpoint", "checkpoint", "checkpoint {}", "model.checkpoint", ("model.checkpoint",)),
-    Fact("optimizer", "optimizer", "{}", "model.optimizer", is_consequence=True),
+    Fact("checkpoint", "model.checkpoint", ("model.checkpoint",)),
+    Fact("optimizer", "model.optimizer", caption="{}", is_consequence=True),
     Fact(
-        "micro_batches", "micro-batches", "{} micro-batches", lambda run: run.window.micro_batches or None,
-        ("trainer.accumulate_grad_batches",),
+        "micro_batches", lambda run: run.window.micro_batches or None, ("trainer.accumulate_grad_batches",),
+        heading="micro-batches", caption="{} micro-batches",
     ),
-    Fact("warmup", "warm-up", "warm-up {}", "window.warmup_steps", ("measure.warmup_steps",)),
-    Fact("zero_grad", "zero_grad", "zero_grad {}", "zero_grad", ("measure.zero_grad",)),
-    Fact("ranks", "ranks", "{} ranks", "world_size"),
-    Fact("environment", "environment", "environment {}", "sweep.environment", ("environment",)),
-    Fact("torch", "torch", "torch {}", "environment.versions.torch", is_environment=True),
-    Fact("commit", "commit", "commit {}", _commit, is_environment=True),
-    Fact("host", "host", "host {}", "environment.host.hostname", is_environment=True),
+    Fact("warmup", "window.warmup_steps", ("measure.warmup_steps",), heading="warm-up"),
+    Fact("zero_grad", "zero_grad", ("measure.zero_grad",)),
+    Fact("ranks", "world_size", caption="{} ranks"),
+    Fact("environment", "sweep.environment", ("environment",)),
+    Fact("torch", "environment.versions.torch", is_environment=True),
+    Fact("commit", _commit, is_environment=True),
+    Fact("host", "environment.host.hostname", is_environment=True),
 )  # fmt: skip
 
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
@@ -167,30 +143,26 @@ FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
 #: The fact that each option sets.
 _SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) for option in fact.settings}
 
-#: Axes that say how a cell is looked at, not what it is: the passes of one cell are joined.
-PASS_AXES = ("pass", *(option for look in PASSES for option in look.options))
-
 #: Axes that repeat a cell from another beginning: of its weights, of its data.
 SEEDS = ("seed_everything", "data.seed")
 
-#: Axes without rows of their own: passes, seeds, and what the size of a shape tells.
-_NO_ROWS = (*PASS_AXES, *SEEDS, "model.d_model", "model.num_layers")
+#: Axes without rows of their own: seeds, and those that say how a cell is looked at: its passes are joined.
+_NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
 
 #: Options that say for how long is measured: no facts where the other ones tell cells apart.
 HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
 
 #: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
 _NO_FACTS = (
-    *PASS_AXES, *SEEDS, *HOW_LONG,
+    *_NO_ROWS, *HOW_LONG,
     "measure.results_dir", "measure.run_id", "measure.strict", "data.vocab_size",
-    "model.context_length", "model.d_model", "model.num_layers", "model.optimizer", "model.optimizer_variant",
-    "trainer.devices",
+    "model.context_length", "model.optimizer", "model.optimizer_variant", "trainer.devices",
     "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",
     "trainer.enable_progress_bar", "ckpt_path",
 )  # fmt: skip
 
 
-def read_facts(run: RunRecord, plan: Planned) -> dict[str, Value]:
+def read_facts(run: RunRecord, plan: Plan) -> dict[str, Value]:
     """Every fact of FACTS that the record or its plan tells."""
     facts = {fact.name: fact.of(run, plan) for fact in FACTS}
     return {name: value for name, value in facts.items() if value is not None}
@@ -203,41 +175,43 @@ def fact_of(option: str) -> str:
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACTS stands for, by their own names."""
-    return {shown(name): plain(value) for name, value in axes.items() if not _is_one_of(name, (*_SETTINGS, *_NO_ROWS))}
+    return _others(axes.items(), _NO_ROWS)
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    known = (*_SETTINGS, *_NO_FACTS)
-    return {shown(path): plain(masked(value, path)) for path, value in leaves(config) if not _is_one_of(path, known)}
+    return _others(((path, masked(value, path)) for path, value in leaves(config)), _NO_FACTS)
 
 
-def _is_one_of(option: str, options: Iterable[str]) -> bool:
-    """Whether the option, or one that it is a part of, is among these."""
-    return any(option == known or option.startswith(f"{known}.") for known in options)
+def _others(settings: Iterable[tuple[str, Any]], left_out: tuple[str, ...]) -> dict[str, Value]:
+    known = (*_SETTINGS, *left_out)
+    return {
+        shown(name): plain(value)
+        for name, value in settings
+        if not any(name == option or name.startswith(f"{option}.") for option in known)
+    }
 
 
 def plain(value: Any) -> Value:
     """A value that can be compared, sorted and shown."""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return shown(value)
+        return str(value).lower()
     if value is None or isinstance(value, int | float):
         return value
-    return json.dumps(value, sort_keys=True, default=str)
+    return shown(value) if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def heading(name: str) -> str:
     """A fact's heading; an option without a fact of its own goes by the last part of its name."""
-    return FACT[name].heading if name in FACT else name.rpartition(".")[2]
+    return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
 def captioned(name: str, value: Value) -> str:
     """A fact as a caption tells it: `context 512`, `bf16-mixed`, `eager`."""
     if value == EAGER:
         return EAGER
-    return FACT[name].caption.format(value) if name in FACT else f"{heading(name)} {value}"
+    caption = FACT[name].caption if name in FACT else ""
+    return caption.format(value) if caption else f"{heading(name)} {value}"
 
 
 def is_consequence(name: str) -> bool:
@@ -246,7 +220,7 @@ def is_consequence(name: str) -> bool:
 
 def in_words(name: str, value: Value) -> str:
     """A fact among others in a line: text speaks for itself, a number needs its name."""
-    return captioned(name, value) if isinstance(value, int | float) or name not in FACT else str(value)
+    return str(value) if isinstance(value, str) and name in FACT else captioned(name, value)
 
 
 def sort_key(name: str, value: Value) -> tuple[int, float, str]:
@@ -254,9 +228,9 @@ def sort_key(name: str, value: Value) -> tuple[int, float, str]:
     order = FACT[name].order if name in FACT else ()
     if value is None:
         return (3, 0.0, "")
-    if value in order:
-        return (0, float(order.index(str(value))), "")
     if isinstance(value, int | float):
         return (1, float(value), "")
+    if value in order:
+        return (0, float(order.index(value)), "")
     # Numbers within text by their value: 4 x 512 before 4 x 1024.
     return (2, 0.0, re.sub(r"\d+", lambda digits: digits[0].zfill(12), value))

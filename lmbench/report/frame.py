@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,12 +36,12 @@ from lmbench.report.facts import (
     FACT,
     HOW_LONG,
     SEEDS,
-    Planned,
     Value,
     in_words,
     is_consequence,
     other_axes,
     other_settings,
+    planned,
     read_facts,
     sort_key,
 )
@@ -50,14 +51,8 @@ from lmbench.text import shown
 #: A number of a run: a field of its record by its dotted name, an arithmetic expression of fields, or a function.
 Expression = str | Callable[[RunRecord], float | None]
 
-#: Folder of one repeat of a cell: `<cell>-r<k>`.
-_REPEAT = re.compile(r"(?P<cell>.+)-r(?P<repeat>\d+)")
-_FIELD = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 #: Options of a shape that its label (layers x width) leaves out.
 _DIMENSIONS = ("model.d_ff", "model.num_heads", "model.vocab_size")
-#: Facts that name a cell where there is no table around it.
-_NAMING = ("size", "mode", "batch", "context", "precision", "matmul", "compile")
-_UNKNOWN_DEVICE = "device unknown"
 
 
 class _PlannedCell(Struct):
@@ -81,61 +76,16 @@ class _Sweep(Struct):
 class Group:
     """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then).
 
-    `rows` are the runs, as `Frame.runs` has them. `trials` counts runs that only looked for the largest value that
-    fits; `searched` are the cells that such a search was for.
+    `rows` are the runs, as `Frame.runs` has them, without those that only looked for the largest value that fits.
     """
 
     home: Path | None
     sweep: _Sweep
     rows: list[dict[str, Any]] = field(default_factory=list)
-    trials: int = 0
-    searched: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
         return (self.sweep.name or self.home.name) if self.home else ""
-
-    @property
-    def missing_count(self) -> int:
-        """Cells of the sweep that have no run yet."""
-        return len({cell.id for cell in self.sweep.cells} - {row["place"] for row in self.rows} - self.searched)
-
-    def add(self, run: Run) -> None:
-        """Add a run. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
-        record, place = run.record, run.record.sweep or SweepPlace()
-        if place.searched_cell is not None:
-            self.searched.add(place.searched_cell)
-        if place.search == "trial":
-            self.trials += 1
-            return
-        match = _REPEAT.fullmatch(run.path.name) if self.home else None
-        planned = next((cell for cell in self.sweep.cells if match and cell.id == match["cell"]), _PlannedCell(""))
-        cell = place.cell or (match and match["cell"])
-        axes = (planned.axes or {}) if place.axes is None else place.axes
-        # A script of somebody's has no configuration; a module of another size is another one all the same.
-        size = record.model.parameter_count
-        config = record.config or ({"model.parameter_count": size} if size is not None else {})
-        plan = Planned(axes, planned.options or {}, config)
-        others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
-        seeds = [plan.get(seed) for seed in SEEDS]
-        row = {
-            "run": run,
-            "outcome": run.outcome,
-            "gpu": _device_of(record),
-            "place": cell if self.home else None,
-            "repeat": place.repeat if place.repeat is not None else int(match["repeat"]) if match else 0,
-            # In a sweep over seeds a row of a table is what a cell is but for its seed.
-            "row": json.dumps(others, sort_keys=True, default=str)
-            if others and any(seed in (self.sweep.axes or ()) for seed in SEEDS)
-            else cell,
-            "is_profiled": bool(plan.get("trainer.profiler")) if record.is_profiled is None else record.is_profiled,
-            "is_shown": pass_of(record, axes).name == TIMING,
-            "seed": None if None in seeds else (*seeds, record.data.source),
-            "facts": read_facts(record, plan) | (other_axes(axes) if self.home else other_settings(config)),
-        }
-        # Large, and told by the facts: thousands of runs are to fit into memory.
-        record.config = record.argv = None
-        self.rows.append(row)
 
 
 def read_groups(paths: Iterable[str | Path]) -> tuple[list[Group], list[str]]:
@@ -158,7 +108,7 @@ def read_groups(paths: Iterable[str | Path]) -> tuple[list[Group], list[str]]:
             continue
         if home not in groups:
             groups[home] = Group(home, _read_sweep(home))
-        groups[home].add(run)
+        groups[home].rows.append(_row(run, groups[home]))
     if not groups:
         raise UsageError(unread[0])
     return sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread
@@ -170,6 +120,39 @@ def _read_sweep(home: Path | None) -> _Sweep:
         return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else _Sweep()
     except (Unreadable, DamagedRecord):
         return _Sweep()
+
+
+def _row(run: Run, group: Group) -> dict[str, Any]:
+    """The run's row. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
+    record, place = run.record, run.record.sweep or SweepPlace()
+    cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
+    plan = next((each for each in group.sweep.cells if each.id == cell), _PlannedCell(""))
+    axes = (plan.axes or {}) if place.axes is None else place.axes
+    # A script of somebody's has no configuration; a module of another size is another one all the same.
+    size = record.model.parameter_count
+    config = record.config or ({"model.parameter_count": size} if size is not None else {})
+    settings = (axes, plan.options or {}, config)
+    others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
+    seeds = [planned(settings, seed) for seed in SEEDS]
+    is_profiled = record.is_profiled
+    row = {
+        "run": run,
+        "outcome": run.outcome,
+        "gpu": _device_of(record),
+        "place": cell,
+        "searched": place.searched_cell,
+        "is_trial": place.search == "trial",
+        "repeat": place.repeat or 0,
+        # A row of a table is what a cell is but for its seed.
+        "row": json.dumps(others, sort_keys=True, default=str) if others else cell,
+        "is_profiled": bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
+        "is_shown": pass_of(record, axes).name == TIMING,
+        "seed": None if None in seeds else (*seeds, record.data.source),
+        "facts": read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
+    }
+    # Large, and told by the facts: thousands of runs are to fit into memory.
+    record.config = record.argv = None
+    return row
 
 
 def _device_of(record: RunRecord) -> str | None:
@@ -195,7 +178,7 @@ class Frame:
     facts: pd.DataFrame
     baseline: Baseline | None = None
     base: Mapping[int, int] = field(default_factory=dict)
-    _values: dict[Expression, pd.Series] = field(default_factory=dict)
+    _numbers: dict[Expression, pd.Series] = field(default_factory=dict)
 
     # runs
 
@@ -214,9 +197,9 @@ class Frame:
 
     @cached_property
     def _by_cell(self) -> dict[int, list[Any]]:
-        rows: dict[int, list[Any]] = {}
+        rows = defaultdict[int, list[Any]](list)
         for row in self.runs.itertuples(index=False):
-            rows.setdefault(row.cell, []).append(row)
+            rows[row.cell].append(row)
         return rows
 
     def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[Run]:
@@ -233,22 +216,20 @@ class Frame:
         """How the cell ended: `ok` if a run did, else how the first one ended, as a table shows it."""
         return "ok" if cell in self.ok_cells else next(map(outcome_label, self.runs_of(cell)), "ok")
 
-    def values(self, expression: Expression) -> pd.Series:
-        """A number of each ok run, by the run's row; nan where it has none."""
-        if expression not in self._values:
-            records = self.ok.run.map(lambda run: run.record)
-            if isinstance(expression, str):
-                names = list(dict.fromkeys(_FIELD.findall(expression)))
-                fields = {f"v{place}": _numeric(records, name) for place, name in enumerate(names)}
-                formula = _FIELD.sub(lambda match: f"v{names.index(match[0])}", expression)
-                self._values[expression] = pd.eval(formula, local_dict=fields) if len(names) > 1 else fields["v0"]
-            else:
-                self._values[expression] = _numeric(records, expression)
-        return self._values[expression]
-
     def numbers(self, expression: Expression) -> pd.Series:
         """A number of each ok run that has it, by its cell."""
-        return self.values(expression).set_axis(self.ok.cell).dropna()
+        if expression not in self._numbers:
+            records = [run.record for run in self.ok.run]
+            if isinstance(expression, str):
+                names = dict.fromkeys(re.findall(r"[a-z_][\w.]*", expression))
+                table = pd.DataFrame({name: [value_at(each, name) for each in records] for name in names}, dtype=float)
+                # Names of fields have dots, which an expression of pandas takes for attributes.
+                table.columns = table.columns.str.replace(".", "__")
+                values = table.eval(expression.replace(".", "__")) if len(names) > 1 else table.iloc[:, 0]
+            else:
+                values = pd.Series(map(expression, records), dtype=float)
+            self._numbers[expression] = values.set_axis(self.ok.cell).dropna()
+        return self._numbers[expression]
 
     # cells
 
@@ -261,12 +242,11 @@ class Frame:
     def select(self, cells: Iterable[int]) -> Frame:
         """Some of the cells, in that order."""
         cells = list(cells)
-        return replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _values={})
+        return replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _numbers={})
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """The cells that share these facts, in order."""
-        key: Callable[[int], Any] = lambda cell: [self.known[cell].get(name) for name in names]  # noqa: E731
-        for _, cells in groupby(self.ordered(names), key=key):
+        for _, cells in groupby(self.ordered(names), lambda cell: [self.known[cell].get(name) for name in names]):
             yield self.select(cells)
 
     def by_device(self) -> list[Frame]:
@@ -274,7 +254,9 @@ class Frame:
 
     def shows(self, is_profiled: bool) -> Frame:
         """With `is_profiled`, the profiled runs instead of those that are timed."""
-        return replace(self, runs=self.runs.assign(is_shown=self.runs.is_profiled), _values={}) if is_profiled else self
+        return (
+            replace(self, runs=self.runs.assign(is_shown=self.runs.is_profiled), _numbers={}) if is_profiled else self
+        )
 
     def timed(self) -> Frame:
         """The cells that have a run which is shown."""
@@ -287,31 +269,26 @@ class Frame:
 
     def varying(self) -> list[str]:
         """Facts that differ between cells, in the order of FACTS, then by name; the unknown differs from nothing."""
-        counts = self.facts.drop(columns="gpu").nunique()
-        sizes = self.facts.get("size")
-        told = [name for name in _DIMENSIONS if name in counts and sizes is not None]
-        told = [name for name in told if len(set(zip(sizes, self.facts[name], strict=True))) == sizes.nunique(False)]
-        return [*filter(lambda name: counts[name] > 1 and name not in told, self._names(counts.index))]
+        facts = self.facts.drop(columns="gpu")
+        names = in_order(facts.columns[facts.nunique() > 1])
+        by_size = facts.groupby("size", dropna=False) if "size" in facts else None
+        is_told = by_size is not None and (by_size.nunique(dropna=False) == 1).all()
+        return [name for name in names if name not in _DIMENSIONS or is_told is False or not is_told[name]]
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
         return [name for name in self.varying() if not is_consequence(name)]
 
-    @staticmethod
-    def _names(names: Iterable[str]) -> list[str]:
-        order = {name: place for place, name in enumerate(FACT)}
-        return sorted(names, key=lambda name: (order.get(name, len(order)), name))
-
     def partly_known(self) -> list[str]:
         """Facts that some cells have, and others not although a run of theirs lived to tell (no attention)."""
         facts = self.facts.drop(columns="gpu")
-        lived = self.runs.cell[self.runs.outcome == "ok"].unique()
-        return self._names(facts.columns[facts.notna().any() & facts.loc[facts.index.isin(lived)].isna().any()])
+        lived = self.runs.cell[self.runs.outcome == "ok"]
+        return in_order(facts.columns[facts.notna().any() & facts[facts.index.isin(lived)].isna().any()])
 
     def shared(self) -> dict[str, Value]:
         """Facts that all cells share; cells that died too early to tell share what the others do."""
         names = self.facts.columns[self.facts.nunique() == 1].difference(["gpu", *self.partly_known()])
-        return {name: self.facts[name].dropna().iloc[0] for name in self._names(names)}
+        return {name: self.facts[name].dropna().iloc[0] for name in in_order(names)}
 
     def told(self, cell: int, names: Sequence[str]) -> str:
         """These facts of the cell, as far as they are known, in a line."""
@@ -320,79 +297,54 @@ class Frame:
 
     def name(self, cell: int) -> str:
         """The cell in words, by what people choose first."""
-        return self.told(cell, _NAMING)
+        return self.told(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
     def in_short(self, cell: int, names: Sequence[str]) -> str:
         """Facts as people say them in a word: `TF32` for a pair of precisions, `naive compiled`."""
-        known, parts = self.known[cell], list[str]()
-        for name in names:
+        known, words = self.known[cell], list[str]()
+        for name in sorted(names, key=lambda name: name == "compile"):
             value = known.get(name)
             if value is None or (name == "matmul" and "precision" in names):
                 continue
-            if name == "precision":
-                parts.append(short_label(str(value), str(known.get("matmul"))))
-            elif name == "compile" and parts:
-                parts[-1] += {EAGER: "", "default": " compiled"}.get(str(value), f" compiled {value}")
+            if name == "compile":
+                word = {"default": "compiled", EAGER: EAGER}.get(str(value), f"compiled {value}")
+                words[-1:] = [" ".join([*words[-1:], *([] if words and value == EAGER else [word])])]
+            elif name == "precision":
+                words.append(short_label(str(value), str(known.get("matmul"))))
             else:
-                parts.append(in_words(name, value))
-        return ", ".join(filter(None, parts))
+                words.append(in_words(name, value))
+        return ", ".join(words)
 
     def against(self, baseline: Baseline | None) -> Frame:
-        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline.
-
-        A run that died early cannot tell everything: where no cell has the same facts, what is unknown agrees.
-        """
+        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline."""
         if baseline is None:
             return self
-        candidates = [cell for cell, known in self.known.items() if baseline.is_met_by(known)]
-        exact = {self._pair_key(cell, self.known[cell]): cell for cell in reversed(candidates)}
-        base = {}
-        for cell, known in self.known.items():
-            wanted = {**known, **baseline.facts}
-            fitting = (other for other in candidates if self._agree(cell, wanted, other))
-            found = exact.get(self._pair_key(cell, wanted))
-            found = next(fitting, None) if found is None else found
-            if found is not None:
-                base[cell] = found
-        return replace(self, baseline=baseline, base=base)
-
-    def _pair_key(self, cell: int, facts: Mapping[str, Value]) -> tuple[object, ...]:
-        pairs = sorted((name, str(value)) for name, value in facts.items() if not is_consequence(name))
-        return (self.facts.at[cell, "gpu"], *pairs)
-
-    def _agree(self, cell: int, wanted: Mapping[str, Value], other: int) -> bool:
-        known = self.known[other]
-        names = [name for name in wanted.keys() & known.keys() if not is_consequence(name)]
-        same_device = self.facts.at[cell, "gpu"] == self.facts.at[other, "gpu"]
-        return same_device and all(wanted[name] == known[name] for name in names)
+        names = [name for name in self.facts if not is_consequence(name)]
+        facts = self.facts[names].rename_axis("cell").reset_index()
+        candidates = facts[[baseline.is_met_by(self.known[cell]) for cell in facts.cell]].drop_duplicates(names)
+        pairs = facts.assign(**baseline.facts).merge(candidates, on=names, suffixes=("", "_base"))
+        return replace(self, baseline=baseline, base=dict(zip(pairs.cell, pairs.cell_base, strict=True)))
 
 
 def make_frame(group: Group) -> Frame:
     """The group's runs and cells. Profiled runs and those of other passes join the cell that they belong to."""
-    rows = sorted(group.rows, key=lambda row: (row["repeat"], row["run"].run_id, str(row["run"].path)))
-    runs = pd.DataFrame(rows)
+    rows = [row for row in group.rows if not row["is_trial"]]
+    runs = pd.DataFrame(sorted(rows, key=lambda row: (row["repeat"], row["run"].run_id, str(row["run"].path))))
     # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
     of_cell = runs.groupby("place").gpu.transform(_only) if group.home else runs.gpu
-    runs["gpu"] = runs.gpu.fillna(of_cell).fillna(_only(runs.gpu)).fillna(_UNKNOWN_DEVICE)
+    runs["gpu"] = runs.gpu.fillna(of_cell).fillna(_only(runs.gpu)).fillna("device unknown")
     names = runs.row if group.home else runs.facts.map(lambda facts: json.dumps(facts, sort_keys=True))
     runs["cell"] = pd.factorize(runs.gpu + "\0" + names.fillna(""))[0]
     facts = pd.DataFrame(runs.facts.tolist(), dtype=object).groupby(runs.cell).first()
     facts = facts.where(facts.notna(), None).assign(gpu=runs.groupby("cell").gpu.first())
     if group.home:
-        facts = _settled(facts, set(runs.cell[runs.outcome == "ok"]))
+        facts = _settled(facts, runs.cell[runs.outcome == "ok"])
     # Passes that are no timing runs belong to the cell with the same facts, where there is one.
     identity = facts.apply(lambda row: json.dumps(row.to_dict(), sort_keys=True), axis=1)
-    timed = set(runs.cell[runs.is_shown])
-    home = {identity[cell]: cell for cell in sorted(timed, reverse=True)}
+    timed = sorted(set(runs.cell[runs.is_shown]))
+    home = {identity[cell]: cell for cell in reversed(timed)}
     runs["cell"] = [cell if cell in timed else home.get(identity[cell], cell) for cell in runs.cell]
-    cells = sorted(set(runs.cell), key=lambda cell: (cell not in timed, cell))
-    return Frame(runs.drop(columns="facts"), facts.loc[cells])
-
-
-def _numeric(records: pd.Series, expression: Expression) -> pd.Series:
-    """A number of each record, nan where it has none."""
-    read = (lambda record: value_at(record, expression)) if isinstance(expression, str) else expression
-    return pd.Series([read(record) for record in records], records.index, dtype=float)
+    return Frame(runs.drop(columns="facts"), facts.loc[[*timed, *sorted(set(runs.cell).difference(timed))]])
 
 
 def _only(values: pd.Series) -> Any:
@@ -401,7 +353,7 @@ def _only(values: pd.Series) -> Any:
     return known[0] if len(known) == 1 else float("nan")
 
 
-def _settled(facts: pd.DataFrame, ended_well: set[int]) -> pd.DataFrame:
+def _settled(facts: pd.DataFrame, ended_well: pd.Series) -> pd.DataFrame:
     """Within a sweep another host or commit makes no other row: the axes do. What all cells share that can tell, those
     that died too early to tell it share too; one that lived and has no attention has none."""
     facts = facts.drop(columns=[name for name, fact in FACT.items() if fact.is_environment], errors="ignore")
@@ -412,6 +364,12 @@ def _settled(facts: pd.DataFrame, ended_well: set[int]) -> pd.DataFrame:
     for name in facts.columns[facts.nunique() == 1].difference(["gpu"]):
         facts.loc[died, name] = facts[name].dropna().iloc[0]
     return facts
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of facts in the order of FACTS, others by name after them."""
+    order = list(FACT)
+    return sorted(names, key=lambda name: (order.index(name) if name in FACT else len(order), name))
 
 
 def outcome_label(run: Run) -> str:
@@ -434,15 +392,15 @@ def parse_baseline(text: str, frame: Frame) -> Baseline:
         UsageError: no `fact=value`, a fact that no cell has, or a value that none of them has.
     """
     facts: dict[str, Value] = {}
-    known = sorted(frame.facts.columns.drop("gpu"), key=lambda name: (name not in FACT, name))
+    names = in_order(frame.facts.columns.drop("gpu"))
     for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value:
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if not value:
             raise UsageError(f"baseline {part.strip()!r}; give fact=value, such as precision=32-true,matmul=highest")
-        if name not in known:
-            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(known)}")
-        values = {str(each): each for each in frame.facts[name].dropna()}
-        begun = [each for label, each in values.items() if label.startswith(value)]
+        if name not in names:
+            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(names))}")
+        values = {str(known): known for known in frame.facts[name].dropna()}
+        begun = [known for label, known in values.items() if label.startswith(value)]
         if value not in values and len(begun) != 1:
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {', '.join(sorted(values))}")
         facts[name] = values.get(value, begun[0])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from lmbench.configs import read_yaml, shipped_studies
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, suggest, unknown
 from lmbench.report.facts import FACT, Value, captioned, fact_of, plain
 
 
@@ -32,6 +31,10 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     across: str | None = None
     only_filled: bool = False
     among: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.across or self.among) and len(self.columns) > 1:
+            raise ValueError(f"{self.title!r} has {len(self.columns)} columns; with `across` or `among` it takes one")
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,12 +57,12 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A sentence that answers the question, from the largest cells that can.
+    """A sentence that answers the question by `y`, and the columns `also`, of the cells that decide it.
 
-    `against`: `y` of every way beside the baseline's; `along`: how `y` grows from the least to the largest of `x`, and
-    what ran out of memory; `best`: which `x` has the most `y`; `fastest`: which of the ways that the facts `among` tell
-    apart has the least `y`, a time, and for how many of the others; `parts`: `y`, and which of the columns `of` it is
-    mostly. `also` are columns told with it, where the kind is `against` or `parts`.
+    `against`: every way but the baseline, with its speed-up; `along`: the least and the largest of `x`, and what ran
+    out of memory; `best`: the `x` that has the most `y`; `fastest`: which of the ways that the facts `among` tell apart
+    has the least `y`, a time, and for how many of the others; `parts`: the largest cell, and which of the columns `of`
+    its `y` is mostly.
     """
 
     kind: Literal["against", "along", "best", "fastest", "parts"]
@@ -100,7 +103,6 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _Spec = TypeVar("_Spec", TableSpec, ChartSpec, AnswerSpec)
-_FIELDS = {field for kind in (View, TableSpec, ChartSpec, AnswerSpec, Baseline) for field in kind.__struct_fields__}
 
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
 GENERIC = View(
@@ -123,113 +125,68 @@ GENERIC = View(
 )  # fmt: skip
 
 
-def read_view(given: Any, axes: Iterable[str] = ()) -> View:
+def read_view(view: Any, axes: Iterable[str] = ()) -> View:
     """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one.
 
     Args:
-        given: any of these; what somebody wrote into a file may be anything.
+        view: any of these; what somebody wrote into a file may be anything.
         axes: the study's axes, which rows may name beside the facts.
 
     Raises:
         UsageError: it is none of these, or a mapping with a mistake. Columns and kinds of charts are not looked at.
     """
-    if isinstance(given, str):
-        return GENERIC if given == GENERIC.name else _of_study(given)
-    if not isinstance(given, Mapping):
-        raise UsageError(f"view is {given!r}; it must be a study's name, or a mapping with title and tables")
+    if isinstance(view, str):
+        return GENERIC if view == GENERIC.name else _view_of_study(view)
+    known = [*FACT, *map(str, axes)]
     try:
-        view = msgspec.convert(given, View)
+        spec = msgspec.convert(view, View)
     except msgspec.ValidationError as error:
-        raise UsageError(f"view: {_in_words(str(error))}") from None
-    known = set(map(str, axes))
-    for table in view.tables:
-        key = "across" if table.across is not None else "among"
-        if (table.across is not None or table.among) and len(table.columns) > 1:
-            raise UsageError(f"view: table {table.title!r} has {len(table.columns)} columns; with `{key}` it takes one")
-        if table.across is not None and table.among:
-            raise UsageError(f"view: table {table.title!r} has `across` and `among`; leave one of them out")
-    for answer in view.answers:
-        needed = {"best": "x", "along": "x", "fastest": "among"}.get(answer.kind)
-        if needed is not None and not getattr(answer, needed):
-            raise UsageError(f"view: an answer of kind {answer.kind!r} has no {needed!r}; give it")
-    baseline = view.baseline
+        raise UsageError(f"view: {error}") from None
+    baseline = spec.baseline
     if baseline is not None:
         # `matmul: highest` is `highest (fp32)`.
         facts = {_fact(name, known): value for name, value in baseline.facts.items()}
         labelled = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in facts.items()}
         baseline = Baseline.of(labelled, baseline.name)
     return replace(
-        view,
-        tables=tuple(_with_facts(table, known) for table in view.tables),
-        answers=tuple(_with_facts(answer, known) for answer in view.answers),
-        charts=tuple(_with_facts(chart, known) for chart in view.charts),
+        spec,
+        tables=tuple(_with_facts(table, known) for table in spec.tables),
+        answers=tuple(_with_facts(answer, known) for answer in spec.answers),
+        charts=tuple(_with_facts(chart, known) for chart in spec.charts),
         baseline=baseline,
     )
 
 
-def _of_study(given: str, before: tuple[str, ...] = ()) -> View:
-    is_file = Path(given).suffix in (".yaml", ".yml")
-    path = Path(given) if is_file else shipped_studies().get(given)
+def _view_of_study(name: str) -> View:
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else shipped_studies().get(name)
     if path is None:
-        names = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
-        raise UsageError(
-            f"view {given!r} is unknown; choose among {', '.join(names)}, or give a study's file"
-            + suggest(given, names)
-        )
-    content = _read(path)
-    view = content.get("view")
-    if isinstance(view, str) and view != GENERIC.name:
-        if view in before:
-            raise UsageError(f"{path}: view {view!r} names only itself; give the mapping of a view")
-        return _of_study(view, (*before, view))
+        names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]
+        raise unknown("view", name, names, ", or give a study's file")
+    _, content = read_yaml(path, f"study {str(path)!r}")
+    if not isinstance(content, Mapping) or content.get("view") in (None, name):
+        raise UsageError(f"{path}: the study has no `view:`; give one with title and tables, or another study's name")
     matrix = content.get("matrix")
     try:
-        if view is None:
-            raise UsageError("the study has no `view:`; give one with title and tables, or the name of another study")
-        found = read_view(view, matrix if isinstance(matrix, Mapping) else ())
+        view = read_view(content["view"], matrix if isinstance(matrix, Mapping) else ())
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-    return found if found.name else replace(found, name=path.stem)
+    return view if view.name else replace(view, name=path.stem)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    _, content = read_yaml(path, f"study {str(path)!r}")
-    if not isinstance(content, Mapping):
-        raise UsageError(f"{str(path)!r} is no study; it must be a mapping with `matrix`, `view` and so on")
-    return content
-
-
-def _in_words(complaint: str) -> str:
-    """msgspec's complaint as a line: `tables[...].colums is unknown; did you mean columns?`."""
-    text, _, place = complaint.replace("`", "").partition(" - at $")
-    where = place.removeprefix(".")
-    unknown = re.fullmatch(r"Object contains unknown field (.*)", text)
-    if unknown is not None:
-        name = f"{where}.{unknown[1]}" if where else unknown[1]
-        return f"{name} is unknown" + (suggest(unknown[1], _FIELDS) or f"; known are {', '.join(sorted(_FIELDS))}")
-    missing = re.fullmatch(r"Object missing required field (.*)", text)
-    if missing is not None:
-        return f"{where or 'it'} has no {missing[1]}"
-    return f"{where or 'it'}: {text[:1].lower()}{text[1:]}"
-
-
-def _with_facts(spec: _Spec, axes: set[str]) -> _Spec:
+def _with_facts(spec: _Spec, axes: list[str]) -> _Spec:
     """A part of a view whose facts have their own names: an option stands for the fact that it sets."""
-    names = {key: getattr(spec, key, None) for key in ("rows", "across", "among", "x", "series")}
+    values = {key: value for key, value in asdict(spec).items() if key in ("rows", "across", "among", "x", "series")}
     facts = {
         key: _fact(value, axes) if isinstance(value, str) else tuple(_fact(name, axes) for name in value)
-        for key, value in names.items()
+        for key, value in values.items()
         if value
     }
     return replace(spec, **facts)
 
 
-def _fact(name: str, axes: set[str]) -> str:
+def _fact(name: str, known: list[str]) -> str:
     """The fact that is meant: one of FACTS, the one that an option sets, or an axis without a fact of its own."""
-    name = fact_of(name)
-    if name not in FACT and name not in axes and "." not in name:
-        raise UsageError(
-            f"view: fact {name!r} is unknown; choose among {', '.join((*FACT, *sorted(axes)))}, or an option by its "
-            f"dotted name{suggest(name, (*FACT, *axes))}"
-        )
-    return name
+    fact = fact_of(name)
+    if fact not in known and "." not in fact:
+        raise UsageError(f"view: fact {fact!r} is unknown; choose among {', '.join(known)}{suggest(fact, known)}")
+    return fact

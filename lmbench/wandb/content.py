@@ -18,7 +18,7 @@ from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, recorded, value_at
 from lmbench.report import logged
-from lmbench.report.facts import EAGER, Planned, Value, fact_of, other_axes, read_facts
+from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
 from lmbench.report.run import phase_table
 from lmbench.text import shown
 
@@ -68,7 +68,7 @@ def _facts_of(record: RunRecord) -> dict[str, Value]:
     """What tells this run from others: the facts of a report, and axes of its sweep that no fact stands for."""
     axes = _axes(record)
     others = {name: masked(value, name) for name, value in other_axes(axes).items()}
-    return read_facts(record, Planned(axes, {}, record.config or {})) | others
+    return read_facts(record, (axes, {}, record.config or {})) | others
 
 
 def _axes(record: RunRecord) -> Mapping[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 
 import pytest
 import yaml
 from browser import look, needs_browser
-from planted_trainings import NAN_STEP
+from runs import rows_of
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -51,42 +49,15 @@ def study(tmp_path_factory):
     return folder / "planted"
 
 
-def shown(capsys, *words):
-    assert main(["report", *map(str, words), *(() if "--format" in words else ("--format", "markdown"))]) == 0
-    return capsys.readouterr().out
-
-
-def test_what_is_broken_is_told_from_what_is_only_rounded(study, capsys):
-    table = csv.DictReader(io.StringIO(shown(capsys, study, "--format", "csv")))
-    rows = {row["model.fault"] or "none": row for row in table if row["precision"] == "bf16-mixed"}
-    assert {fault: row["trains_alike"] for fault, row in rows.items()} == {
-        "none": "1.0", **dict.fromkeys(FAULTS, "0.0"),
-    }  # fmt: skip
+def test_what_is_broken_is_told_from_what_is_only_rounded(study):
+    rows = {row["model.fault"] or "none": row for row in rows_of(study) if row["precision"] == "bf16-mixed"}
+    assert {fault: row["trains_alike"] for fault, row in rows.items()} == {"none": 1, **dict.fromkeys(FAULTS, 0)}
     # Adam does not mind the length of gradients: only their norm tells.
     scaled = rows["scale"]
-    assert abs(float(scaled["tail_loss_difference"])) < float(scaled["tail_loss_limit"])
-    assert float(scaled["tail_gradient_norm_difference_fraction"]) == pytest.approx(2.0, rel=0.1)
-    assert math.isinf(float(rows["still"]["time_to_loss_s"]))
-    assert float(rows["none"]["time_to_loss_s"]) > 0
-
-
-def test_the_table_and_the_answer_say_it_in_words(study, capsys):
-    text = shown(capsys, study)
-    answer = next(line for line in text.splitlines() if "Does not train like fp32" in line)
-    assert f"the loss is not finite from step {NAN_STEP} on" in answer
-    assert "nat above, limit" in answer
-    assert "gradient norm x3" in answer
-    assert all(f"bf16-mixed, fault {fault} (" in answer for fault in FAULTS)
-    assert "Trains like fp32 eager: bf16-mixed (" in text
-    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
-    words = {(row[1], row[2]): row[4].partition(" [")[0] for row in cells}
-    assert words["32-true", "-"] == "yardstick, 3 seeds"
-    assert words["bf16-mixed", "-"] == "yes"
-    assert words["bf16-mixed", "scale"] == "NO: gradient norm"
-    assert words["bf16-mixed", "nan"] == f"NO: not finite from step {NAN_STEP}"
-    assert words["bf16-mixed", "still"].startswith("NO: loss")
-    assert "8 runs (8 ok)" in text
-    assert "its loss is the mean of 3 seeds; a difference is that to the run of the same seed" in text
+    assert abs(scaled["tail_loss_difference"]) < scaled["tail_loss_limit"]
+    assert scaled["tail_gradient_norm_difference_fraction"] == pytest.approx(2.0, rel=0.1)
+    assert math.isinf(rows["still"]["time_to_loss_s"])
+    assert rows["none"]["time_to_loss_s"] > 0
 
 
 @needs_browser

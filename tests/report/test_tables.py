@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from report_golden import make_attention
-from runs import Changes, Record, answer_of, ended, rows_of, table_rows
+from runs import Changes, Record, answer_of, rows_of, table_rows
 
 from lmbench.commands.report import make_catalogue
 from lmbench.precision import FP32_MATMUL, TF32_MATMUL
@@ -51,19 +51,6 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_pat
     assert note.endswith("0.50 GiB were held of 139.80 GiB")
 
 
-def test_a_row_says_what_really_ran(tmp_path: Path) -> None:
-    def fuse(run: Record, repeat: int) -> Changes:
-        # The first process compiled; the others found its graphs, which do not say.
-        return {"compile.is_attention_fused": True} if run["compile"]["is_enabled"] and repeat == 0 else {}
-
-    table = tables_of(make_attention(tmp_path / "a", [256], [64], change=fuse))[1]
-    marked = {(row["attention"], row["compile"]) for row in table_rows(table) if "[" in row["forward"]}
-    assert marked == {("naive", "default"), ("sdpa", EAGER)}
-    assert set(table.notes) == {
-        "Inductor put PyTorch's fused attention in the place of naive", "PyTorch took sdpa_efficient for sdpa",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("repeats", "spread", "forward", "backward"),
     [
@@ -85,17 +72,6 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
     home = make_attention(tmp_path / "a", [16384], [64], repeats=repeats, change=widen)
     tables = tables_of(home, "attention_backends")
     assert [table_rows(table)[0]["fastest"] for table in tables[:2]] == [forward, backward]
-
-
-def test_where_nothing_ran_the_row_says_how_each_ended(tmp_path: Path) -> None:
-    def end(run: Record, _repeat: int) -> Changes:
-        end = ended("timeout" if run["model"]["attention"] == "flex" else "oom", "forward")
-        return end if run["data"]["context_length"] == 65536 else {}
-
-    home = make_attention(tmp_path / "a", [256, 65536], [64], change=end)
-    assert tables_of(home, "attention_backends")[0].texts()[1] == [
-        "65536", "-", "-", "-", "-", "-", "OOM: naive, naive compiled, sdpa; timeout: flex",
-    ]  # fmt: skip
 
 
 # published figures

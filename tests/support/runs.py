@@ -20,7 +20,7 @@ from paths import RUNS
 from lmbench.commands.report import make_catalogue
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.report.answer import Answer, Table
-from lmbench.report.results import Options, report_on
+from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
 
 Record = dict[str, Any]
@@ -182,8 +182,8 @@ def make_sweep(
 
 
 def answer_of(*folders: Path, **options: Any) -> Answer:
-    """What `lmbench report` works out of results; options are those of `report.results.Options`."""
-    return report_on(folders, make_catalogue(), Options(**options))
+    """What `lmbench report` works out of results; options are those of `report_on`."""
+    return report_on(folders, make_catalogue(), **options)
 
 
 def rows_of(*folders: Path, **options: Any) -> list[Record]:

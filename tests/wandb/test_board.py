@@ -104,7 +104,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_API_KEY")
     for words, code, told in (
         (["precision"], 1, "API key"),
-        (["no_study"], 2, "view 'no_study' is unknown"),
+        (["no_study"], 2, "unknown view 'no_study'"),
         (["precision", "--timeout_s", "0"], 2, "timeout_s"),
     ):
         assert main(["board", *words]) == code
