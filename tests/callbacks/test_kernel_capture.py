@@ -207,7 +207,7 @@ def test_a_running_profiler_of_the_users_is_a_usage_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--trainer.profiler", "simple", "--trainer.profiler.steps", "2"], "name the class first"),
+        (["--trainer.profiler", "simple", "--trainer.profiler.steps", "2"], "name the class before it"),
         (["--trainer.profiler", "kernles"], "allowed: kernels, simple"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.steps", "0"], "allowed: 1 and more"),
         (["--trainer.profiler", "lmbench.KernelProfiler", "--trainer.profiler.tool", "perf"], "perf"),
