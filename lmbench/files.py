@@ -8,17 +8,16 @@ link to a device or to another person's file, or four megabytes of gzip that unp
 from __future__ import annotations
 
 import gzip
+import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**20
-#: Files that are not regular, by the first letter of `ls -l`.
-_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 class Unreadable(Exception):
@@ -42,7 +41,7 @@ def read_file(path: Path, most_bytes: int, follows_links: bool = False) -> bytes
         Unreadable: it is missing, no regular file, a link that leads out of its folder, larger, or may not be read.
     """
     with open_file(path, follows_links) as file:
-        return Bounded(file, most_bytes).read_all()
+        return _read_all(file, most_bytes)
 
 
 def read_unpacked(path: Path, most_bytes: int, follows_links: bool = False) -> bytes:
@@ -51,46 +50,25 @@ def read_unpacked(path: Path, most_bytes: int, follows_links: bool = False) -> b
     Raises:
         Unreadable: as `read_file`, or a gzip file that is damaged or ends early.
     """
-    with open_unpacked(path, most_bytes, follows_links) as stream:
-        return stream.read_all()
-
-
-@contextmanager
-def open_unpacked(path: Path, most_bytes: int, follows_links: bool = False) -> Iterator[Bounded]:
-    """A stream of the content of a plain or a gzip file. Opening and reading raise Unreadable as `read_unpacked`."""
     with open_file(path, follows_links) as file:
         is_packed = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
-        yield Bounded(gzip.GzipFile(fileobj=file) if is_packed else file, most_bytes)
+        return _read_all(gzip.GzipFile(fileobj=file) if is_packed else file, most_bytes)
 
 
-class Bounded:
-    """A binary stream that raises Unreadable on an error, and instead of giving more than `most_bytes`."""
-
-    def __init__(self, stream: BinaryIO | gzip.GzipFile, most_bytes: int) -> None:
-        self._stream = stream
-        self._most_bytes = self._left_bytes = most_bytes
-
-    def read(self, size: int) -> bytes:
-        return self._counted(self._stream.read, size)
-
-    def readline(self, size: int) -> bytes:
-        """The next line with its line feed, or the next `size` bytes of it."""
-        return self._counted(self._stream.readline, size)
-
-    def read_all(self) -> bytes:
-        """All remaining bytes; in pieces, since a single read would allocate as much as is allowed."""
-        return b"".join(iter(lambda: self.read(_CHUNK_BYTES), b""))
-
-    def _counted(self, read: Callable[[int], bytes], size: int) -> bytes:
-        try:
-            data = read(min(size, self._left_bytes + 1))
-        except (OSError, EOFError, zlib.error) as error:
-            raise Unreadable(f"it is damaged: {error}") from None
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            raise Unreadable(f"it holds more than {self._most_bytes / 2**20:,g} MiB, which is the most that is read")
-        return data
+def _read_all(stream: BinaryIO | gzip.GzipFile, most_bytes: int) -> bytes:
+    """All of a stream; in pieces, since a single read would allocate as much as is allowed."""
+    pieces: list[bytes] = []
+    left_bytes = most_bytes
+    try:
+        while left_bytes >= 0 and (piece := stream.read(min(_CHUNK_BYTES, left_bytes + 1))):
+            pieces.append(piece)
+            left_bytes -= len(piece)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unreadable(f"it is damaged: {error}") from None
+    if left_bytes < 0:
+        raise Unreadable(f"it holds more than {most_bytes / 2**20:,g} MiB, which is the most that is read")
+    return b"".join(pieces)
 
 
 @contextmanager
@@ -99,9 +77,8 @@ def open_file(path: Path, follows_links: bool = False) -> Iterator[BinaryIO]:
     try:
         if path.is_symlink() and not follows_links:
             path = inside(path.parent, path.name)
-        kind = stat.filemode(path.stat().st_mode)[0]
-        if kind != "-":
-            raise Unreadable(f"it is {_KINDS.get(kind, 'something else')}, no file")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Unreadable("it is no regular file")
         file = path.open("rb")
     except FileNotFoundError:
         raise Unreadable("it is missing", is_missing=True) from None
@@ -124,10 +101,7 @@ def is_file(path: Path) -> bool:
 
 def is_folder(path: Path) -> bool:
     """Whether there is a folder that is no link."""
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except (OSError, ValueError):
-        return False
+    return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 (which raise on some paths)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -118,7 +118,8 @@ def counter_flops(
                 fake = copy.deepcopy(module, shared)
             for part in fake.modules():
                 # Outside of a loop `log` raises, and inside the trainer would keep fake tensors.
-                vars(part).update({name: _do_nothing for name in ("log", "log_dict") if hasattr(part, name)})
+                silent = dict.fromkeys(("log", "log_dict"), lambda *args, **kwargs: None)
+                vars(part).update({name: method for name, method in silent.items() if hasattr(part, name)})
             # Also of a mapping that is no dict, as tokenizers make them.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
             with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
@@ -128,10 +129,6 @@ def counter_flops(
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
     source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
     return FlopCount(round(counter.get_total_flops() / tokens), None, source)
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass
 
 
 def _default_step(module: nn.Module, batch: Any) -> Any:

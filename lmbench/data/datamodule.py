@@ -1,26 +1,74 @@
-"""The LightningDataModule of lmbench: random tokens or real text, on the device or through a loader."""
+"""The LightningDataModules of lmbench: random tokens or real text, on the device or through a loader; and batches that
+are a shape and nothing else."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from functools import partial
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lmbench.data.batches import DrawnBatches, PrebuiltBatches, TokenBatch, random_windows, text_windows
-from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, default_cache_dir, open_corpus
-from lmbench.errors import UsageError, check_at_least
+from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
+from lmbench.errors import UsageError, check_at_least, unknown
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
 # With fewer, training would be close to that on one fixed batch, which is faster than on real data.
 MINIMUM_BATCHES = 8
+SOURCES = ("random", "text")
+PLACEMENTS = ("device", "pinned")
 # The share of a text's tokens, at its end, that is kept for validation.
 HELD_OUT_FRACTION = 0.1
+
+
+class TokenBatch(NamedTuple):
+    """Token ids and, one position later, the ids to predict: int64, ``batch seq`` each."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class DrawnBatches(IterableDataset[TokenBatch]):
+    """Batches drawn as they are asked for, other ones in every loader process.
+
+    `source` is a text's ids, from which windows are taken that start anywhere, or a vocabulary's size, from which ids
+    are drawn uniformly. `seed` has parts for run, rank and split.
+    """
+
+    def __init__(self, source: TokenIds | int, batch_size: int, context_length: int, seed: tuple[int, ...]) -> None:
+        self._source, self._batch_size, self._context_length, self._seed = source, batch_size, context_length, seed
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        rng, source, length = np.random.default_rng((*self._seed, _worker())), self._source, self._context_length + 1
+        while True:
+            if isinstance(source, int):
+                windows = rng.integers(source, size=(self._batch_size, length), dtype=np.int64)
+            else:
+                starts = rng.integers(source.size - self._context_length, size=self._batch_size)
+                windows = np.stack([source[start : start + length] for start in starts]).astype(np.int64)
+            ids = torch.from_numpy(windows)
+            yield TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+class PrebuiltBatches(IterableDataset[TokenBatch]):
+    """Batches that exist, in turn; loader processes start at different ones."""
+
+    def __init__(self, batches: Sequence[TokenBatch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return itertools.islice(itertools.cycle(self.batches), _worker() % len(self.batches), None)
+
+
+def _worker() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.id
 
 
 class TokenData(LightningDataModule):
@@ -71,9 +119,18 @@ class TokenData(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.text_files = list(text_files or [])
-        self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        self.cache_dir = Path(cache_dir or f"{caches}/lmbench").expanduser()
         self._text: tuple[Corpus, TokenIds] | None = None
-        self._check_settings()
+        if source not in SOURCES:
+            raise unknown("source", source, SOURCES)
+        if placement not in PLACEMENTS:
+            raise unknown("placement", placement, PLACEMENTS)
+        check_at_least(1, batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
+        check_at_least(0, num_workers=num_workers, seed=seed)
+        check_at_least(MINIMUM_BATCHES, num_batches=num_batches)
+        if num_workers and placement == "device":
+            raise UsageError("num_workers needs placement pinned: batches on the device have no loader processes")
 
     def prepare_data(self) -> None:
         """Tokenize the text into the cache, once for all processes of a machine."""
@@ -92,24 +149,20 @@ class TokenData(LightningDataModule):
             self._text_part(held_out=stage != "fit")
 
     def train_dataloader(self) -> Iterable[TokenBatch]:
-        return self._trainers_loader(held_out=False)
+        return self._loader(held_out=False)
 
     def val_dataloader(self) -> Iterable[TokenBatch]:
-        return self._trainers_loader(held_out=True)
+        return self._loader(held_out=True)
 
-    def _trainers_loader(self, held_out: bool) -> Iterable[TokenBatch]:
-        if self.trainer is None:
-            return self.loader(torch.device("cpu"), held_out=held_out)
-        return self.loader(self.trainer.strategy.root_device, self.trainer.global_rank, held_out)
-
-    def loader(self, device: torch.device, rank: int = 0, held_out: bool = False) -> Iterable[TokenBatch]:
-        """The batches of a rank for a device, in a Trainer or not."""
-        shape = (self.batch_size, self.context_length)
-        if self.source == "random":
-            draw = partial(random_windows, self.vocab_size, *shape)
-        else:
-            draw = partial(text_windows, self._text_part(held_out), *shape)
-        dataset: IterableDataset[TokenBatch] = DrawnBatches(draw, (self.seed, rank, int(held_out)))
+    def _loader(self, held_out: bool) -> Iterable[TokenBatch]:
+        """The batches of the Trainer's rank for its device, without a Trainer those of the CPU."""
+        device, rank = torch.device("cpu"), 0
+        if self.trainer is not None:
+            device, rank = self.trainer.strategy.root_device, self.trainer.global_rank
+        source = self.vocab_size if self.source == "random" else self._text_part(held_out)
+        dataset: IterableDataset[TokenBatch] = DrawnBatches(
+            source, self.batch_size, self.context_length, (self.seed, rank, int(held_out))
+        )
         if not self._draws_anew:
             built = list(itertools.islice(dataset, self.num_batches))
             if self.placement == "device":
@@ -129,19 +182,9 @@ class TokenData(LightningDataModule):
 
     def describe(self) -> dict[str, Any]:
         """What the data was, for the run's record; about a text's corpus once ``setup`` has run."""
-        names = (
-            "source",
-            "batch_size",
-            "context_length",
-            "vocab_size",
-            "placement",
-            "num_workers",
-            "num_batches",
-            "seed",
-        )
+        names = ("source", "batch_size", "context_length", "vocab_size", "placement", "num_workers", "seed")
         facts = {name: getattr(self, name) for name in names}
-        if self._draws_anew:
-            facts["num_batches"] = None
+        facts["num_batches"] = None if self._draws_anew else self.num_batches
         if self._text is not None:
             corpus, ids = self._text
             facts |= {
@@ -174,13 +217,40 @@ class TokenData(LightningDataModule):
         corpus = open_corpus(self.text_files)
         return corpus, corpus_tokens(corpus, self.vocab_size, self.cache_dir)
 
-    def _check_settings(self) -> None:
-        choices = {"source": ("random", "text"), "placement": ("device", "pinned")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        check_at_least(1, batch_size=self.batch_size, context_length=self.context_length, vocab_size=self.vocab_size)
-        check_at_least(0, num_workers=self.num_workers, seed=self.seed)
-        check_at_least(MINIMUM_BATCHES, num_batches=self.num_batches)
-        if self.num_workers and self.placement == "device":
-            raise UsageError("num_workers needs placement pinned: batches on the device have no loader processes")
+
+class BatchShape(NamedTuple):
+    """Sequences, and positions in each."""
+
+    batch_size: int
+    context_length: int
+
+
+class ShapeData(LightningDataModule):
+    """Endless batches of one shape, without a tensor in them: nothing is drawn, moved or held.
+
+    Args:
+        batch_size: sequences in a batch.
+        context_length: positions in a sequence.
+
+    Raises:
+        UsageError: one of them is below 1.
+    """
+
+    def __init__(self, *, batch_size: int = 4, context_length: int = 512) -> None:
+        super().__init__()
+        check_at_least(1, batch_size=batch_size, context_length=context_length)
+        self.batch_size, self.context_length = batch_size, context_length
+        self.shape = BatchShape(batch_size, context_length)
+
+    def train_dataloader(self) -> Iterable[BatchShape]:
+        return itertools.repeat(self.shape)
+
+    val_dataloader = train_dataloader
+
+    def tokens_per_batch(self, batch: BatchShape) -> int:
+        """Positions in a batch."""
+        return batch.batch_size * batch.context_length
+
+    def describe(self) -> dict[str, Any]:
+        """The shape, for the run's record."""
+        return {"source": "random", **self.shape._asdict()}

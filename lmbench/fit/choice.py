@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from lmbench.configs import find_shipped, parse_yaml, read_yaml, shipped_configs
-from lmbench.data.datamodule import TokenData
-from lmbench.data.shapes import ShapeData
+from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.imports import import_named
 from lmbench.model.attention_layer import AttentionLayer

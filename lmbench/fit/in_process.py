@@ -19,8 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
 from lmbench.callbacks import PhaseTimer
-from lmbench.data.datamodule import TokenData
-from lmbench.data.shapes import ShapeData
+from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import ExitCode, UsageError, unknown
 from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of

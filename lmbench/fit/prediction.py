@@ -24,9 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
-from lmbench.data.batches import TokenBatch
-from lmbench.data.datamodule import TokenData
-from lmbench.data.shapes import BatchShape, ShapeData
+from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (

@@ -1,6 +1,6 @@
-"""Causal self-attention: one set of projections, and a table of interchangeable cores.
+"""Causal self-attention: one set of projections, and a table of interchangeable back ends (`ATTENTION`).
 
-The cores agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to the largest value
+The back ends agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to the largest value
 (tests/model/test_model_attention.py).
 """
 
@@ -10,10 +10,9 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +21,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.imports import import_named
-from lmbench.model.flex_attention import FlexCore, causal_block_mask
 from lmbench.model.layers import Projection, RotaryEmbedding
 from lmbench.sizes import ModelShape
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+#: Called as (q, k, v, is_causal=...), with the mask behind v where its kind makes one.
 Function = Callable[..., Tensor]
+
+# Flex attention's own choice.
+_FLEX_BLOCK = 128
 
 
 class Tables(NamedTuple):
     """What blocks need at a sequence length: RoPE's cos and sin (``seq head_dim/2``), and the causal mask.
 
-    The mask is what the core takes (`AttentionKind.make_mask`): a tensor that is True where attention is forbidden
+    The mask is what the back end takes (`AttentionKind.make_mask`): a tensor that is True where attention is forbidden
     (``seq seq``), flex attention's blocks, or nothing.
     """
 
@@ -50,12 +55,11 @@ class Size(NamedTuple):
     head_dim: int
 
 
-class Scores(nn.Module):
-    """Query-key products: ``batch heads seq head_dim`` twice -> ``batch heads seq seq``."""
+class Product(nn.Module):
+    """A matrix product, as a module whose kernels can be told from others."""
 
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        keys = k.transpose(-2, -1)
-        return torch.matmul(q, keys)
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left, right)
 
 
 class ScaleAndMask(nn.Module):
@@ -71,49 +75,89 @@ class ScaleAndMask(nn.Module):
         return scaled if mask is None else scaled.masked_fill_(mask, float("-inf"))
 
 
-class Values(nn.Module):
-    """Mean of the values, weighted by attention: ``batch heads seq seq`` -> ``batch heads seq head_dim``."""
-
-    def forward(self, weights: Tensor, v: Tensor) -> Tensor:
-        return torch.matmul(weights, v)
-
-
 class NaiveCore(nn.Module):
-    """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v, each part a module of its own."""
+    """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v, each part a module of its own.
 
-    def __init__(self, head_dim: int, is_causal: bool) -> None:
+    Scores and weights are ``batch heads seq seq``.
+    """
+
+    def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.scores = Scores()
+        self.scores = Product()
         self.mask = ScaleAndMask(head_dim)
         self.softmax = nn.Softmax(dim=-1)
-        self.values = Values()
+        self.values = Product()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        weights = self.softmax(self.mask(self.scores(q, k), mask))
+        weights = self.softmax(self.mask(self.scores(q, k.transpose(-2, -1)), mask))
         mixed: Tensor = self.values(weights, v)
         return mixed
 
 
-class FusedCore(nn.Module):
-    """Attention by PyTorch's fused operator; the model chooses its back end once per forward pass."""
-
-    def __init__(self, head_dim: int, is_causal: bool) -> None:
-        super().__init__()
-        self.is_causal = is_causal
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
-
-
 class FunctionCore(nn.Module):
-    """Attention by a function of the user's own, called as PyTorch's: `function(query, key, value, is_causal=...)`."""
+    """Attention by a function: PyTorch's fused operator, flex attention, or the user's own."""
 
-    def __init__(self, function: Function, head_dim: int, is_causal: bool) -> None:
+    def __init__(self, function: Function, is_causal: bool) -> None:
         super().__init__()
         self._function = partial(function, is_causal=is_causal)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-        return self._function(q, k, v)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        return self._function(q, k, v) if mask is None else self._function(q, k, v, mask)
+
+
+def causal_mask(seq: int, device: torch.device | None = None) -> Tensor:
+    """True where attention is forbidden, ``seq seq``: at later positions."""
+    return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None = None, *, is_causal: bool) -> Tensor:
+    """Attention by a kernel that Inductor makes for it, causal by a mask of blocks."""
+    if not torch.is_grad_enabled():
+        # On a CPU it refuses tensors that could have a gradient, also where none is computed.
+        q, k, v = q.detach(), k.detach(), v.detach()
+    output: Tensor = _compiled_flex()(q, k, v, block_mask=mask)
+    return output
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    """PyTorch's flex attention, compiled by itself: as Python it would be the formula, with all scores in memory."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Within a module that is compiled itself it becomes a part of that. As one graph it is refused after too many
+    # shapes in one process, where PyTorch would otherwise go on with the formula.
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask:
+    """Which blocks of the scores are computed: those on the diagonal with a mask, those below it whole; with one too
+    where the last row of blocks is not whole itself.
+
+    `create_block_mask` would find that out from all scores, ``seq seq`` of them.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count = -(-seq // _FLEX_BLOCK)
+    row = torch.arange(count, dtype=torch.int32, device=device)
+    # The first entries of a row count, as many as there are masked or full blocks in it.
+    masked = torch.zeros(count, count, dtype=torch.int32, device=device)
+    masked_count, full_count = torch.ones_like(row), row.clone()
+    masked[:, 0] = row
+    if seq % _FLEX_BLOCK:
+        masked[-1], masked_count[-1], full_count[-1] = row, count, 0
+    return BlockMask.from_kv_blocks(
+        masked_count[None, None],
+        masked[None, None],
+        full_count[None, None],
+        row.expand(count, count)[None, None].contiguous(),
+        BLOCK_SIZE=_FLEX_BLOCK,
+        mask_mod=_is_seen,
+        seq_lengths=(seq, seq),
+    )
+
+
+def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
 
 
 @dataclass(frozen=True)
@@ -121,35 +165,39 @@ class AttentionKind:
     """An implementation by name.
 
     Attributes:
-        core: makes the module that computes it, of head_dim and is_causal.
+        function: computes it; None: the formula, in modules (`NaiveCore`).
         backend: of PyTorch's fused operator; None lets PyTorch choose.
-        make_mask: makes the mask that the core takes for causal attention, of a length and a device; None: no mask.
-        function: the user's own.
+        make_mask: makes the mask that it takes for causal attention, of a length and a device; None: no mask.
+        is_users: whether the function is the user's own.
     """
 
     name: str
-    core: Callable[[int, bool], nn.Module]
+    function: Function | None
     backend: SDPBackend | None = None
     make_mask: Callable[[int, torch.device | None], Any] | None = None
-    function: Function | None = None
+    is_users: bool = False
+
+    def core(self, head_dim: int, is_causal: bool) -> nn.Module:
+        """The module that computes it, from q, k, v and a mask."""
+        return NaiveCore(head_dim) if self.function is None else FunctionCore(self.function, is_causal)
 
     def chosen(self) -> AbstractContextManager[None]:
         """Lets the fused operator take this back end and no other."""
         return nullcontext() if self.backend is None else sdpa_kernel(self.backend)
 
     def mask(self, seq: int, is_causal: bool, device: torch.device | None = None) -> Any:
-        """The mask that the core takes, None where it needs none."""
+        """The mask that it takes, None where it needs none."""
         return self.make_mask(seq, device) if self.make_mask is not None and is_causal else None
 
     @property
     def is_compiled(self) -> bool:
         """Its kernel is made by torch.compile."""
-        return self.core is FlexCore
+        return self.function is flex
 
     @property
     def is_written_out(self) -> bool:
         """It runs as matmul, mask, softmax, matmul, whoever writes that."""
-        return self.core is NaiveCore or self.backend is SDPBackend.MATH
+        return self.function is None or self.backend is SDPBackend.MATH
 
     def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
         """Bytes that an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out,
@@ -158,7 +206,7 @@ class AttentionKind:
         `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
         """
         rows = size.batch * size.heads * size.seq
-        if self.core is NaiveCore:
+        if self.function is None:
             return rows * size.seq * (dtype.itemsize + (4 if has_float_softmax else 0))
         if not self.is_compiled and self.backend in (None, SDPBackend.MATH):
             return None
@@ -167,80 +215,50 @@ class AttentionKind:
         return rows * size.head_dim * dtype.itemsize + size.batch * size.heads * padded * max(4, dtype.itemsize)
 
 
-def causal_mask(seq: int, device: torch.device | None = None) -> Tensor:
-    """True where attention is forbidden, ``seq seq``: at later positions."""
-    return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
-
-
+_FUSED = functional.scaled_dot_product_attention
 ATTENTION: dict[str, AttentionKind] = {
     kind.name: kind
     for kind in (
-        AttentionKind("naive", NaiveCore, make_mask=causal_mask),
-        AttentionKind("sdpa", FusedCore),
-        AttentionKind("sdpa_flash", FusedCore, SDPBackend.FLASH_ATTENTION),
-        AttentionKind("sdpa_efficient", FusedCore, SDPBackend.EFFICIENT_ATTENTION),
-        AttentionKind("sdpa_cudnn", FusedCore, SDPBackend.CUDNN_ATTENTION),
-        AttentionKind("sdpa_math", FusedCore, SDPBackend.MATH),
-        AttentionKind("flex", FlexCore, make_mask=causal_block_mask),
+        AttentionKind("naive", None, make_mask=causal_mask),
+        AttentionKind("sdpa", _FUSED),
+        AttentionKind("sdpa_flash", _FUSED, SDPBackend.FLASH_ATTENTION),
+        AttentionKind("sdpa_efficient", _FUSED, SDPBackend.EFFICIENT_ATTENTION),
+        AttentionKind("sdpa_cudnn", _FUSED, SDPBackend.CUDNN_ATTENTION),
+        AttentionKind("sdpa_math", _FUSED, SDPBackend.MATH),
+        AttentionKind("flex", flex, make_mask=causal_block_mask),
     )
 }
-
-
-def taken_by_pytorch(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> AttentionKind | None:
-    """The back end that plain `sdpa` would take, None for one without a name here."""
-    backend = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal))
-    return next((kind for kind in ATTENTION.values() if kind.backend == backend), None)
 
 
 def attention_kind(name: str) -> AttentionKind:
     """Look an implementation up by name, or as `my_module:my_attention`.
 
     Raises:
-        UsageError: there is none of that name, or no such function.
+        UsageError: there is none of that name; of a function: no such module or function, an error in the module's own
+            code, or a function that cannot be called as PyTorch's scaled_dot_product_attention is.
     """
     if name in ATTENTION:
         return ATTENTION[name]
-    if ":" in name:
-        function = _load_function(name)
-        return AttentionKind(name, partial(FunctionCore, function), function=function)
-    raise unknown("attention", name, ATTENTION, ", or a function of your own, my_module:my_attention")
-
-
-def _load_function(path: str) -> Function:
-    """The function that `my_module:my_attention` names.
-
-    Raises:
-        UsageError: no such module or function, an error in the module's own code, or a function that cannot be called
-            as PyTorch's scaled_dot_product_attention is.
-    """
-    option = f"--model.attention {path}"
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise UsageError(f"{option}: name a function with its module, as in my_module:my_attention")
-    if "/" in module_name or module_name.endswith(".py"):
-        raise UsageError(f"{option}: name the module as in an import, {Path(module_name).stem}:{name}, from its folder")
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        raise unknown("attention", name, ATTENTION, ", or a function of your own, my_module:my_attention")
+    option = f"--model.attention {name}"
     module = import_named(option, module_name)
     try:
-        function: Function = attrgetter(name)(module)
+        function: Function = attrgetter(function_name)(module)
+        inspect.signature(function).bind("query", "key", "value", is_causal=True)
     except AttributeError:
-        hint = suggest(name, vars(module), module_name + ":{}")
-        raise UsageError(f"{option}: module {module_name} has no {name}{hint}") from None
-    if isinstance(function, type) or not callable(function):
-        kind = "a class" if isinstance(function, type) else f"of type {type(function).__name__}"
-        raise UsageError(f"{option} is {kind}; name a function, or an instance that can be called")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # An operator of a library: a call will show how it can be called.
-        return function
-    try:
-        signature.bind("query", "key", "value", is_causal=True)
+        hint = suggest(function_name, vars(module), module_name + ":{}")
+        raise UsageError(f"{option}: module {module_name} has no {function_name!r}{hint}") from None
     except TypeError as error:
         raise UsageError(
-            f"{option} takes {signature} and is called with (query, key, value, is_causal=...), as PyTorch's "
-            f"scaled_dot_product_attention is: {error}"
+            f"{option} is called with (query, key, value, is_causal=...), as PyTorch's scaled_dot_product_attention "
+            f"is: {error}"
         ) from None
-    return function
+    except ValueError:
+        # An operator of a library has no signature: a call will show how it can be called.
+        pass
+    return AttentionKind(name, function, is_users=True)
 
 
 def keep_mask(module: nn.Module, mask: Any) -> None:

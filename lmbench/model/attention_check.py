@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
 from lmbench.instruments.own_code import own_lines, place
-from lmbench.model.attention import ATTENTION, AttentionKind, Size
+from lmbench.model.attention import AttentionKind, Size
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
@@ -51,7 +51,6 @@ PARTS = ("output", "gradient of q", "gradient of k", "gradient of v")
 
 # Rows are taken in blocks of at most so many scores.
 _BLOCK_ELEMENTS = 1 << 24
-_NO_CONTEXT: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Use:
     device: torch.device
     has_backward: bool = True
     is_strided: bool = False
-    context: Callable[[], AbstractContextManager[Any]] = _NO_CONTEXT
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __str__(self) -> str:
         """`batch 1, heads 2, seq 100, head_dim 64, causal`."""
@@ -104,59 +103,16 @@ def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
                 "predict sdpa, which saves the same"
             )
         return None
-    if kind.function is not None:
+    if kind.is_users:
         return _check_function(kind, use, cases(use))
     if kind.is_compiled and use.device.type == "cpu" and use.has_backward:
         raise UsageError(
             f"attention {kind.name!r} has no backward pass on a CPU (PyTorch's own limit); choose sdpa or naive, or "
             "measure inference with lmbench validate"
         )
-    reasons = _reasons_against(kind, use) if kind.is_compiled or kind.backend is not None else None
-    if reasons is not None:
-        others = [other for other in ATTENTION.values() if other.backend is not None and other is not kind]
-        able = [*(other.name for other in others if _reasons_against(other, use) is None), "naive"]
-        raise UsageError(
-            f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
-            f"choose {' or '.join(able)}: {reasons}"
-        )
+    if kind.is_compiled or kind.backend is not None:
+        _check_kernel(kind, use)
     return None
-
-
-# back ends of PyTorch's
-
-
-def _reasons_against(kind: AttentionKind, use: Use) -> str | None:
-    """Why a back end cannot do it, in PyTorch's words; None where it can."""
-    # Written out, it takes memory with the square of the length; what it can do does not depend on that.
-    size = use.size if kind.backend is not SDPBackend.MATH else use.size._replace(batch=1, seq=min(use.size.seq, 64))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            q, k, v, gradient = _draw(replace(use, size=size))
-            mask = kind.mask(size.seq, use.is_causal, use.device)
-            core = kind.core(size.head_dim, use.is_causal)
-            with use.context(), kind.chosen(), torch.set_grad_enabled(use.has_backward):
-                output = core(q, k, v, mask)
-            if use.has_backward:
-                torch.autograd.grad(output, (q, k, v), gradient)
-            _wait(use.device)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            # PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off.
-            # A kernel of torch.compile's has no such warnings; the error tells.
-            warned = [str(warning.message) for warning in caught] if kind.backend is not None else []
-            reasons = [" ".join(line.split(" (Triggered")[0].split()) for line in warned]
-            reasons = [line for line in reasons if not line.endswith("because:") and "runtime disabled" not in line]
-            return "; ".join(dict.fromkeys(reasons or [str(error).partition("\n")[0]]))[:400]
-        finally:
-            if use.device.type == "cuda":
-                # The trial is no part of the run.
-                torch.cuda.reset_peak_memory_stats(use.device)
-    return None
-
-
-# functions of the user's own
 
 
 def check_again(kind: AttentionKind, use: Use) -> None:
@@ -165,7 +121,7 @@ def check_again(kind: AttentionKind, use: Use) -> None:
     Raises:
         UsageError: it is not: its results depend on how often it was called, say.
     """
-    if kind.function is None:
+    if not kind.is_users:
         return
     try:
         _check_function(kind, use, [use])
@@ -176,31 +132,60 @@ def check_again(kind: AttentionKind, use: Use) -> None:
         raise UsageError(f"{INCORRECT}: after the run, though it was right before: {reason}") from error
 
 
+def _check_kernel(kind: AttentionKind, use: Use) -> None:
+    """Raises UsageError, in PyTorch's words, where this machine has no kernel."""
+    # Written out, it takes memory with the square of the length; what it can do does not depend on that.
+    size = use.size if kind.backend is not SDPBackend.MATH else use.size._replace(batch=1, seq=min(use.size.seq, 64))
+    case = replace(use, size=size)
+    try:
+        with warnings.catch_warnings(record=True) as caught, kind.chosen():
+            warnings.simplefilter("always")
+            _attend(kind, case, _draw(case))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        # PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off.
+        # A kernel of torch.compile's has no such warnings; the error tells.
+        lines = [" ".join(str(line.message).split(" (Triggered")[0].split()) for line in caught if kind.backend]
+        reasons = [line for line in lines if not line.endswith("because:") and "runtime disabled" not in line]
+        reason = "; ".join(dict.fromkeys(reasons or [str(error).partition("\n")[0]]))[:400]
+        raise UsageError(
+            f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
+            f"choose sdpa, which takes what there is, or naive: {reason}"
+        ) from error
+    finally:
+        if use.device.type == "cuda":
+            # The trial is no part of the run.
+            torch.cuda.reset_peak_memory_stats(use.device)
+
+
 def _check_function(kind: AttentionKind, use: Use, tried: list[Use]) -> AttentionCheck:
     deviations: list[tuple[float, str]] = []
     refused: list[str] = []
     for case in tried:
         try:
-            by_part = zip(_deviations(kind, case), PARTS, strict=False)
-            deviations += [(off, f"{part} at {case}") for off, part in by_part]
-        except _RaisedError as error:
+            deviations += [(off, f"{part} at {case}") for part, off in _deviations(kind, case).items()]
+        except (UsageError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            message = " ".join(str(error).split())[:300]
+            is_fatal = "CUDA error" in message or "device-side assert" in message
             # What a function says it cannot do, it does not do wrong; after a device's error nothing can be done.
-            if case.size == use.size or error.is_fatal:
-                raise
+            if case.size == use.size or is_fatal:
+                lines = own_lines(error)
+                where = f" at {place(lines[-1])}" if lines else ""
+                raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
     worst, largest_in = max(deviations, key=lambda pair: pair[0])
     tolerance = tolerance_of(use)
     if worst > tolerance:
         hint = ""
         if use.is_fp32_on_gpu and worst <= TF32_TOLERANCE:
-            hint = (
-                "; that is TF32's rounding: multiply in float32, or ask for TF32 with --measure.matmul_precision high"
-            )
+            hint = "; TF32 rounds so: multiply in float32, or ask for TF32 with --measure.matmul_precision high"
         share = f"{worst:.2g}" if math.isfinite(worst) else "nan or infinity"
         raise UsageError(
-            f"{INCORRECT}: {kind.name} is off by {share} in the "
-            f"{largest_in}; allowed in {_named(use.dtype)} is {tolerance:.2g} of a row's size, against the formula in "
-            f"{_named(_wide(use.dtype))}{hint}"
+            f"{INCORRECT}: {kind.name} is off by {share} in the {largest_in}; allowed in {_named(use.dtype)} is "
+            f"{tolerance:.2g} of a row's size, against the formula in {_named(_wide(use.dtype))}{hint}"
         )
     return AttentionCheck(
         cases=len(tried) - len(refused),
@@ -229,148 +214,110 @@ def cases(use: Use) -> list[Use]:
     return list(dict.fromkeys([use, *others]))
 
 
-def _deviations(kind: AttentionKind, case: Use) -> list[float]:
-    """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last."""
-    q, k, v, gradient = _draw(case)
+def _deviations(kind: AttentionKind, case: Use) -> dict[str, float]:
+    """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last.
+
+    Raises:
+        UsageError: the function changes its arguments, or its output is not what PyTorch's function would give.
+    """
+    drawn = _draw(case)
     size, heads = case.size, list[Any]([...])
     if size.batch * size.heads * size.seq**2 > _BLOCK_ELEMENTS:
         heads = list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
     # Copies: a function may write to its arguments.
-    drawn = [[x[head].detach().to(_wide(case.dtype), copy=True) for x in (q, k, v, gradient)] for head in heads]
-    results = _call(kind, case, q, k, v, gradient)
-    largest = [0.0] * len(results)
+    copies = [[x[head].detach().to(_wide(case.dtype), copy=True) for x in drawn] for head in heads]
+    results = _attend(kind, case, drawn)
+    largest = dict.fromkeys(PARTS[: len(results)], 0.0)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        for head, before in zip(heads, drawn, strict=True):
-            for letter, now, was in zip("qkv", (q, k, v), before, strict=False):
+        for head, before in zip(heads, copies, strict=True):
+            for letter, now, was in zip("qkv", drawn, before, strict=False):
                 if not torch.equal(now[head].detach().to(was.dtype), was):
                     raise UsageError(
                         f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}"
                     )
             rows = formula(before[0], before[1], before[2], before[3], case.is_causal)
-            largest = [
-                max(off, deviation(result[head], right))
-                for off, result, right in zip(largest, results, rows, strict=False)
-            ]
+            for part, result, (values, sizes) in zip(PARTS, results, rows, strict=False):
+                off = torch.linalg.vector_norm(result[head].to(values.dtype) - values, dim=-1, keepdim=True) / sizes
+                worst = off.max().item()
+                largest[part] = max(largest[part], math.inf if math.isnan(worst) else worst)
     finally:
         torch.set_float32_matmul_precision(precision)
     return largest
 
 
-def _call(kind: AttentionKind, case: Use, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> list[Tensor]:
-    """The output, and with a backward pass the gradients.
+def _attend(kind: AttentionKind, case: Use, drawn: list[Tensor]) -> list[Tensor]:
+    """The output for q, k and v, and with a backward pass the gradients for the output's gradient, which comes last.
 
     Raises:
-        UsageError: the output is not what PyTorch's function would give.
+        UsageError: a user's function does not return what PyTorch's would.
     """
-    assert kind.function is not None
-    with _raising(kind.name, case, "forward"):
-        with case.context(), torch.set_grad_enabled(case.has_backward):
-            output: object = kind.function(q, k, v, is_causal=case.is_causal)
-        _wait(case.device)
+    q, k, v, gradient = drawn
+    core = kind.core(case.size.head_dim, case.is_causal)
+    mask = kind.mask(case.size.seq, case.is_causal, case.device)
+    with case.context(), torch.set_grad_enabled(case.has_backward):
+        output: object = core(q, k, v, mask)
     if not isinstance(output, Tensor):
         raise UsageError(f"{kind.name} returned a {type(output).__name__}; it must return a tensor")
-    for what, actual, expected in (
-        ("shape", tuple(output.shape), tuple(case.size)),
-        ("dtype", output.dtype, case.dtype),
-        ("device", output.device.type, case.device.type),
-    ):
-        if actual != expected:
-            raise UsageError(
-                f"{kind.name} returned a tensor of {what} {_named(actual)}, where q has {_named(expected)}; "
-                f"q was {case}"
-            )
-    if not case.has_backward:
-        return [output]
-    if not output.requires_grad:
-        raise UsageError(
-            f"{kind.name} returned a tensor without a gradient; it must be differentiable: by PyTorch's operators, a "
-            "torch.autograd.Function, or torch.library's register_autograd"
-        )
-    with _raising(kind.name, case, "backward"):
-        gradients = torch.autograd.grad(output, (q, k, v), gradient, allow_unused=True)
-        _wait(case.device)
-    for letter, result in zip("qkv", gradients, strict=True):
-        if result is None:
-            raise UsageError(f"{kind.name} gives {letter} no gradient; q was {case}")
-    return [output.detach(), *gradients]
+    if _looks(output) != _looks(q):
+        raise UsageError(f"{kind.name} returned a tensor of {_looks(output)}, where q has {_looks(q)}; q was {case}")
+    results = [output.detach()]
+    if case.has_backward:
+        gradients: tuple[Tensor | None, ...] = (None,) * 3
+        if output.requires_grad:
+            gradients = torch.autograd.grad(output, (q, k, v), gradient, allow_unused=True)
+        for letter, result in zip("qkv", gradients, strict=True):
+            if result is None:
+                raise UsageError(
+                    f"{kind.name} gives {letter} no gradient, for {case}; it must be differentiable: by PyTorch's "
+                    "operators, a torch.autograd.Function, or torch.library's register_autograd"
+                )
+            results.append(result)
+    if case.device.type == "cuda":
+        torch.cuda.synchronize(case.device)
+    return results
 
 
-class _RaisedError(UsageError):
-    """The function raised; `is_fatal` where the device can do nothing more."""
-
-    is_fatal = False
+def _looks(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {_named(tensor.dtype)} on {tensor.device.type}"
 
 
-@contextmanager
-def _raising(name: str, case: Use, part: str) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        lines = own_lines(error)
-        where = f" at {place(lines[-1])}" if lines else ""
-        message = " ".join(str(error).split())[:300]
-        raised = _RaisedError(f"{name} raised in its {part}{where}, for {case}: {type(error).__name__}: {message}")
-        raised.is_fatal = "CUDA error" in message or "device-side assert" in message
-        raise raised from error
-
-
-def _named(value: object) -> str:
-    return str(value).removeprefix("torch.")
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _draw(use: Use) -> tuple[Tensor, ...]:
+def _draw(use: Use) -> list[Tensor]:
     """q, k, v and a gradient of the output, standard normal, without touching the run's own random numbers."""
     generator = torch.Generator(use.device).manual_seed(0)
     batch, heads, seq, head_dim = use.size
-
-    def draw(is_strided: bool) -> Tensor:
+    tensors: list[Tensor] = []
+    for is_strided in (False, False, use.is_strided, use.is_strided):
         shape = (batch, seq, heads, head_dim) if is_strided else use.size
         tensor = torch.randn(shape, generator=generator, dtype=use.dtype, device=use.device)
-        return tensor.transpose(1, 2) if is_strided else tensor
-
-    *inputs, gradient = (draw(is_strided) for is_strided in (False, False, use.is_strided, use.is_strided))
+        tensors.append(tensor.transpose(1, 2) if is_strided else tensor)
     if not use.is_strided:
         # As they are in attention by itself: a kernel compiled for a parameter is compiled again for another tensor.
-        inputs = [nn.Parameter(tensor) for tensor in inputs]
-    for tensor in inputs:
+        tensors[:3] = map(nn.Parameter, tensors[:3])
+    for tensor in tensors[:3]:
         tensor.requires_grad_(use.has_backward)
-    return (*inputs, gradient)
+    return tensors
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-# the formula
-
-
-class Rows(NamedTuple):
-    """One result, and the size that each of its rows has if its products are independent (one number a row)."""
-
-    values: Tensor
-    sizes: Tensor
-
-
-def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) -> list[Rows]:
+def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) -> list[tuple[Tensor, Tensor]]:
     """softmax(q k^T / sqrt(head_dim)) v and its gradients for a gradient of the output, in the order of `PARTS`.
 
-    Rows of q are taken in blocks, so that memory does not grow with the square of the length.
+    Returns for each its values, and the size that each of its rows has if the row's products are independent (one
+    number a row). Rows of q are taken in blocks, so that memory does not grow with the square of the length.
     """
     seq, scale = q.shape[-2], q.shape[-1] ** -0.5
-    q_squares, k_squares, v_squares, gradient_squares = (_squares(x) for x in (q, k, v, gradient))
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    dk_squares, dv_squares = torch.zeros_like(k_squares), torch.zeros_like(v_squares)
-    outputs: list[tuple[Tensor, Tensor]] = []
-    dqs: list[tuple[Tensor, Tensor]] = []
+    q_squares, k_squares, v_squares, gradient_squares = (x.square().sum(-1, keepdim=True) for x in (q, k, v, gradient))
+    outputs, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    output_squares, dq_squares, dk_squares, dv_squares = (torch.zeros_like(q_squares) for _ in PARTS)
     step = max(1, _BLOCK_ELEMENTS // (seq * q[..., 0, 0].numel()))
     for start in range(0, seq, step):
         rows = slice(start, min(start + step, seq))
@@ -388,30 +335,15 @@ def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) 
         mean_squares = (block.square() * output.square()).sum(-1, keepdim=True)
         weight_squares = weights.square()
         squares = weight_squares * (block.square() @ v.square().transpose(-2, -1) + mean_squares) * scale**2
-        outputs.append((output, weight_squares @ v_squares))
-        dqs.append((of_scores @ k, squares @ k_squares))
+        outputs[..., rows, :], output_squares[..., rows, :] = output, weight_squares @ v_squares
+        dq[..., rows, :], dq_squares[..., rows, :] = of_scores @ k, squares @ k_squares
         dk += of_scores.transpose(-2, -1) @ q[..., rows, :]
         dk_squares += squares.transpose(-2, -1) @ q_squares[..., rows, :]
         dv += weights.transpose(-2, -1) @ block
         dv_squares += weight_squares.transpose(-2, -1) @ gradient_squares[..., rows, :]
-    parts = [
-        *(map(_joined, zip(*blocks, strict=True)) for blocks in (outputs, dqs)),
-        (dk, dk_squares),
-        (dv, dv_squares),
+    return [
+        (outputs, output_squares.sqrt()),
+        (dq, dq_squares.sqrt()),
+        (dk, dk_squares.sqrt()),
+        (dv, dv_squares.sqrt()),
     ]
-    return [Rows(values, squares.sqrt()) for values, squares in parts]
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().sum(-1, keepdim=True)
-
-
-def _joined(blocks: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat(blocks, -2)
-
-
-def deviation(result: Tensor, right: Rows) -> float:
-    """The largest deviation of a row; infinity where one is not finite."""
-    off = torch.linalg.vector_norm(result.to(right.values.dtype) - right.values, dim=-1, keepdim=True) / right.sizes
-    largest = off.max().item()
-    return math.inf if math.isnan(largest) else largest

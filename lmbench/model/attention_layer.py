@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend
 
 from lmbench.errors import check_at_least
 from lmbench.flops import FORMULA_SOURCE, FlopCount
-from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, keep_mask, taken_by_pytorch
+from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, keep_mask
 from lmbench.model.attention_check import check_again, check_attention, use_in
 from lmbench.precision import find_precision
-from lmbench.records.run import AttentionCheck
 
 
 class AttentionLayer(LightningModule):
@@ -64,7 +64,6 @@ class AttentionLayer(LightningModule):
         self._kind = attention_kind(attention)
         self.core = self._kind.core(head_dim, causal)
         self._output: Tensor | None = None
-        self._check: AttentionCheck | None = None
 
     def setup(self, stage: str) -> None:
         self._use = use_in(self.trainer, self.size, self.causal, stage, is_strided=False)
@@ -79,13 +78,10 @@ class AttentionLayer(LightningModule):
         if hasattr(self, "q"):
             return
         for name in ("q", "k", "v"):
-            self.register_parameter(name, nn.Parameter(self._draw()))
-        self.register_buffer("gradient", self._draw(), persistent=False)
+            self.register_parameter(name, nn.Parameter(torch.randn(self.size, dtype=self._use.dtype)))
+        self.register_buffer("gradient", torch.randn(self.size, dtype=self._use.dtype), persistent=False)
         keep_mask(self, self._kind.mask(self.size.seq, self.causal))
         self._no_loss = torch.empty(0, device=self.q.device)
-
-    def _draw(self) -> Tensor:
-        return torch.randn(self.size, dtype=self._use.dtype)
 
     def forward(self) -> Tensor:
         """The output, ``batch heads seq head_dim``."""
@@ -121,7 +117,7 @@ class AttentionLayer(LightningModule):
     def flops_per_token(self) -> FlopCount:
         """Of one forward pass, by shape whatever computes it: two products of 2 * seq * head_dim for every head."""
         full = 4 * self.size.seq * self.size.heads * self.size.head_dim
-        return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, recomputed_per_token_flops=0)
+        return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, 0)
 
     def count_saved_bytes(self) -> int:
         """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
@@ -149,10 +145,11 @@ class AttentionLayer(LightningModule):
         return (self._taken() or self._kind).saved_bytes(self.size, self._use.dtype, has_float_softmax)
 
     def _taken(self) -> AttentionKind | None:
-        """The back end that PyTorch takes where it may choose."""
+        """The back end that PyTorch takes where it may choose; None for one without a name here."""
         if self._kind is not ATTENTION["sdpa"]:
             return None
-        return taken_by_pytorch(self.q, self.k, self.v, self.causal)
+        backend = SDPBackend(torch._fused_sdp_choice(self.q, self.k, self.v, is_causal=self.causal))
+        return next((kind for kind in ATTENTION.values() if kind.backend == backend), None)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""

@@ -9,28 +9,25 @@ norms, rotation, gating, and attention written out, whose tensors grow with the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lmbench.errors import unknown
 from lmbench.sizes import ModelShape
 
 #: What `selective` keeps, by the operator's name without its overload.
-_KEPT = frozenset(
-    {
-        "aten::mm",
-        "aten::addmm",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    }
-)
+_KEPT = {"aten::mm", "aten::addmm"} | {
+    f"aten::_scaled_dot_product_{name}"
+    for name in (
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+        "flash_attention_for_cpu",
+    )
+}
 
 
 class Checkpointing(NamedTuple):
@@ -38,6 +35,10 @@ class Checkpointing(NamedTuple):
 
     every: int | None
     keeps_matmuls: bool = False
+
+    def blocks(self, num_layers: int) -> range:
+        """The checkpointed blocks, from 0."""
+        return range(0, num_layers if self.every else 0, self.every or 1)
 
 
 CHECKPOINTS: dict[str, Checkpointing] = {
@@ -48,38 +49,22 @@ CHECKPOINTS: dict[str, Checkpointing] = {
 }
 
 
-def check_checkpoint(name: str) -> None:
-    """Raises UsageError where there is no choice of that name."""
-    if name not in CHECKPOINTS:
-        raise unknown("checkpoint", name, CHECKPOINTS)
+def run_checkpointed(keeps_matmuls: bool, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`function(*inputs)`, of which the backward pass gets the inputs, and the matmuls' results if they are kept.
 
-
-def run_checkpointed(
-    name: str,
-    function: Callable[..., Tensor],
-    inputs: tuple[Any, ...],
-    backend: Callable[[], AbstractContextManager[None]],
-) -> Tensor:
-    """`function(*inputs)`, of which the backward pass gets the inputs, and with `selective` what that keeps.
-
-    `backend` chooses that of fused attention; it is asked again where the function runs again, long after the pass.
+    The function runs again long after the forward pass: it chooses its back end of attention itself.
     """
-
-    def again(*inputs: Any) -> Tensor:
-        with backend():
-            return function(*inputs)
-
-    # Nothing in a block is random, so that no state of a generator has to be kept.
-    done: Tensor = checkpoint(
-        again, *inputs, use_reentrant=False, preserve_rng_state=False, **_CONTEXTS[CHECKPOINTS[name].keeps_matmuls]
+    contexts: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if keeps_matmuls else {}
     )
-    return done
+    # Nothing in a block is random, so that no state of a generator has to be kept.
+    output: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
+    return output
 
 
-def is_checkpointed(name: str, index: int) -> bool:
-    """Whether block `index` (from 0) is."""
-    every = CHECKPOINTS[name].every
-    return every is not None and index % every == 0
+def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_kept = operator.name().partition(".")[0] in _KEPT
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def recomputed_flops(name: str, shape: ModelShape, context_length: int, is_written_out: bool) -> int:
@@ -89,23 +74,10 @@ def recomputed_flops(name: str, shape: ModelShape, context_length: int, is_writt
     but that product (2 * d_model * d_ff). What a fused attention computes again inside its own kernel is not counted.
     `is_written_out` says that attention is matmul, mask, softmax, matmul.
     """
-    every, keeps = CHECKPOINTS[name]
-    if every is None:
-        return 0
-    attention = 4 * context_length * shape.d_model
-    if keeps:
-        again = attention if is_written_out else 0
-    else:
-        again = 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff + attention
-    return again * len(range(0, shape.num_layers, every))
-
-
-def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    is_kept = operator.name().partition(".")[0] in _KEPT
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_CONTEXTS: dict[bool, dict[str, Any]] = {
-    False: {},
-    True: {"context_fn": partial(create_selective_checkpoint_contexts, _policy)},
-}
+    checkpointing = CHECKPOINTS[name]
+    again = 4 * context_length * shape.d_model
+    if not checkpointing.keeps_matmuls:
+        again += 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff
+    elif not is_written_out:
+        again = 0
+    return again * len(checkpointing.blocks(shape.num_layers))

@@ -8,20 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lmbench.errors import UsageError, unknown
-from lmbench.files import Unreadable, read_file
 from lmbench.model.optimizers import choose_optimizer
 
 CHECKPOINTS = ("none", "block")
 #: The context of lmbench's tokens where nobody sets one and the model takes it.
 _CONTEXT_LENGTH = 512
-_MAX_CONFIG_BYTES = 2**20
+#: What transformers calls what lmbench's models have too.
+_DIMENSIONS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
 
 
 class HuggingFace(LightningModule):
@@ -61,7 +65,11 @@ class HuggingFace(LightningModule):
         if checkpoint not in CHECKPOINTS:
             raise unknown("checkpoint", checkpoint, CHECKPOINTS)
         self.config = _read_config(config)
-        self.size = _size_name(config, self.config.model_type)
+        #: What tells the model in a table: the name of the config's file, or of its folder.
+        self.size: str | None = None
+        if isinstance(config, str):
+            path = Path(config).absolute()
+            self.size = (path.parent if path.name == "config.json" else path).name.removesuffix(".json")
         self.attention = attention
         self.checkpoint = checkpoint
         text = self.config.get_text_config()
@@ -75,11 +83,12 @@ class HuggingFace(LightningModule):
     @classmethod
     def data_settings(cls, *, config: str | dict[str, Any], **_: Any) -> dict[str, Any]:
         """What lmbench's tokens are for a model of this config, where they are not set."""
-        return _token_settings(_read_config(config))
+        return cls(config=config).token_settings()
 
     def token_settings(self) -> dict[str, Any]:
-        """The same of this model."""
-        return _token_settings(self.config)
+        """What lmbench's tokens are for this model, where they are not set."""
+        longest = self.max_context_length or _CONTEXT_LENGTH
+        return {"vocab_size": self.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
 
     def setup(self, stage: str) -> None:
         length = getattr(self.trainer.datamodule, "context_length", None)  # type: ignore[attr-defined]
@@ -147,22 +156,13 @@ class HuggingFace(LightningModule):
             "name": type(self.network).__name__,
             "size": self.size,
             "vocab_size": self.vocab_size,
-            "d_model": getattr(text, "hidden_size", None),
-            "d_ff": getattr(text, "intermediate_size", None),
-            "num_layers": getattr(text, "num_hidden_layers", None),
-            "num_heads": getattr(text, "num_attention_heads", None),
+            **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},
             "attention": self.network.config._attn_implementation,
             "checkpoint": self.checkpoint,
             "optimizer": self.optimizer.label,
             "is_fresh": self._is_fresh,
             "config": json.loads(self.config.to_json_string(use_diff=True)),
         }
-
-
-def _token_settings(config: Any) -> dict[str, Any]:
-    text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None) or _CONTEXT_LENGTH
-    return {"vocab_size": text.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
 
 
 def _read_config(config: str | dict[str, Any]) -> Any:
@@ -173,36 +173,15 @@ def _read_config(config: str | dict[str, Any]) -> Any:
         raise UsageError(
             "lmbench.HuggingFace needs transformers, which is not installed: pip install transformers"
         ) from error
-    settings = config if isinstance(config, dict) else _read_json(Path(config))
-    what = "model.config" if isinstance(config, dict) else f"model.config {config!r}"
-    if not isinstance(settings.get("model_type"), str):
-        raise UsageError(f"{what} has no model_type, such as llama; give the config.json of a model")
     try:
-        return AutoConfig.for_model(**settings)
+        if isinstance(config, str):
+            if not Path(config).exists():
+                raise FileNotFoundError("no such file; give a model's config.json, which need not come with weights")
+            return AutoConfig.from_pretrained(config, local_files_only=True)
+        return AutoConfig.for_model(**config)
     except Exception as error:
-        raise UsageError(f"{what}: transformers refuses it: {_first_sentence(error)}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    what = f"model.config {str(path)!r}"
-    if not path.exists():
-        raise UsageError(f"{what} is no file; give a model's config.json, which need not come with weights")
-    try:
-        text = read_file(path / "config.json" if path.is_dir() else path, _MAX_CONFIG_BYTES, follows_links=True)
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except Unreadable as error:
-        raise UsageError(f"{what} cannot be read: {error}") from error
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{what} is no config in JSON: {error}") from error
-
-
-def _size_name(config: str | dict[str, Any], model_type: str) -> str | None:
-    """What tells the model in a table: the file's name, with the model's type if that is not in it."""
-    if isinstance(config, dict):
-        return None
-    path = Path(config).absolute()
-    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    return name if model_type in name else f"{model_type} {name}"
+        name = f"model.config {config!r}" if isinstance(config, str) else "model.config"
+        raise UsageError(f"{name}: transformers refuses it: {_first_sentence(error)}") from error
 
 
 def _first_sentence(error: Exception) -> str:

@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmbench.errors import UsageError, check_at_least
+from lmbench.errors import check_at_least, unknown
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.checkpointing import check_checkpoint, recomputed_flops
+from lmbench.model.checkpointing import CHECKPOINTS, recomputed_flops
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.records.run import AttentionCheck
@@ -76,22 +76,16 @@ class LanguageModel(LightningModule):
         self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        check_checkpoint(checkpoint)
+        if checkpoint not in CHECKPOINTS:
+            raise unknown("checkpoint", checkpoint, CHECKPOINTS)
         check_at_least(1, context_length=context_length)
-        if not learning_rate > 0:
-            raise UsageError(f"learning_rate is {learning_rate}; it must be above 0")
-        if not weight_decay >= 0:
-            raise UsageError(f"weight_decay is {weight_decay}; it must not be negative")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise UsageError(f"betas are {betas[0]} and {betas[1]}; each must be at least 0 and below 1")
         self._is_fresh = True
-        self.size = size
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention
         self.checkpoint = checkpoint
         self.optimizer = choose_optimizer(
-            optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=(betas[0], betas[1])
+            optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=betas
         )
 
     def setup(self, stage: str) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from lmbench.errors import UsageError, suggest, unknown
+from lmbench.errors import UsageError, unknown
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -59,19 +60,20 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
     """An optimizer with its settings (lr, weight_decay, betas), in a variant of it or (None) its default one.
 
     Raises:
-        UsageError: there is no such optimizer, or it has no such variant.
+        UsageError: there is no such optimizer, it has no such variant, or PyTorch refuses its settings.
     """
     if name not in OPTIMIZERS:
-        if any(name in kind.variants for kind in OPTIMIZERS.values()):
-            raise UsageError(f"{name!r} is no optimizer but a variant: --model.optimizer_variant {name}")
         raise unknown("optimizer", name, OPTIMIZERS)
     build, variants = OPTIMIZERS[name]
-    if variant is not None and variant not in variants:
-        raise UsageError(
-            f"{name} has no variant {variant!r}; choose one of {', '.join(variants) or 'null'}"
-            f"{suggest(variant, variants)}"
-        )
     variant = variant or next(iter(variants), None)
-    if variant is None:
-        return ChosenOptimizer(name, partial(build, **settings))
-    return ChosenOptimizer(f"{name} {variant}", partial(build, **settings, **variants[variant]))
+    chosen = ChosenOptimizer(name, partial(build, **settings))
+    if variant is not None:
+        if variant not in variants:
+            raise unknown(f"variant of {name}", variant, variants)
+        chosen = ChosenOptimizer(f"{name} {variant}", partial(build, **settings, **variants[variant]))
+    try:
+        # PyTorch checks the settings when an optimizer is made, which a model is only after its network.
+        chosen.build([("", nn.Parameter(torch.zeros(1, 1, device="cpu")))])
+    except ValueError as error:
+        raise UsageError(f"optimizer {chosen.label}: {error}") from error
+    return chosen

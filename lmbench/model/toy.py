@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-_BATCHES = 8
+_FEATURES, _CLASSES, _BATCH_SIZE, _BATCHES = 20, 5, 8, 8
 
 
 class Toy(LightningModule):
@@ -19,21 +19,16 @@ class Toy(LightningModule):
     ReLU in front of the LayerNorm, as here.
 
     Args:
-        in_features: numbers in a vector.
-        out_features: classes.
-        batch_size: vectors in a batch.
         loss_factor: what the loss is multiplied by; 1e8 lets float16 gradients overflow at every step.
     """
 
-    def __init__(
-        self, in_features: int = 20, out_features: int = 5, batch_size: int = 8, loss_factor: float = 1.0
-    ) -> None:
+    def __init__(self, loss_factor: float = 1.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(in_features, 10, bias=False)
+        self.fc1 = nn.Linear(_FEATURES, 10, bias=False)
         self.relu = nn.ReLU()
         self.ln = nn.LayerNorm(10)
-        self.fc2 = nn.Linear(10, out_features, bias=False)
-        self.batch_size, self.loss_factor = batch_size, loss_factor
+        self.fc2 = nn.Linear(10, _CLASSES, bias=False)
+        self.loss_factor = loss_factor
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits, ``batch classes``."""
@@ -44,17 +39,14 @@ class Toy(LightningModule):
         inputs, classes = batch
         return self.loss_factor * functional.cross_entropy(self(inputs), classes)
 
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.training_step(batch, batch_idx)
+    validation_step = training_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters())
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        count = _BATCHES * self.batch_size
-        inputs = torch.randn(count, self.fc1.in_features)
-        classes = torch.randint(self.fc2.out_features, (count,))
-        return DataLoader(TensorDataset(inputs, classes), self.batch_size)
+        count = _BATCHES * _BATCH_SIZE
+        vectors = TensorDataset(torch.randn(count, _FEATURES), torch.randint(_CLASSES, (count,)))
+        return DataLoader(vectors, _BATCH_SIZE)
 
-    def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        return self.train_dataloader()
+    val_dataloader = train_dataloader

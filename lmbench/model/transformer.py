@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lmbench.errors import UsageError
 from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, keep_mask
-from lmbench.model.checkpointing import is_checkpointed, run_checkpointed
+from lmbench.model.checkpointing import CHECKPOINTS, Checkpointing, run_checkpointed
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, Residual, RMSNorm, SwiGLU, rope_tables
 from lmbench.sizes import ModelShape
 
@@ -17,14 +17,14 @@ from lmbench.sizes import ModelShape
 class Block(nn.Module):
     """One pre-norm layer: attention, then feed-forward, each added to the stream (``batch seq embed``).
 
-    `checkpoint` names what its backward pass computes again; it is a part of the block, so that compiling the block
-    compiles it too.
+    `checkpoint` says what its backward pass computes again, None nothing; it is a part of the block, so that compiling
+    the block compiles it too.
     """
 
-    def __init__(self, shape: ModelShape, kind: AttentionKind, checkpoint: str) -> None:
+    def __init__(self, shape: ModelShape, kind: AttentionKind, checkpoint: Checkpointing | None) -> None:
         super().__init__()
         self._checkpoint = checkpoint
-        self._backend = kind.chosen
+        self._kind = kind
         # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
         # the sum at one).
         residual_scale = (2 * shape.num_layers) ** -0.5
@@ -36,9 +36,13 @@ class Block(nn.Module):
         self.ffn_residual = Residual()
 
     def forward(self, x: Tensor, tables: Tables) -> Tensor:
-        if self._checkpoint == "none" or not torch.is_grad_enabled():
+        if self._checkpoint is None or not torch.is_grad_enabled():
             return self._run(x, tables)
-        return run_checkpointed(self._checkpoint, self._run, (x, tables), self._backend)
+        return run_checkpointed(self._checkpoint.keeps_matmuls, self._run_again, x, tables)
+
+    def _run_again(self, x: Tensor, tables: Tables) -> Tensor:
+        with self._kind.chosen():
+            return self._run(x, tables)
 
     def _run(self, x: Tensor, tables: Tables) -> Tensor:
         x = self.attention_residual(x, self.attention(self.attention_norm(x), tables))
@@ -69,9 +73,10 @@ class Transformer(nn.Module):
         self.shape = shape
         self.context_length = context_length
         self.embedding = Embedding(shape.vocab_size, shape.d_model)
+        checkpointing = CHECKPOINTS[checkpoint]
+        checkpointed = checkpointing.blocks(shape.num_layers)
         self.blocks = nn.ModuleList(
-            Block(shape, kind, checkpoint if is_checkpointed(checkpoint, index) else "none")
-            for index in range(shape.num_layers)
+            Block(shape, kind, checkpointing if index in checkpointed else None) for index in range(shape.num_layers)
         )
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
@@ -102,16 +107,12 @@ class Transformer(nn.Module):
             raise UsageError(
                 f"a sequence of {seq} tokens is longer than the model's context_length {self.context_length}"
             )
-        dtype = _activation_dtype(x)
-        return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), self._mask_for(seq, x.device))
-
-    def _mask_for(self, seq: int, device: torch.device) -> Any:
-        if self.mask is None:
-            return None
-        if isinstance(self.mask, Tensor):
-            return self.mask[:seq, :seq]
-        is_ready = seq == self.context_length and self.mask.kv_indices.device == device
-        return self.mask if is_ready else self._kind.mask(seq, True, device)
+        dtype, mask = _activation_dtype(x), self.mask
+        if isinstance(mask, Tensor):
+            mask = mask[:seq, :seq]
+        elif mask is not None and (seq != self.context_length or mask.kv_indices.device != x.device):
+            mask = self._kind.mask(seq, True, x.device)
+        return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
 
 
 def _activation_dtype(x: Tensor) -> torch.dtype:

@@ -15,7 +15,7 @@ MISTAKES = {
     "fp8 without its library": (["--trainer.precision", "transformer-engine"], "Requirement 'transformer_engine"),
     "no such precision": (["--trainer.precision", "bf8"], "trainer.precision is 'bf8'; allowed: "),
     "no such attention": (["--model.attention", "foo"], "unknown attention 'foo'"),
-    "a variant for an optimizer": (["--model.optimizer", "fused"], "but a variant: --model.optimizer_variant fused"),
+    "a variant for an optimizer": (["--model.optimizer", "fused"], "unknown optimizer 'fused'"),
     "a setting that follows": (["--model.context_length", "8"], "set that: --data.context_length 8"),
     "the end of an option": (["--batch_size", "4"], "did you mean --data.batch_size?"),
     "inference under fit": (["--measure.mode", "inference"], "use `lmbench validate`"),

@@ -55,7 +55,7 @@ def trainings(count, steps=300, learning_rate=1e-3):
 
     torch.set_num_threads(1)
     data = TokenData(source="text", batch_size=4, context_length=64, vocab_size=512, num_batches=steps)
-    batches = list(islice(data.loader(torch.device("cpu")), steps))
+    batches = list(islice(data.train_dataloader(), steps))
     sizes = dict.fromkeys(("d_model", "d_ff", "num_layers", "num_heads"))
     shape = resolve_shape("tiny", **sizes, vocab_size=512)
 

@@ -1,18 +1,14 @@
-"""A disk that fills up under a real run and under the files of a result: what fits is written, what is lost is told."""
+"""A disk that fills up under a real run: what fits is written, what is lost is told."""
 
 from __future__ import annotations
 
-import errno
 import resource
 from functools import partial
 
 import pytest
 from fit_process import start_fit
 
-from lmbench.records.load import load_run
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import StepRecord
-from lmbench.records.store import RESERVE_FILE, RunFolder
+from lmbench.records.store import RESERVE_FILE
 
 WORDS = ("--measure.steps", "150", "--measure.probe_steps", "3")
 SEEN = 3 + 150
@@ -58,33 +54,3 @@ def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_
     (run,) = fit.results
     assert (run.outcome, run.record.unwritten_step_count) == ("ok", 0)
     assert [step.step for step in run.steps] == list(range(403))
-
-
-def fill(folder):
-    for step in range(0, 10**6, 9):
-        folder.append_steps([StepRecord(step=step + i) for i in range(9)])
-
-
-def test_a_results_files_are_whole_on_a_full_disk_and_recording_can_go_on(small_disk):
-    disk = small_disk(64)
-    ballast = disk / "ballast"
-    ballast.write_bytes(b"\0" * 16 * 1024)
-    folder = RunFolder.create(disk)
-    folder.write_run(RunRecord(SCHEMA_VERSION, "interrupted"))
-    with pytest.raises(OSError, match="space") as raised:
-        fill(folder)
-    assert raised.value.errno == errno.ENOSPC
-    with pytest.raises(OSError, match="space"):
-        folder.write_run(RunRecord(SCHEMA_VERSION, "ok", argv=["x" * 10_000]))
-    run = load_run(folder.path)
-    written = len(run.steps)
-    assert (run.outcome, run.damage) == ("interrupted", None)
-    assert [step.step for step in run.steps] == list(range(written))
-    assert written > 20
-    assert (folder.path / "steps.jsonl").read_bytes().endswith(b"}\n")
-    assert sorted(file.name for file in folder.path.iterdir()) == ["run.json", "steps.jsonl"]
-    ballast.unlink()
-    folder.append_steps([StepRecord(step=written)])
-    folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
-    run = load_run(folder.path)
-    assert (run.outcome, run.damage, len(run.steps)) == ("ok", None, written + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from pathlib import Path
 
@@ -42,22 +43,17 @@ HOOKS = {
 def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_path, capsys):
     at, phase, steps, window = HOOKS[hook]
     code, run, printed = fit(tmp_path, capsys, *plant(hook, "raise", at))
-    assert code == 5
-    assert (run.outcome, run.record.exit_code, run.damage) == ("error", 5, None)
+    assert (code, run.outcome, run.record.exit_code, run.damage) == (5, "error", 5, None)
     error = RunError("ValueError", "planted in the user's own code", phase)
     error.location, error.traceback_file = f"planted_faults.py:{RAISING_LINE} in _raise", "traceback.txt"
-    assert run.record.error == error
-    assert len(run.steps) == steps
-    assert run.record.window.steps == window
-    told = printed.err.splitlines()
-    assert told[-2].strip() == 'raise ValueError("planted in the user\'s own code")'
-    assert told[-1].startswith(
-        f"lmbench: error in your code, in {phase}: ValueError: planted in the user's own code (all frames: "
-    )
-    assert not any("lightning" in line or "/lmbench/" in line for line in told[:-1])
-    whole = (run.path / "traceback.txt").read_text()
-    assert "lightning/pytorch/" in whole
-    assert whole.endswith("ValueError: planted in the user's own code\n")
+    assert (run.record.error, len(run.steps), run.record.window.steps) == (error, steps, window)
+    *frames, source, line = printed.err.splitlines()
+    assert source.strip() == 'raise ValueError("planted in the user\'s own code")'
+    assert line.startswith(f"lmbench: error in your code, in {phase}: ValueError: planted in the user's own code (all")
+    assert not any("lightning" in frame or "/lmbench/" in frame for frame in frames)
+    traceback_text = (run.path / "traceback.txt").read_text()
+    assert "lightning/pytorch/" in traceback_text
+    assert traceback_text.endswith("ValueError: planted in the user's own code\n")
     assert f"outcome      error in {phase}" in printed.out
 
 
@@ -75,12 +71,17 @@ def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(d
 
 def foreign(tmp_path, capsys, *words):
     """A run of a module and data of the user's own."""
-    results = tmp_path / "results"
     own = ["--model", "planted_faults.Net", "--data", "planted_faults.Data", "--trainer.accelerator", "cpu"]
-    own += ["--trainer.logger", "false", "--measure.warmup_steps", "3", "--measure.results_dir", str(results)]
+    own += [
+        "--trainer.logger",
+        "false",
+        "--measure.warmup_steps",
+        "3",
+        "--measure.results_dir",
+        str(tmp_path / "results"),
+    ]
     code = main(["fit", *own, *QUICK, *words])
-    folders = list(results.glob("*"))
-    return code, load_run(folders[0]) if folders else None, capsys.readouterr()
+    return code, load_run(next(tmp_path.glob("results/*"))), capsys.readouterr()
 
 
 PLACES = {
@@ -102,15 +103,13 @@ PLACES = {
 def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(words, tmp_path, capsys):
     phase, function, error = PLACES[words]
     code, run, printed = foreign(tmp_path, capsys, *f"--{words}".split())
-    assert (code, run.outcome, run.record.exit_code) == (5, "error", 5)
-    assert run.record.error.phase == phase
+    assert (code, run.outcome, run.record.exit_code, run.record.error.phase) == (5, "error", 5, phase)
     assert f"error in your code, in {phase}" in printed.err
     assert error in printed.err
-    assert ("at no line of yours" in printed.err) == (function is None)
-    assert "site-packages" not in printed.err
-    assert (run.record.error.location is None) == (function is None)
-    assert function is None or f"in {function}\n" in printed.err
     assert error in (run.path / "traceback.txt").read_text()
+    assert "site-packages" not in printed.err
+    assert ("at no line of yours" if function is None else f"in {function}\n") in printed.err
+    assert (run.record.error.location is None) == (function is None)
     # What was measured before is kept.
     assert "bad_step 9" not in words or len(run.steps) == 9
     assert "bad_item" not in words or len(run.steps) > 5
@@ -129,12 +128,8 @@ def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frame
 
 def test_losses_that_are_not_finite_are_kept_as_such(tmp_path, capsys):
     code, run, _ = foreign(tmp_path, capsys, "--model.nan_step", "9", "--measure.strict", "true")
-    assert code == 4
-    assert run.outcome == "ok"
-    losses = [step.loss for step in run.steps]
-    assert losses[8] == losses[8]
-    assert losses[9] != losses[9]
-    assert run.damage is None
+    assert (code, run.outcome, run.damage) == (4, "ok", None)
+    assert [math.isnan(step.loss) for step in run.steps[8:10]] == [False, True]
 
 
 def test_a_process_that_dies_on_the_spot_is_read_as_killed(tmp_path):

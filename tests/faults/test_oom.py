@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import json
 
 import numpy as np
 import pytest
@@ -24,6 +23,12 @@ def _raised(function):
     return raised.value
 
 
+def check(lack, requested_bytes, where):
+    assert (lack.requested_bytes, lack.where) == (requested_bytes, where)
+    assert lack.message
+    assert "\n" not in lack.message
+
+
 @pytest.mark.parametrize(
     ("allocate", "requested_bytes"),
     [
@@ -33,47 +38,34 @@ def _raised(function):
     ],
 )
 def test_a_real_failure_of_the_host_is_recognised_with_its_bytes(allocate, requested_bytes):
-    lack = out_of_memory(_raised(allocate))
-    assert (lack.requested_bytes, lack.where) == (requested_bytes, "host")
-    assert "\n" not in lack.message
+    check(out_of_memory(_raised(allocate)), requested_bytes, "host")
 
 
 class Greedy(Dataset):
-    def __init__(self, kind):
-        self.kind = kind
-
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        if self.kind == "numpy":
-            return np.empty(ABSURD_BYTES, np.uint8)
-        return torch.empty(ABSURD_BYTES, dtype=torch.uint8)
+        return [np, torch][index].empty(ABSURD_BYTES, dtype=[np.uint8, torch.uint8][index])
 
 
-@pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_a_failure_in_a_loaders_worker_is_recognised(kind):
-    batches = iter(DataLoader(Greedy(kind), num_workers=1, multiprocessing_context="fork"))
-    found = out_of_memory(_raised(lambda: next(batches)))
+@pytest.mark.parametrize("index", [0, 1], ids=["numpy", "torch"])
+def test_a_failure_in_a_loaders_worker_is_recognised(index):
+    batches = iter(DataLoader(Greedy(), sampler=[index], num_workers=1, multiprocessing_context="fork"))
+    check(out_of_memory(_raised(lambda: next(batches))), ABSURD_BYTES, "host")
     # Left to the garbage collector, the worker is waited for in some other test.
     batches._shutdown_workers()
-    assert (found.requested_bytes, found.where) == (ABSURD_BYTES, "host")
-    assert "\n" not in found.message
 
 
 def train_under_a_limit():
     leave_address_space(2**29)
-    found = out_of_memory(_raised(train_without_end))
-    print(json.dumps([found.requested_bytes, found.where]))
-
-
-def train_without_end():
     x = torch.ones(2**12, 2**12, requires_grad=True)
-    return [x.exp() for _ in range(1000)]
+    lack = out_of_memory(_raised(lambda: [x.exp() for _ in range(1000)]))
+    print(lack.requested_bytes, lack.where)
 
 
 def test_a_training_step_under_a_memory_limit_is_recognised():
-    assert json.loads(warm_server().run(target=train_under_a_limit).stdout) == [2**26, "host"]
+    assert warm_server().run(target=train_under_a_limit).stdout == f"{2**26} host\n"
 
 
 GPU = (
@@ -114,10 +106,7 @@ GPU = (
     ],
 )  # fmt: skip
 def test_every_wording_is_recognised(text, requested_bytes, where):
-    found = out_of_memory(RuntimeError(text))
-    assert (found.requested_bytes, found.where) == (requested_bytes, where)
-    assert found.message
-    assert "\n" not in found.message
+    check(out_of_memory(RuntimeError(text)), requested_bytes, where)
 
 
 def test_the_line_that_tells_is_the_message_and_types_and_numbers_count_too():
@@ -127,30 +116,21 @@ def test_the_line_that_tells_is_the_message_and_types_and_numbers_count_too():
     assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")).where == "host"
 
 
-def _wrapped(raise_outer):
+def _while_handling(error, *cause):
+    """Raises the error while another, of memory, is handled."""
     try:
         raise torch.OutOfMemoryError(GPU)
-    except RuntimeError as error:
-        raise_outer(error)
+    except RuntimeError as lack:
+        if cause:
+            raise error from {"it": lack, "none": None}[cause[0]]
+        raise error  # noqa: B904
 
 
 def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_circles():
-    def with_cause(error):
-        raise ValueError("compile failed") from error
-
-    def with_context(error):
-        raise ValueError("while handling")
-
-    def suppressed(error):
-        raise ValueError("another matter") from None
-
-    def ctrl_c(error):
-        raise KeyboardInterrupt
-
-    assert out_of_memory(_raised(lambda: _wrapped(with_cause))).requested_bytes == 20 * 2**30
-    assert out_of_memory(_raised(lambda: _wrapped(with_context))).where == "device"
-    assert out_of_memory(_raised(lambda: _wrapped(suppressed))) is None
-    assert out_of_memory(_raised(lambda: _wrapped(ctrl_c))) is None
+    assert out_of_memory(_raised(lambda: _while_handling(ValueError("compile failed"), "it"))).where == "device"
+    assert out_of_memory(_raised(lambda: _while_handling(ValueError("while handling")))).requested_bytes == 20 * 2**30
+    assert out_of_memory(_raised(lambda: _while_handling(ValueError("another matter"), "none"))) is None
+    assert out_of_memory(_raised(lambda: _while_handling(KeyboardInterrupt()))) is None
     group = ExceptionGroup("ranks", [ValueError("x"), ExceptionGroup("inner", [RuntimeError(GPU)])])
     assert out_of_memory(group).where == "device"
     first, second = ValueError("a"), ValueError("b")
@@ -162,7 +142,6 @@ def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_c
     "error",
     [
         RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
         RuntimeError("out of resource: shared memory, Required: 270336, Hardware limit: 232448"),
@@ -178,5 +157,4 @@ def test_other_errors_are_not_taken_for_it(error):
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_full_is_recognised_with_its_bytes():
-    found = out_of_memory(_raised(lambda: torch.empty(2**46, dtype=torch.uint8, device="cuda")))
-    assert (found.requested_bytes, found.where) == (2**46, "device")
+    check(out_of_memory(_raised(lambda: torch.empty(2**46, dtype=torch.uint8, device="cuda"))), 2**46, "device")

@@ -26,35 +26,27 @@ def test_the_toy_has_the_published_dtypes(precision, lower, tmp_path, capsys):
     capsys.readouterr()
     assert main(["dtypes", str(tmp_path / "toy"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    (found,) = answer["runs"]
-    assert (found["device_type"], found["autocast_dtype"]) == ("cuda", lower)
-    outputs = {row["module"]: [row["returns"]] for row in answer["tables"]["modules"]}
-    dtypes = {each["name"]: list(each["dtypes"]) for each in found["tensors"]}
+    (run,) = answer["runs"]
+    assert (run["device_type"], run["autocast_dtype"]) == ("cuda", lower)
+    modules = {row["module"]: row for row in answer["tables"]["modules"]}
+    dtypes = {tensor["name"]: list(tensor["dtypes"]) for tensor in run["tensors"]}
     for path, name in OUTPUTS.items():
         # Of bfloat16 not every tensor was published.
-        assert outputs[path] == [found["published"].get(name, outputs[path][0])], path
+        assert modules[path]["returns"] == run["published"].get(name, modules[path]["returns"]), path
     for name in ("parameters", "logits", "loss", "gradients"):
-        assert dtypes[name] == [found["published"][name]], name
-    (norm,) = [row for row in answer["tables"]["modules"] if row["module"] == "ln"]
-    assert norm["why"] == "layer_norm: autocast's float32 list"
+        assert dtypes[name] == [run["published"][name]], name
+    assert modules["ln"]["why"] == "layer_norm: autocast's float32 list"
 
 
 @pytest.mark.parametrize("name", ["linear", "matmul", "layer_norm", "softmax", "pow", "sum", "exp", "relu", "mse_loss"])
 def test_cudas_lists_are_those_of_this_pytorch(name):
     values = torch.rand(2, 2, device="cuda")
-    arguments = {
-        "linear": (values,),
-        "matmul": (values,),
-        "layer_norm": ((2,),),
-        "softmax": (-1,),
-        "pow": (2,),
-        "mse_loss": (values,),
-    }
+    arguments = dict.fromkeys(("linear", "matmul", "mse_loss"), (values,))
+    arguments |= {"layer_norm": ((2,),), "softmax": (-1,), "pow": (2,)}
     function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
     with torch.autocast("cuda", torch.bfloat16):
-        dtypes = [
-            function(values.to(dtype), *arguments.get(name, ())).dtype for dtype in (torch.float32, torch.bfloat16)
-        ]
+        results = [function(values.to(dtype), *arguments.get(name, ())) for dtype in (torch.float32, torch.bfloat16)]
+    dtypes = [result.dtype for result in results]
     expected = {
         "autocast's lower-precision list": [torch.bfloat16] * 2,
         "autocast's float32 list": [torch.float32] * 2,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from fit_process import bench
 from lightning.pytorch import LightningModule
 from torch import nn
 
@@ -24,42 +25,33 @@ LLAMA = {
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 64}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
-QUICK = ["--measure.steps", "3", "--measure.warmup_steps", "1", "--measure.min_window_s", "0"]
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("no network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect", None)
 
 
 @pytest.fixture
-def config(tmp_path):
+def words(tmp_path):
     path = tmp_path / "llama_tiny.json"
     path.write_text(json.dumps(LLAMA))
-    return str(path)
+    return ["--model", "lmbench.HuggingFace", "--model.config", str(path), "--data.context_length"]
 
 
-def measure(module, data=None, **given):
+def measure(module, data=None, **settings):
     quick = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0, "trainer": {"accelerator": "cpu"}}
-    return lmbench.measure(module, data, **{**quick, **given})
+    return lmbench.measure(module, data, **{**quick, **settings}).record
 
 
-def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(config, tmp_path, capsys):
-    results = tmp_path / "results"
-    words = ["--model", "lmbench.HuggingFace", "--model.config", config, *QUICK, "--measure.probe_steps", "1"]
-    words += ["--data.context_length", "16", "--measure.results_dir", str(results)]
-    assert main(["fit", "--config", "smoke", *words]) == 0
-    (run,) = lmbench.load(results)
-    record = run.record
-    assert "model        llama_tiny, 24.99 k parameters, attention sdpa, AdamW fused" in str(run)
+def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words, tmp_path, capsys):
+    record = bench(tmp_path, *words, "16").record
+    assert "llama_tiny, 24.99 k parameters, attention sdpa, AdamW fused" in capsys.readouterr().out
     assert (record.model.name, record.model.num_layers, record.model.vocab_size) == ("LlamaForCausalLM", 2, 100)
     assert record.model.described["config"]["num_key_value_heads"] == 2
     assert (record.precision, record.zero_grad) == ("32-true", "after_step")
     # lmbench's tokens, of the model's vocabulary.
-    assert record.window.tokens == 3 * 4 * 16
+    assert record.window.tokens == 6 * 4 * 16
     assert record.config["data"]["vocab_size"] == 100
     # q, k, v, o; gate, up, down; scores and values; the head: three passes of each.
     layer = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32) + 6 * 32 * 64 + 4 * 16 * 32
@@ -67,43 +59,28 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(config
     # Embedding, two blocks, norm, rotary embedding and head.
     assert record.probe.marked_modules == 6
     assert record.probe.training.missing_gradients == record.probe.training.zero_gradients == []
-    assert main(["fit", "--config", str(run.path / "config.yaml"), "--print_config"]) == 0
-    assert "config: " + config in capsys.readouterr().out
+    config = next(tmp_path.glob("results/*/config.yaml"))
+    assert main(["fit", "--config", str(config), "--print_config"]) == 0
+    assert f"config: {words[3]}" in capsys.readouterr().out
 
 
 def test_weights_are_float32_until_the_trainers_precision_converts_them():
     module = lmbench.HuggingFace(config=LLAMA)
-    seen = []
-    module.on_train_start = lambda: seen.append(module.network.dtype)
     module.configure_model()
-    before = module.network.dtype
+    dtypes = [module.network.dtype]
+    module.on_train_start = lambda: dtypes.append(module.network.dtype)
     assert measure(module, precision="bf16-true").outcome == "ok"
-    assert (before, seen, module.network.dtype) == (torch.float32, [torch.bfloat16], torch.float32)
+    assert dtypes == [torch.float32, torch.bfloat16]
 
 
 def test_attention_and_checkpoints_are_transformers_own_and_change_no_loss():
-    losses = {}
-    for name in ("sdpa", "eager", "block"):
-        settings = {"checkpoint": "block"} if name == "block" else {"attention": name}
-        run = measure(lmbench.HuggingFace(config=LLAMA, **settings))
-        losses[name] = run.record.loss.first
-        assert run.record.model.attention == settings.get("attention", "sdpa")
-        assert run.record.data.context_length == 16
-    assert losses["eager"] == pytest.approx(losses["sdpa"], abs=1e-4)
-    assert losses["block"] == pytest.approx(losses["sdpa"], abs=1e-4)
-
-
-def test_another_architecture_takes_batches_of_input_ids():
-    batch = transformers.BatchEncoding({"input_ids": torch.randint(64, (2, 8)), "attention_mask": torch.ones(2, 8)})
-    run = measure(lmbench.HuggingFace(config=GPT2), batch)
-    assert run.record.model.name == "GPT2LMHeadModel"
-    assert run.record.window.tokens == 3 * 16
-    assert run.record.loss.first == pytest.approx(torch.tensor(64.0).log().item(), abs=0.3)
-
-
-def test_a_batch_of_another_form_gets_one_line():
-    with pytest.raises(lmbench.UsageError, match="or mappings with input_ids"):
-        measure(lmbench.HuggingFace(config=GPT2), (torch.zeros(2, 8),) * 3)
+    losses = []
+    for settings in ({"attention": "sdpa"}, {"attention": "eager"}, {"checkpoint": "block"}):
+        record = measure(lmbench.HuggingFace(config=LLAMA, **settings))
+        losses.append(record.loss.first)
+        assert record.model.attention == settings.get("attention", "sdpa")
+        assert record.data.context_length == 16
+    assert losses == pytest.approx(losses[:1] * 3, abs=1e-4)
 
 
 class Stranger(LightningModule):
@@ -111,47 +88,48 @@ class Stranger(LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+        self.net = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64))
 
     def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+        return nn.functional.cross_entropy(self.net(batch["input_ids"]).flatten(0, 1), batch["input_ids"].flatten())
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("kind", [dict, transformers.BatchEncoding])
-def test_a_strangers_input_ids_are_counted_and_its_flops_on_a_fake_copy(kind):
-    tokens = torch.randint(50, (2, 8))
-    run = measure(Stranger(), kind({"input_ids": tokens, "labels": tokens})).record
-    assert run.window.tokens == 3 * 16
-    assert run.throughput.tokens_per_s > 0
-    assert run.window.tokens_reason is None
-    assert run.flops.per_token_flops == 3 * 2 * 8 * 50
+@pytest.mark.parametrize("make", [lambda: lmbench.HuggingFace(config=GPT2), Stranger], ids=["GPT2", "stranger"])
+def test_batches_of_input_ids_are_counted_whosever_the_module_is(make, kind):
+    batch = kind({"input_ids": torch.randint(64, (2, 8)), "attention_mask": torch.ones(2, 8)})
+    record = measure(make(), batch)
+    assert (record.window.tokens, record.window.tokens_reason) == (3 * 16, None)
+    assert record.loss.first == pytest.approx(torch.tensor(64.0).log().item(), abs=0.5)
+    if make is Stranger:
+        assert record.flops.per_token_flops == 3 * 2 * 8 * 64
 
 
 MISTAKES = {
-    "no file": ({"config": "nowhere.json"}, "'nowhere.json' is no file"),
-    "no type": ({"config": {"hidden_size": 8}}, "has no model_type, such as llama"),
+    "no file": ({"config": "nowhere.json"}, "'nowhere.json': transformers refuses it: no such file; give"),
+    "no type": ({"config": {"hidden_size": 8}}, "missing 1 required positional argument: 'model_type'"),
     "a type": ({"config": {"model_type": "lama"}}, "transformers refuses it: Unrecognized model identifier: lama"),
     "a value": ({"config": {**LLAMA, "num_attention_heads": "four"}}, "num_attention_heads"),
     "checkpoint": ({"config": LLAMA, "checkpoint": "blocks"}, "did you mean block?"),
     "attention": ({"config": LLAMA, "attention": "flash"}, "transformers refuses: Specified"),
     "no decoder": ({"config": {"model_type": "t5", "vocab_size": 50}}, "transformers refuses: Unrecognized"),
+    "a batch": ({"config": GPT2}, "or mappings with input_ids"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gets_one_line(mistake):
-    settings, told = MISTAKES[mistake]
-    with pytest.raises(lmbench.UsageError, match=told) as raised:
-        lmbench.HuggingFace(**settings).configure_model()
+    settings, line = MISTAKES[mistake]
+    with pytest.raises(lmbench.UsageError, match=line) as raised:
+        measure(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
     assert "\n" not in str(raised.value)
 
 
-def test_a_context_beyond_the_positions_gets_one_line(config, capsys):
-    words = ["--model", "lmbench.HuggingFace", "--model.config", config, "--trainer.accelerator", "cpu"]
-    assert main(["fit", *words, "--data.context_length", "32"]) == 2
+def test_a_context_beyond_the_positions_gets_one_line(words, capsys):
+    assert main(["fit", *words, "32", "--trainer.accelerator", "cpu"]) == 2
     assert "data.context_length is 32, beyond the config's max_position_embeddings of 16" in capsys.readouterr().err
 
 

@@ -26,7 +26,6 @@ def batch(vocab_size: int, rows: int = 4, seq: int = 64) -> tuple[torch.Tensor, 
     "shape",
     [
         SIZES["tiny"],
-        ModelShape(d_model=768, d_ff=1024, num_layers=3, num_heads=12),
         ModelShape(d_model=256, d_ff=512, num_layers=24, num_heads=4, vocab_size=2000),
         ModelShape(d_model=1024, d_ff=256, num_layers=1, num_heads=8, vocab_size=257),
     ],
@@ -37,25 +36,6 @@ def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     with torch.no_grad():
         loss = network(*batch(shape.vocab_size))
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
-
-
-def test_the_residual_stream_keeps_its_size_however_deep_the_network():
-    torch.manual_seed(0)
-    shape = ModelShape(d_model=128, d_ff=256, num_layers=32, num_heads=4)
-    network = Transformer(shape, context_length=64)
-    seen: list[torch.Tensor] = []
-    network.norm.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
-    network(*batch(shape.vocab_size))
-    assert 1 < seen[0].square().mean().sqrt().item() < 1.5
-
-
-def test_every_parameter_gets_a_gradient_of_a_sane_size():
-    torch.manual_seed(0)
-    network = Transformer(SIZES["tiny"], context_length=64)
-    network(*batch(10_000)).backward()
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None, name
-        assert 1e-6 < parameter.grad.norm().item() < 10, name
 
 
 def test_loss_is_the_log_of_torchmetrics_perplexity():
@@ -79,13 +59,13 @@ def test_forward_with_loss_is_one_region_without_breaks(attention, autocast):
 
 def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
     network = Transformer(SHAPE, context_length=64, attention="naive")
-    seen = []
-    network.blocks[0].attention.core.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    core, dtypes = network.blocks[0].attention.core, []
+    core.register_forward_pre_hook(lambda _, inputs: dtypes.extend(x.dtype for x in inputs))
     with torch.autocast("cpu", torch.bfloat16):
         network(*batch(SHAPE.vocab_size))
-    q, k, v, _ = seen
-    assert {q.dtype, k.dtype, v.dtype} == {torch.bfloat16}
+    assert dtypes == [torch.bfloat16] * 3 + [torch.bool]
     assert network.cos.dtype is torch.float32
+    assert not set(network.state_dict()) & {"cos", "sin", "mask"}
 
 
 def test_shorter_sequences_run_and_longer_ones_are_refused():
@@ -95,11 +75,6 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
         network(*batch(SHAPE.vocab_size, seq=33))
 
 
-def test_tables_are_no_part_of_a_checkpoint():
-    names = set(Transformer(SHAPE, context_length=32, attention="naive").state_dict())
-    assert not names & {"cos", "sin", "mask"}
-
-
 @pytest.mark.parametrize(
     ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
 )
@@ -107,8 +82,6 @@ def test_every_module_that_computes_belongs_to_a_part(attention, inner):
     network = Transformer(SHAPE, context_length=32, attention=attention)
     leaves = [name for name, module in network.named_modules() if name and not list(module.children())]
     parts = {name: part_of(name) for name in leaves}
-    assert None not in parts.values(), parts
-    assert set(parts.values()) == PARTS | inner
-    assert part_of("blocks.1.ffn.down") == "ffn"
+    assert set(parts.values()) == PARTS | inner, parts
     assert part_of("network.blocks.0.attention.v") == "qkv"
     assert part_of("blocks.0") is None

@@ -65,8 +65,8 @@ def test_every_truncation_of_run_json_is_damage_and_never_fatal(folder):
     ("make", "damage"),
     [
         (lambda path: None, "run.json is missing"),
-        (os.mkfifo, "run.json is not read: it is a pipe, no file"),
-        (os.mkdir, "run.json is not read: it is a folder, no file"),
+        (os.mkfifo, "run.json is not read: it is no regular file"),
+        (os.mkdir, "run.json is not read: it is no regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
         (lambda path: path.symlink_to(path), "run.json is not read: 'run.json' is no path"),
         (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),

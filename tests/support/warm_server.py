@@ -9,42 +9,42 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import io
 import os
 import pickle
-import runpy
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-_INT = struct.Struct("=i")
-_STREAMS = 3
+from lmbench.sweep.fork_server import be_lmbench
 
 
 class WarmProcess:
     """One forked process, with the manners of `subprocess.Popen`; it leads a process group of its own."""
 
-    def __init__(self, status: socket.socket) -> None:
+    def __init__(self, status: Connection) -> None:
         self._status = status
-        self.pid = _INT.unpack(_read(status, _INT.size))[0]
+        self.pid: int = status.recv()
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        return self._receive(0)
+    def poll(self, timeout_s: float = 0) -> int | None:
+        if self.returncode is None and self._status.poll(timeout_s):
+            self.returncode = os.waitstatus_to_exitcode(self._status.recv())
+        return self.returncode
 
     def wait(self, timeout_s: float = 240) -> int:
         """The exit code; minus a signal's number where that ended it."""
-        code = self._receive(timeout_s)
+        code = self.poll(timeout_s)
         assert code is not None, f"still running after {timeout_s} s"
         return code
 
@@ -52,31 +52,20 @@ class WarmProcess:
         if self.poll() is None:
             os.kill(self.pid, signum)
 
-    def _receive(self, timeout_s: float) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout_s)[0]:
-            self.returncode = os.waitstatus_to_exitcode(_INT.unpack(_read(self._status, _INT.size))[0])
-            self._status.close()
-        return self.returncode
-
 
 class WarmServer:
     """The server as its client sees it; ends with this process."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, __file__, str(theirs.fileno())]
+        self._control, of_server = socket.socketpair()
+        with of_server:
             # Its own session: a terminal's Ctrl-C is for pytest. One thread: the machine is full of such processes.
-            variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], env=variables, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            subprocess.Popen(
+                [sys.executable, __file__, str(of_server.fileno())], pass_fds=[of_server.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._requests = Connection(os.dup(self._control.fileno()))
         self._lock = threading.Lock()
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        self._control.close()
-        self._process.wait()
 
     def start(
         self,
@@ -92,39 +81,27 @@ class WarmServer:
 
         A stream that is None is `/dev/null`. The environment is this process's if no other is given.
         """
-        where = str(folder or Path.cwd())
-        asked = {
-            "words": words,
-            "target": pickle.dumps(target),
-            "folder": where,
-            # As `python -m` has it.
-            "path": [where, *sys.path],
+        home = str(folder or Path.cwd())
+        request = {
+            "words": list(words), "folder": home, "path": [home, *sys.path], "has_own_session": has_own_session,
             "variables": dict(os.environ if variables is None else variables),
-            "before": pickle.dumps(before),
-            "has_own_session": has_own_session,
-        }
-        request = pickle.dumps(asked)
-        ours, theirs = socket.socketpair()
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            fds = [theirs.fileno(), *(null if stream is None else stream for stream in streams)]
-            with self._lock:
-                socket.send_fds(self._control, [_INT.pack(len(request))], fds)
-                self._control.sendall(request)
-        finally:
-            os.close(null)
-            theirs.close()
-        return WarmProcess(ours)
+            # Decoded in the new process alone: what a test's module imports would stay in the server.
+            "functions": pickle.dumps((before, target)),
+        }  # fmt: skip
+        ours, of_server = socket.socketpair()
+        with of_server, Path(os.devnull).open("r+b", buffering=0) as null, self._lock:
+            fds = [of_server.fileno(), *(null.fileno() if stream is None else stream for stream in streams)]
+            socket.send_fds(self._control, [b"f"], fds)
+            self._requests.send(request)
+        return WarmProcess(Connection(ours.detach()))
 
-    def run(self, *words: str, timeout_s: float = 240, **given: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout_s: float = 240, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run a process to its end, as `subprocess.run` does with its output captured as text."""
-        with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-            code = self.start(*words, streams=(None, out.fileno(), err.fileno()), **given).wait(timeout_s)
-            texts = []
-            for file in (out, err):
-                file.seek(0)
-                texts.append(file.read().decode())
-        return subprocess.CompletedProcess(list(words), code, *texts)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            code = self.start(*words, streams=(None, out.fileno(), err.fileno()), **settings).wait(timeout_s)
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
 
 
 @cache
@@ -134,16 +111,6 @@ def warm_server() -> WarmServer:
 
 
 # The server's side.
-
-
-def _read(stream: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = stream.recv(size - len(found))
-        if not piece:
-            raise EOFError("the warm server is gone")
-        found += piece
-    return found
 
 
 def _import_everything() -> None:
@@ -161,81 +128,66 @@ def _import_everything() -> None:
 
 
 def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for every request; returns, in a fork only, what it is to become."""
-    woken, waker = socket.socketpair()
-    waker.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    running: dict[int, int] = {}
+    """Fork twice for every request: a process that waits and tells the status, and the one that is asked for, in which
+    alone this returns, with what it is to become."""
+    requests = Connection(os.dup(control.fileno()))
+    # Nobody waits for those that wait.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
-        if woken in ready:
-            woken.recv(4096)
-            for pid in list(running):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    with contextlib.suppress(BrokenPipeError):
-                        os.write(running[pid], _INT.pack(status))
-                    os.close(running.pop(pid))
-        if control in ready:
-            header, fds, _, _ = socket.recv_fds(control, _INT.size, 1 + _STREAMS)
-            if not header:
-                for pid in running:
-                    os.kill(pid, signal.SIGKILL)
-                os._exit(0)
-            request = pickle.loads(_read(control, _INT.unpack(header)[0]))
+        header, fds, _, _ = socket.recv_fds(control, 1, 4)
+        if not header:
+            os._exit(0)
+        request = requests.recv()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            requests.close()
+            status, *streams = fds
             pid = os.fork()
             if pid == 0:
-                signal.set_wakeup_fd(-1)
-                for fd in (control.detach(), woken.detach(), waker.detach(), fds[0], *running.values()):
-                    os.close(fd)
-                return request, fds[1:]
-            os.write(fds[0], _INT.pack(pid))
-            running[pid] = fds[0]
-            for fd in fds[1:]:
-                os.close(fd)
+                os.close(status)
+                return request, streams
+            for stream in streams:
+                os.close(stream)
+            with contextlib.suppress(BrokenPipeError), Connection(status) as connection:
+                connection.send(pid)
+                connection.send(os.waitpid(pid, 0)[1])
+            os._exit(0)
+        for fd in fds:
+            os.close(fd)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> NoReturn:
+def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
     """Be what was asked for, from a state as a new interpreter has it."""
     if request["has_own_session"]:
         os.setsid()
     else:
         os.setpgid(0, 0)
-    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
     sys.path[:] = request["path"]
     # What the server's own start has left is no other process's.
     tempfile.tempdir = None
-    for target, fd in enumerate(fds):
-        os.dup2(fd, target)
-        os.close(fd)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 (file descriptors)
-    sys.stdout = sys.__stdout__ = _text(1, "strict")
-    sys.stderr = sys.__stderr__ = _text(2, "backslashreplace")
-    before, target = (pickle.loads(request[name]) for name in ("before", "target"))
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    before, target = pickle.loads(request["functions"])
     if before is not None:
         before()
     if target is not None:
         target()
-        # As the command does: Python's end would walk over everything otherwise.
-        gc.freeze()
-    else:
-        sys.argv = ["lmbench", *request["words"]]
-        runpy.run_module("lmbench", run_name="__main__", alter_sys=True)
-    sys.exit()
-
-
-def _text(fd: int, errors: str) -> io.TextIOWrapper:
-    line_by_line = fd == 2 or os.isatty(fd)
-    return io.TextIOWrapper(open(fd, "wb", closefd=False), errors=errors, line_buffering=line_by_line)
+        sys.exit()
+    # After all that is registered later: C's buffers, which Python's own end would write.
+    atexit.register(ctypes.CDLL(None).fflush, None)
+    be_lmbench(request["words"])
 
 
 if __name__ == "__main__":
+    # Whoever started the tests may have turned these off.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     connection = socket.socket(fileno=int(sys.argv[1]))
     _import_everything()
     _become(*_serve(connection))
