@@ -316,14 +316,26 @@ class Frame:
         return ", ".join(words)
 
     def against(self, baseline: Baseline | None) -> Frame:
-        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline."""
+        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline.
+
+        Where no cell has the same facts, what a cell does not tell agrees: an axis that only some cells have, or a run
+        that died early.
+        """
         if baseline is None:
             return self
         names = [name for name in self.facts if not is_consequence(name)]
         facts = self.facts[names].rename_axis("cell").reset_index()
         candidates = facts[[baseline.is_met_by(self.known[cell]) for cell in facts.cell]].drop_duplicates(names)
         pairs = facts.assign(**baseline.facts).merge(candidates, on=names, suffixes=("", "_base"))
-        return replace(self, baseline=baseline, base=dict(zip(pairs.cell, pairs.cell_base, strict=True)))
+        base = dict(zip(pairs.cell, pairs.cell_base, strict=True))
+        wanted = self.facts[names].assign(**baseline.facts)
+        for cell in wanted.index.difference(list(base)):
+            facts = wanted.loc[cell].dropna()
+            candidate_facts = candidates[facts.index]
+            differs = (candidate_facts.ne(facts) & candidate_facts.notna()).any(axis=1)
+            if not differs.all():
+                base[cell] = candidates.cell[~differs].iloc[0]
+        return replace(self, baseline=baseline, base=base)
 
 
 def make_frame(group: Group) -> Frame:

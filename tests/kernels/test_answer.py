@@ -116,7 +116,7 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(
     ("words", "reason"),
     [
         (["nowhere"], "it is missing"),
-        ([INFERENCE, "--top", "0"], "1 or more"),
+        ([INFERENCE, "--top", "0"], "does not conform to restriction v>0"),
         ([INFERENCE, "--table", "clock,parts"], "choose among phases, kinds, parts"),
     ],
     ids=str,

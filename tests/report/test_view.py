@@ -124,7 +124,7 @@ MISTAKES = {
     "facts: {batch: 1}": ("facts: {bach: 1}", "did you mean batch?"),
     "columns: [device_state.close": ("columns: [peak_bytes, device_state.close", "`among` it takes one"),
     "across: batch": ("across: [batch]", "Expected `str | null`, got `array`"),
-    "view:\n": ("view: 5\nviews:\n", "unknown key 'views'"),
+    "view:\n": ("view: 5\nviews:\n", "unknown field views"),
 }  # fmt: skip
 
 
