@@ -20,6 +20,7 @@ from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import as_list
 from lmbench.instruments.ending import error_facts, is_usage_error
 from lmbench.instruments.milestones import reach
+from lmbench.instruments.oom import out_of_memory
 from lmbench.instruments.own_code import own_lines
 from lmbench.interruption import exit_code, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words
@@ -104,6 +105,8 @@ def _before_anything(error: BaseException) -> int:
         raise error
     if is_usage_error(error):
         return _complain(error, ExitCode.USAGE)
+    if memory := out_of_memory(error):
+        return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if own_lines(error):
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))
