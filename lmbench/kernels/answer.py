@@ -127,7 +127,7 @@ def _headline(findings: Findings) -> list[Line]:
     """Each device's idle time, each judged phase with its advice, and what takes most."""
     lines = []
     for device, clock in findings.clocks.devices.iterrows():
-        lines.append(Line(f"device {device}", idle_reason(clock)))
+        lines.append(Line(f"device {device}", f"{per_what(findings)} {idle_reason(clock)}"))
         if clock.comm_s:
             hidden, exposed = milliseconds(clock.comm_overlapped_s), milliseconds(clock.comm_exposed_s)
             lines.append(Line("", f"communication: {hidden} ms beside kernels that compute, {exposed} ms exposed"))
