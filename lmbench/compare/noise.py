@@ -225,7 +225,7 @@ class Floors:
 
 
 _REPEATS = (3, 5, 8)
-_PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}", "_percent")
+_PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
 _COLUMNS = (
     Column("cell"),
     Column("repeats", COUNT),

@@ -47,8 +47,8 @@ _REMEDIES: Mapping[Category, str] = {
 
 
 # The captions or headings name these units, once for all columns.
-_GIB = Unit("", 2.0**-30, lambda size_bytes: f"{size_bytes / 2**30:,.3f}", "_gib")
-_MIB = Unit("", 2.0**-20, lambda size_bytes: f"{size_bytes / 2**20:,.2f}", "_mib")
+_GIB = Unit("", 2.0**-30, lambda size_bytes: f"{size_bytes / 2**30:,.3f}")
+_MIB = Unit("", 2.0**-20, lambda size_bytes: f"{size_bytes / 2**20:,.2f}")
 _UNITS = {"bytes": _GIB, "fraction": PERCENT, "count": COUNT, "value": COUNT}
 
 

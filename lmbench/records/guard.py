@@ -12,8 +12,6 @@ Status = Literal["pass", "warn", "fail", "n/a"]
 #: The guard whose warning makes a comparison of sides that were not measured in turn undecided.
 BUSY_MACHINE = "busy_machine"
 
-_SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 1, "warn": 2, "fail": 3}
-
 
 class Guard(Struct, frozen=True):
     """One check.
@@ -57,8 +55,3 @@ def at_most(
 def not_passed(guards: Iterable[Guard]) -> list[Guard]:
     """Those that somebody should read."""
     return [guard for guard in guards if guard.status in ("warn", "fail")]
-
-
-def worst_status(guards: Iterable[Guard]) -> Status:
-    """The gravest status: `fail`, `warn`, `pass`, or `n/a` if no guard could be judged."""
-    return max((guard.status for guard in guards), key=_SEVERITY.__getitem__, default="n/a")

@@ -113,23 +113,19 @@ def duration(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text.
-
-    `ending` is what a name ends in whose number is in this unit, instead of the SI unit's own.
-    """
+    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text."""
 
     word: str
     scale: float
     text: Callable[[float], str]
-    ending: str = ""
 
 
 #: A column of words; its unit is compared by identity.
 WORDS = Unit("", 1.0, str)
-MS = Unit("ms", 1e3, milliseconds, "_ms")
-SECONDS = Unit("s", 1.0, seconds, "_s")
-PERCENT = Unit("%", 100.0, percent_number, "_percent")
-GIB = Unit("GiB", 2.0**-30, gib_number, "_gib")
+MS = Unit("ms", 1e3, milliseconds)
+SECONDS = Unit("s", 1.0, seconds)
+PERCENT = Unit("%", 100.0, percent_number)
+GIB = Unit("GiB", 2.0**-30, gib_number)
 COUNT = Unit("", 1.0, whole)
 TIMES = Unit("", 1.0, times)
 

@@ -10,7 +10,6 @@ import pytest
 from runs import BASE, put
 
 from lmbench.records.codec import as_dict
-from lmbench.records.guard import Guard, worst_status
 from lmbench.records.guards import evaluate_guards as _evaluate
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -79,7 +78,6 @@ def test_a_healthy_run_passes_every_guard_without_advice():
     guards = evaluate_guards(*_healthy())
     assert {guard.status for guard in guards} == {"pass"}
     assert {guard.advice for guard in guards} == {""}
-    assert worst_status(guards) == "pass"
 
 
 FAULTS = [
@@ -143,7 +141,6 @@ def test_nothing_passes_on_an_empty_run():
     guards = _evaluate(RunRecord(SCHEMA_VERSION, "running"), [])
     assert {guard.status for guard in guards} == {"n/a"}
     assert all(guard.message for guard in guards)
-    assert worst_status(guards) == "n/a"
 
 
 def test_a_cpu_run_is_not_judged_on_what_only_a_gpu_has():
@@ -283,11 +280,6 @@ def test_advice_names_the_run_it_is_about():
     run["device_state"]["close"] = {"other_process_pids": [41, 7], "other_process_count": 2}
     others = _judge(_plant(run, "device_state.other_process_count", 2), steps, "other_processes")
     assert others.message.endswith("pid 7, 41")
-
-
-def test_the_worst_status_is_the_gravest():
-    for statuses, worst in ((["pass", "fail", "warn"], "fail"), (["n/a", "warn", "pass"], "warn"), ([], "n/a")):
-        assert worst_status(Guard("x", status) for status in statuses) == worst
 
 
 _UNMOVED = "probe.training.unmoved_parameters"
