@@ -7,9 +7,7 @@ Nothing may use torch before the fork, or its threads would be missing afterward
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import gc
 import io
 import os
@@ -179,8 +177,6 @@ def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
     if target is not None:
         target()
         sys.exit()
-    # After all that is registered later: C's buffers, which Python's own end would write.
-    atexit.register(ctypes.CDLL(None).fflush, None)
     be_lmbench(request["words"])
 
 
