@@ -4,6 +4,7 @@ tables and what was recorded. Times and numbers are means per step."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
     if findings.why_no_kernels:
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
         operators = [operator for rows in findings.operators.values() for operator in rows]
-        tables, data = [], table_of("all_operators", "Operators", "", operators, *reading(phase="phase"), *_OPERATORS)
+        tables, columns = [], [*reading(phase="phase"), *_OPERATORS]
+        data = partial(table_of, "all_operators", "Operators", "", operators, *columns)
         caption = f"time on the host without operators inside, {per_what(findings)}"
         for phase, rows in findings.operators.items():
             longest = (f"{each['name']} {percent(each['share_fraction'])}" for each in rows[:_NAMED])
@@ -66,7 +68,7 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
     else:
         headline += _headline(findings)
         notes += _notes(findings)
-        tables, data = _tables(findings, top), _all_kernels(findings)
+        tables, data = _tables(findings, top), partial(_all_kernels, findings)
     if timeline.source != "lmbench":
         inferred = " and ".join(timeline.inferred) or "none"
         text = f"by the ranges of Lightning and PyTorch; {inferred} inferred from what autograd runs"
@@ -94,7 +96,7 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
         "guards": guards,
         **(roof.figures if roof else {}),
     }
-    return Answer(headline, tables, notes, figures=figures, data=lambda: data, first=())
+    return Answer(headline, tables, notes, figures=figures, data=data, first=())
 
 
 def run_line(run: RunRecord) -> str:

@@ -88,6 +88,7 @@ class Host:
     def __init__(self, host: Events, classes: Mapping[str, str]) -> None:
         events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
         self.events, self.nesting = events, Nesting(events, events.thread)
+        self._start_ns, self._sequence = events.start_ns, events.sequence
         names = self.names = self.nesting.names
         self.is_engine = where(names, lambda name: name.startswith(ENGINE))
         self.forward = _forward_operators(events, self.is_engine)
@@ -100,7 +101,7 @@ class Host:
         # When the first softmax directly in a module range began.
         self._softmax_ns: dict[int, int] = {}
         for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
-            self._softmax_ns.setdefault(self._scope[index], int(events.start_ns[index]))
+            self._softmax_ns.setdefault(self._scope[index], int(self._start_ns[index]))
         # On its thread: what the engine ran before, and what it runs next that stores no gradient.
         is_storing = where(names, lambda name: name.endswith(ACCUMULATE))
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
@@ -150,7 +151,7 @@ class Host:
         product = next((index for index in inside if _PRODUCT.match(self.names[index])), NONE)
         if product == NONE or scope not in self._softmax_ns:
             return part
-        return "scores" if self.events.start_ns[product] < self._softmax_ns[scope] else "values"
+        return "scores" if self._start_ns[product] < self._softmax_ns[scope] else "values"
 
     def _in_backward(self, event: int, engine: int) -> str | None:
         """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
@@ -169,7 +170,7 @@ class Host:
         if self._forward_part(self._following.get(engine, NONE)) not in ("residual", "embedding"):
             return False
         # Within one backward pass the engine goes down in sequence numbers.
-        sequence, before = self.events.sequence, self._previous.get(engine)
+        sequence, before = self._sequence, self._previous.get(engine)
         number = sequence[engine]
         while before is not None and (sequence[before] >= number or sequence[before] == NONE):
             if self._forward_part(before) == "residual":
@@ -195,7 +196,8 @@ def _forward_operators(events: Events, is_engine: Flags) -> dict[int, int]:
     makes none, and the next one carries the same number). A node's event carries its number, and under `Fwd thread id`
     one for the thread, which stands nowhere else in the trace: the thread is the one that has most of these numbers.
     """
-    sequence, forward_thread = events.sequence, events.forward_thread
+    # Columns are read out of a loop: an attribute of a record array costs a microsecond each time.
+    sequence, forward_thread, start_ns = events.sequence, events.forward_thread, events.start_ns
     creators: dict[int, dict[int, int]] = defaultdict(dict)
     # Events of a thread stand in the order of their starts: the last with a number replaces earlier ones.
     rows = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
@@ -210,6 +212,6 @@ def _forward_operators(events: Events, is_engine: Flags) -> dict[int, int]:
         for node, number in zip(nodes, numbers, strict=True):
             creator = of_thread.get(number)
             # A number of a node that was made before the trace began can come again on another thread.
-            if creator is not None and events.start_ns[creator] <= events.start_ns[node]:
+            if creator is not None and start_ns[creator] <= start_ns[node]:
                 operators[node] = creator
     return operators
