@@ -20,11 +20,12 @@ def report(*results: str, view: str | None = None, baseline: str | None = None, 
     """
     from lmbench.report.results import report_on
 
-    return report_on(results, make_catalogue(), view, baseline, reference)
+    return report_on(results, make_catalogue(reference), view, baseline)
 
 
-def make_catalogue() -> Any:
-    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature.
+def make_catalogue(has_reference: bool = False) -> Any:
+    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature; published
+    figures too with `has_reference`.
 
     Its type is not named here, since the parser of this command would import it for `-h`, and pandas with it.
     """
@@ -33,5 +34,6 @@ def make_catalogue() -> Any:
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.in_report import MEMORY
     from lmbench.report.catalogue import Catalogue
+    from lmbench.report.published import REFERENCE
 
-    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY])
+    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY, *([REFERENCE] if has_reference else [])])

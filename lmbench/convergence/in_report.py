@@ -24,10 +24,9 @@ from lmbench.convergence.judgement import (
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
-from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, Series, Spec, line_chart
+from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, Spec, line_chart
 from lmbench.report.columns import BASELINE, STEP, Column
 from lmbench.report.frame import Frame
-from lmbench.report.palette import series_looks
 from lmbench.report.units import SECONDS, TIMES, Unit
 from lmbench.report.view import ChartSpec
 
@@ -168,7 +167,7 @@ def headline(frame: Frame) -> list[str]:
     }
     no, ended, undecided, yes = rows.values()
     for cell in frame.facts.index:
-        way, judgement = frame.in_short(cell, names), found.get(cell)
+        way, judgement = frame.in_words(cell, names), found.get(cell)
         if judgement is not None:
             speed = (
                 [TIMES.text(times[frame.base[cell]] / times[cell])]
@@ -196,20 +195,19 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     base = curves_of(frame, bases.pop())
     width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
     smoothed = {seed: pd.Series(curve.smoothed(width)) for seed, curve in base.items()}
-    looks, series = series_looks(names, [frame.known[cell] for cell in cells]), []
-    for cell, look in list(zip(cells, looks, strict=True))[:MAX_SERIES]:
-        label, curves = frame.in_short(cell, names), curves_of(frame, cell)
+    points = list[Spec]()
+    for cell in cells[:MAX_SERIES]:
+        label, curves = frame.in_words(cell, names), curves_of(frame, cell)
         for seed in [seed for seed in curves if seed in base][:1]:
             differences = pd.Series(curves[seed].smoothed(width)) - smoothed[seed]
-            points: list[Spec] = [
-                {"x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
+            points += [
+                {"series": label, "x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
                 for step, value in _thinned(differences).items()
             ]
             if (broke_at := curves[seed].broke_at) is not None:
                 tip = f"{label}: not finite at step {broke_at}"
-                points.append({"x": broke_at, "outcome": "non-finite", "tip": tip})
-            series.append(Series(label, points, *look))
-    if not series:
+                points.append({"series": label, "x": broke_at, "outcome": "non-finite", "tip": tip})
+    if not points:
         return None
     table = pd.concat(smoothed.values(), axis=1)
     spread = table.sub(table.mean(axis=1, skipna=False), axis=0)
@@ -218,7 +216,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     # What runs away leaves the axis, which ends at some times the band.
     most = _BANDS * float((band.high - band.low).max() or 0.0)
     y: Spec = {"title": "loss difference (nat)"}
-    if any(abs(point.get("y", 0.0)) > most > 0 for each in series for point in each.points):
+    if any(abs(point.get("y", 0.0)) > most > 0 for point in points):
         y["scale"] = {"domain": [-most, most], "clamp": True}
     encoding = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
     area = {
@@ -231,7 +229,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
         f"Loss minus that of {name}, same seed, mean of {width} steps. Shaded: {len(base)} seeds of {name} about their "
         "mean."
     )
-    return Chart("", line_chart(series, {"title": "step"}, y, has_points=False, layers=[area]), caption)
+    return Chart("", line_chart(points, {"title": "step"}, y, point_size=4, layers=[area]), caption)
 
 
 def _thinned(values: pd.Series) -> pd.Series:

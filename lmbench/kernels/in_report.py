@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lmbench.kernels.kinds import KINDS
-from lmbench.kernels.parts import PARTS
+from lmbench.kernels.parts import FUSED, PARTS
 from lmbench.kernels.step_chart import step_chart
 from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline
 from lmbench.records.instruments import PhaseKernels
@@ -22,12 +22,10 @@ from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
-from lmbench.report.charts import MAX_BARS, ChartKind, ColumnOf, Series, rows_of, stacked_chart
+from lmbench.report.charts import MAX_BARS, ChartKind, ColumnOf, rows_of, stacked_chart
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.palette import FUSED, MUTED, part_colour
-from lmbench.report.palette import KINDS as KIND_COLOURS
 from lmbench.report.timeline import page_charts
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import ChartSpec
@@ -204,20 +202,16 @@ def _chart(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     totals, table = table.sum(axis=1), table.reindex(columns=names).fillna(0.0)
     if others:
         table[REST] = totals - table.sum(axis=1)
-    series = []
+    points = []
     for name, seconds in table.items():
-        place = (
-            MUTED if name == REST else KIND_COLOURS.get(str(name), MUTED) if kind == "kinds" else part_colour(str(name))
-        )
-        points = []
         for label, total in totals.items():
             share = 100 * seconds[label] / total if total else 0.0
             tip = f"{label}: {name} {units.milliseconds(seconds[label])} ms, {share:.1f} %"
-            points.append({"x": f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms", "y": share, "tip": tip})
-        series.append(Series(str(name), points, place))
+            row = f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms"
+            points.append({"series": str(name), "x": row, "y": share, "tip": tip})
     inside = "scores, mask, softmax and values in " if kind == "attention" else ""
     caption = f"Share of the kernel time of {inside}{'the step' if span == 'step' else span}, with that time per step."
-    return Chart("", stacked_chart(series, "share (%)"), caption + (f" Rest: {', '.join(others)}." if others else ""))
+    return Chart("", stacked_chart(points, "share (%)"), caption + (f" Rest: {', '.join(others)}." if others else ""))
 
 
 KERNELS = Feature(

@@ -9,6 +9,8 @@ from functools import lru_cache
 from lmbench.records.vocabulary import MODULE
 
 UNCLASSIFIED = "unclassified"
+#: Kernels of a compiled model that do the work of several parts at once.
+FUSED = "several"
 #: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
 #: does all four, and its part is `attention`. The last three are no parts of a model.
 PARTS = (

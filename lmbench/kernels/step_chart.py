@@ -6,11 +6,9 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import astuple
 
+from lmbench.kernels.parts import FUSED
 from lmbench.kernels.step_timeline import StepKernel, StepTimeline
 from lmbench.report.answer import Chart
-from lmbench.report.palette import FUSED, MUTED, part_colour
-from lmbench.report.palette import KINDS as KIND_COLOURS
-from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.report.timeline import joined, layer, timeline
 from lmbench.report.vega import Spec
 
@@ -39,11 +37,6 @@ def step_chart(title: str, step: StepTimeline) -> Chart:
     launches = launches.assign(start=launches.launch_ns / 1e6, end=launched_ns / 1e6)
     host = pd.DataFrame(step.host_phases, columns=["phase", "start", "end"])
     host[["start", "end"]] = host[["start", "end"]].clip(0, step.end_ns) / 1e6
-    colours = {
-        "phase": {name: PHASE_COLOURS.get(name, MUTED) for name in (*host.phase, *kernels.phase)},
-        "part": {FUSED if "+" in name else name: part_colour(name) for name in kernels.part},
-        "kind": {name: KIND_COLOURS.get(name, MUTED) for name in kernels.kind},
-    }
     rows: list[tuple[str, pd.DataFrame, str, tuple[str, ...], str | None]] = [
         ("host: phases", host[host.start < host.end], "phase", (), "phases"),
         ("host: launches", launches, "kind", _KERNEL_TIPS, None),
@@ -60,7 +53,7 @@ def step_chart(title: str, step: StepTimeline) -> Chart:
             begins=spans.start.map("{:,.4f} ms".format),
         )  # fmt: skip
         shown = {tip: tip for tip in (field, *tips, "took")} | {"begins": "from"}
-        layers.append(layer(drawn, colours[field], shown, legend))
+        layers.append(layer(drawn, [*host.phase, *drawn.name] if field == "phase" else drawn.name, shown, legend))
         labels.append({"start": 0, "low": low + 0.7, "row": label})
     layers.append({
         "data": {"values": labels},

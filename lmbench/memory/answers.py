@@ -101,7 +101,7 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
             Line("history", history if notes else f"{history}, without lmbench's notes: categories by stacks"),
             Line("snapshot", str(findings.path), is_whole=True),
         ],
-        charts=[memory_chart(f"Memory over time: {name}", memory_timeline(findings))],
+        charts=lambda: [memory_chart(f"Memory over time: {name}", memory_timeline(findings))],
         figures=figures,
         data=lambda: _table("allocations", "Held at the peak", findings.largest),
         first=("peak",),

@@ -19,9 +19,6 @@ from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.intervals import Integers
 from lmbench.report.answer import Chart
-from lmbench.report.palette import CATEGORIES as CATEGORY_COLOURS
-from lmbench.report.palette import MUTED
-from lmbench.report.palette import PHASES as PHASE_COLOURS
 from lmbench.report.timeline import layer, timeline
 from lmbench.report.units import gib
 
@@ -177,17 +174,15 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
             "encoding": {"y": None},
         },
     ]  # fmt: skip
-    colours = {name: CATEGORY_COLOURS.get(name.replace(" ", "_"), MUTED) for name in names}
     block_tips = {
         "size": "block", "name": "category", "part": "part", "phase": "made in", "operator": "saved by",
         "stack": "stack",
     }  # fmt: skip
-    band_colours = {name: PHASE_COLOURS.get(name, MUTED) for name in bands["name"]}
     layers = [
-        layer(moments, {"": MUTED}, {"time": "time", "held": "held", "parts": "of it"}),
-        layer(pd.DataFrame(areas), colours, {"name": "many small blocks of"}, "held"),
-        layer(pd.DataFrame(blocks), colours, block_tips),
-        layer(bands, band_colours, {"name": "phase"}, "phases"),
+        layer(moments, [""], {"time": "time", "held": "held", "parts": "of it"}),
+        layer(pd.DataFrame(areas), names, {"name": "many small blocks of"}, "held"),
+        layer(pd.DataFrame(blocks), names, block_tips),
+        layer(bands, bands["name"], {"name": "phase"}, "phases"),
         *lines,
     ]
     times = [round(time_us / 1e3, 2) for time_us in history.time_us]

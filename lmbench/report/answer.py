@@ -147,15 +147,15 @@ class Answer:
     """What a command says. The terminal shows the headline, the tables that `first` names (all where it is None) and,
     unless some tables wait for `--table` or `--all`, the notes; every other format has everything.
 
-    `figures` are numbers that stand in sentences and in no table, for JSON. `data` works out the table that CSV gives
-    where that is not the first one. `sections` are parts of a longer answer, each with its own title. `exit_code` is
-    the command's.
+    `charts` draws the pictures of a page, which no other format needs. `figures` are numbers that stand in sentences
+    and in no table, for JSON. `data` works out the table that CSV gives where that is not the first one. `sections` are
+    parts of a longer answer, each with its own title. `exit_code` is the command's.
     """
 
     headline: Sequence[Line] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[Line] = ()
-    charts: Sequence[Chart] = ()
+    charts: Callable[[], Sequence[Chart]] = tuple
     title: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     data: Callable[[], Table] | None = None

@@ -15,7 +15,7 @@ from lmbench.report.answer import Chart
 from lmbench.report.charts import CHART_KINDS, ChartKind
 from lmbench.report.columns import MEASURED, RELATIVE, Column, schema_column
 from lmbench.report.frame import Frame
-from lmbench.report.view import View, read_view
+from lmbench.report.view import TableSpec, View, read_view
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Feature:
 
     `row_notes` are said of a cell in a table that has one of the feature's columns; `headline` are sentences that
     answer the question of a view with such a table, from the cells of one device. `charts` are pictures of runs, shown
-    on every page.
+    on every page. `beside` gives columns that stand in every table that has a column.
     """
 
     columns: tuple[Column, ...] = ()
@@ -32,6 +32,7 @@ class Feature:
     row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
     headline: Callable[[Frame], list[str]] = lambda frame: []
     charts: Callable[[Frame], list[Chart]] = lambda frame: []
+    beside: Callable[[Column], Iterable[Column]] = lambda column: ()
 
 
 class Catalogue:
@@ -56,6 +57,12 @@ class Catalogue:
             near = suggest(name, [*self.columns, *fields("run")])
             raise UsageError(f"column {name!r} is unknown; give one such as step_s, or a field of a run{near}")
         return column
+
+    def columns_of(self, spec: TableSpec) -> list[Column]:
+        """The columns of a table, and what stands beside them; that of the fastest has but one."""
+        columns = list(map(self.column, spec.columns))
+        features = () if spec.among else self.features
+        return [*columns, *(other for column in columns for feature in features for other in feature.beside(column))]
 
     def view(self, named: Any, axes: Iterable[str] = ()) -> View:
         """A view (see read_view) with its patterns of columns written out.

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 
 from lmbench.records.vocabulary import MODES, PHASES
-from lmbench.report import palette
 from lmbench.report.answer import Chart
 from lmbench.report.columns import Column, first_steps
-from lmbench.report.facts import captioned, heading
+from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
 from lmbench.report.vega import colour
 from lmbench.report.view import ChartSpec
@@ -31,6 +30,9 @@ _IN_SHORT = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024
 _BINARY = {"type": "log", "base": 2, "nice": False}
 
 Spec = dict[str, Any]
+#: Points have `series` (which decides the colour), `x`, `y` in the axis's unit, `tip`, and where known `low`, `high`,
+#: and `outcome` (instead of `y`).
+Points = Sequence[Spec]
 ColumnOf = Callable[[str], Column]
 
 
@@ -48,38 +50,27 @@ class ChartKind:
     spans: tuple[str, ...] = ()
 
 
-@dataclass
-class Series:
-    """Values of one colour: `points` have `x`, `y` in the axis's unit, `tip`, and where known `low`, `high`,
-    `outcome` (instead of `y`)."""
-
-    label: str
-    points: list[Spec]
-    colour: int
-    is_dashed: bool = False
-
-
-def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> tuple[list[Chart], int]:
-    """One chart for each combination of facts that the spec does not name, or for each baseline.
-
-    Returns the charts that have anything to show, at most MAX_CHARTS, and how many were left out.
-    """
+def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
+    """One chart for each combination of facts that the spec does not name, or for each baseline, that has anything to
+    show; of more than MAX_CHARTS the last says how many were left out."""
     others = [] if kind.has_rows else [name for name in frame.differing() if name not in (spec.x, *spec.series)]
     if kind.by_baseline:
         others = frame.select(cell for cell in frame.facts.index if frame.base.get(cell) == cell).differing()
     charts = []
     for part in frame.by(others):
         if chart := kind.build(spec, part, column_of):
-            title = ": ".join(filter(None, [spec.title, part.told(part.facts.index[0], others)]))
+            title = ": ".join(filter(None, [spec.title, part.in_words(part.facts.index[0], others)]))
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
-    return charts[:MAX_CHARTS], len(charts[MAX_CHARTS:])
+    more = len(charts) - MAX_CHARTS
+    rest = Chart(f"{spec.title}: {more} more", {}, "They are left out; the tables have all figures.")
+    return [*charts[:MAX_CHARTS], *([rest] if more > 0 else [])]
 
 
 def rows_of(frame: Frame) -> list[tuple[str, int]]:
     """The cells in order, each with a label that says what differs."""
     names = frame.differing()
-    return [(frame.told(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
+    return [(frame.in_words(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
 
 
 # pictures
@@ -96,7 +87,7 @@ def _marks(kind: str, field: str, encoding: Spec, **look: Any) -> Spec:
 
 
 def _picture(
-    series: Sequence[Series], axes: Spec, values: str, marks: Sequence[Spec], outcomes_at: Any,
+    points: Points, axes: Spec, values: str, marks: Sequence[Spec], outcomes_at: Any,
     height: Any = 230, layers: Sequence[Spec] = (), **look: Any,
 ) -> Spec:  # fmt: skip
     """Points as marks in the colours of their series, with a legend where there are several; over them whiskers and
@@ -109,12 +100,8 @@ def _picture(
         height: of the picture in pixels, or of a row of it.
         layers: marks with data of their own, behind the others.
     """
-    points = [
-        {"series": each.label, "place": place, "dashed": each.is_dashed, **point}
-        for place, each in enumerate(series)
-        for point in each.points
-    ]
-    scale = {"domain": [each.label for each in series], "range": [colour(each.colour) for each in series]}
+    series = list(dict.fromkeys(point["series"] for point in points))
+    scale = {"domain": series, "range": [colour(name, place) for place, name in enumerate(series, start=1)]}
     legend = {} if len(series) > 1 else {"legend": None}
     shared = {"color": _field("series", "nominal", scale=scale, **legend), "tooltip": _field("tip", "nominal")}
     above = {"color": {"value": "var(--text)"}, "text": {"field": "outcome"}}
@@ -122,46 +109,40 @@ def _picture(
     outcomes = _marks("text", "outcome", {**above, values: {"value": outcomes_at}}, fontSize=10, **look)
     return {
         "height": height,
-        "data": {"values": points},
+        "data": {"values": [{"place": series.index(point["series"]), **point} for point in points]},
         "encoding": axes,
         "layer": [*layers, {"encoding": shared, "layer": [*marks, _marks("rule", "low", whiskers), outcomes]}],
     }
 
 
-def line_chart(
-    series: Sequence[Series], x: Spec, y: Spec, *, has_points: bool = True, layers: Sequence[Spec] = ()
-) -> Spec:
+def line_chart(points: Points, x: Spec, y: Spec, *, point_size: int = 30, layers: Sequence[Spec] = ()) -> Spec:
     """Lines, each point with its whiskers; an outcome stands near the top where a run gave no value."""
-    marks = [
-        _marks("line", "y", {"strokeDash": _field("dashed", "nominal", legend=None), "tooltip": None}),
-        _marks("point", "y", {}, filled=True, opacity=1, size=30 if has_points else 4),
-    ]
-    return _picture(series, {"x": _field("x", **x), "y": _field("y", **y)}, "y", marks, 6, layers=layers)
+    marks = [_marks("line", "y", {"tooltip": None}), _marks("point", "y", {}, filled=True, opacity=1, size=point_size)]
+    return _picture(points, {"x": _field("x", **x), "y": _field("y", **y)}, "y", marks, 6, layers=layers)
 
 
-def stacked_chart(series: Sequence[Series], title: str) -> Spec:
+def stacked_chart(points: Points, title: str) -> Spec:
     """A lying bar for each row, labelled above it, which leaves a phone's width to the bar."""
-    rows = list(dict.fromkeys(point["x"] for each in series for point in each.points))
+    rows = list(dict.fromkeys(point["x"] for point in points))
     axis = {"domain": False, "ticks": False, "labelAlign": "left", "labelPadding": -2, "labelOffset": -15}
     row = _field("x", "nominal", sort=rows, title=None, axis={**axis, "labelLimit": 600, "zindex": 1})
     bars = [_marks("bar", "y", {"order": {"field": "place"}}, height=14)]
-    return _picture(series, {"y": row, "x": _field("y", title=title)}, "x", bars, 4, {"step": 38}, align="left")
+    return _picture(points, {"y": row, "x": _field("y", title=title)}, "x", bars, 4, {"step": 38}, align="left")
 
 
-def _bar_chart(series: Sequence[Series], x: Spec, y: Spec) -> Spec:
+def _bar_chart(points: Points, x: Spec, y: Spec) -> Spec:
     """Bars side by side; on a log axis, where a bar's length means nothing, dots."""
-    offset = _field("series", "nominal", sort=[each.label for each in series])
+    offset = _field("series", "nominal", sort=list(dict.fromkeys(point["series"] for point in points)))
     look = {"kind": "point", "filled": True, "size": 50} if "scale" in y else {"kind": "bar"}
-    paler = {"condition": {"test": "datum.dashed", "value": 0.55}, "value": 1}
     axes = {"x": _field("x", "nominal", **x), "xOffset": offset, "y": _field("y", **y)}
-    bars = [_marks(field="y", encoding={"opacity": paler}, **look)]
-    return _picture(series, axes, "y", bars, "height", angle=270, align="left", dx=4)
+    bars = [_marks(field="y", encoding={}, **look)]
+    return _picture(points, axes, "y", bars, "height", angle=270, align="left", dx=4)
 
 
 # kinds
 
 
-def _points(column: Column, frame: Frame) -> dict[int, Spec]:
+def _values(column: Column, frame: Frame) -> dict[int, Spec]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
     values, scale = column.of(frame), column.unit.scale
@@ -194,41 +175,31 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     numeric = [cell for cell in known if isinstance(known[cell].get(spec.x), int | float)]
     is_line = spec.kind == "lines" and len({known[cell][spec.x] for cell in numeric}) > 1
     frame = frame.select(numeric) if is_line else frame
-    points, cells, series = _points(column, frame), frame.ordered([*spec.series, spec.x]), dict[str, Series]()
-    looks = palette.series_looks(spec.series, [known[cell] for cell in cells])
-    places = [
-        (cell, known[cell].get(spec.x), frame.in_short(cell, spec.series), look)
-        for cell, look in zip(cells, looks, strict=True)
+    values = _values(column, frame)
+    places: list[tuple[str, Any, int]] = [("", label, cell) for label, cell in rows_of(frame)]
+    if spec.kind != "rows":
+        cells = frame.ordered([*spec.series, spec.x])
+        places = [(frame.in_words(cell, spec.series), known[cell].get(spec.x), cell) for cell in cells]
+    points = [
+        {"series": label, "x": x if is_line else str(x), **values[cell]} for label, x, cell in places if cell in values
     ]
-    if spec.kind == "rows":
-        places = [(cell, label, "", (1, False)) for label, cell in rows_of(frame)]
-    for cell, x, label, look in places:
-        if cell in points:
-            line = series.setdefault(label, Series(label, [], *look))
-            line.points.append({"x": x if is_line else str(x), **points[cell]})
-    drawn, measured = list(series.values()), [point for point in points.values() if "y" in point]
-    if not measured or len(drawn) > MAX_SERIES or (not is_line and len(points) > MAX_BARS):
+    series = {point["series"] for point in points}
+    if (
+        not any("y" in point for point in points)
+        or len(series) > MAX_SERIES
+        or not (is_line or len(points) <= MAX_BARS)
+    ):
         return None
     title = column.heading(frame).heading
     if spec.kind == "rows":
-        return Chart("", stacked_chart(drawn, title))
+        return Chart("", stacked_chart(points, title))
     if not is_line:
         order = [str(known[cell].get(spec.x)) for cell in frame.ordered([spec.x])]
         bars = {"sort": order, "title": heading(spec.x), "axis": {"labelAngle": 0}}
-        return Chart("", _bar_chart(drawn, bars, _axis(title, spec.is_log)))
-    ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for each in drawn for point in each.points})}
+        return Chart("", _bar_chart(points, bars, _axis(title, spec.is_log)))
+    ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
     lengths = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
-    first, layers, caption = [point for point in drawn[0].points if "y" in point], list[Spec](), ""
-    if spec.power is not None and spec.is_log and first:
-        # What grows with that power of x: to the last point of the first series, from the lowest level that is shown.
-        last, lowest = first[-1], min(point["y"] for point in measured)
-        left = max(first[0]["x"], last["x"] * (lowest / last["y"]) ** (1 / spec.power))
-        ends = [{"x": left, "y": last["y"] * (left / last["x"]) ** spec.power}, last]
-        guide = {"type": "line", "strokeDash": [4, 3], "color": colour(palette.MUTED)}
-        layers.append({"data": {"values": ends}, "mark": guide})
-        name = f"{heading(spec.x)}^{spec.power:g}"
-        caption = f"Dashed: {name}, through the last point of {drawn[0].label or 'the line'}."
-    return Chart("", line_chart(drawn, lengths, _axis(title, spec.is_log), layers=layers), caption)
+    return Chart("", line_chart(points, lengths, _axis(title, spec.is_log)))
 
 
 def _phases(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
@@ -243,26 +214,28 @@ def _phases(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     shares = times_ms.div(times_ms["step"], axis=0)
     shown = [span for span in PHASES if span != "other" and (shares[span] >= _SMALL_FRACTION).any()]
     times_ms["rest"] = (times_ms["step"] - times_ms[shown].sum(axis=1)).clip(0.0)
-    series = []
-    for name in [*shown, "rest"]:
-        values = zip(rows, times_ms[name], strict=True)
-        points = [{"x": row, "y": ms, "tip": f"{row}: {name} {ms:.3g} ms"} for (row, _), ms in values]
-        series.append(Series(name, points, palette.PHASES.get(name, palette.MUTED)))
+    points = [
+        {"series": name, "x": row, "y": times_ms[name][cell], "tip": f"{row}: {name} {times_ms[name][cell]:.3g} ms"}
+        for name in [*shown, "rest"]
+        for row, cell in rows
+    ]
     caption = f"Mean of each phase, {mode}; phases under 1 % of the step are in the rest."
-    return Chart("", stacked_chart(series, "step (ms)"), caption)
+    return Chart("", stacked_chart(points, "step (ms)"), caption)
 
 
 def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """Time of each of the first steps of one run of each cell, counted from the first step of the process."""
-    series = []
-    for place, cell in enumerate(frame.ordered([spec.x])[:MAX_SERIES], start=1):
-        steps = [step for run in frame.runs_of(cell, "ok")[:1] for step in first_steps(run, _FIRST_STEPS)]
-        times = [(each.step, each.step_s * 1e3) for each in steps if each.step_s is not None]
-        points = [{"x": step, "y": ms, "tip": f"step {step}: {ms:.4g} ms"} for step, ms in times]
-        series += [Series(captioned(spec.x, frame.known[cell].get(spec.x)), points, place)] if points else []
+    points = [
+        {"series": frame.in_words(cell, [spec.x]), "x": step.step, "y": step.step_s * 1e3}
+        for cell in frame.ordered([spec.x])[:MAX_SERIES]
+        for run in frame.runs_of(cell, "ok")[:1]
+        for step in first_steps(run, _FIRST_STEPS)
+        if step.step_s is not None
+    ]
+    tips = [{**point, "tip": f"step {point['x']}: {point['y']:.4g} ms"} for point in points]
     x = {"title": "step", "axis": {"tickMinStep": 1}}
     caption = "One run of each; step 0 is the first of its process."
-    return Chart("", line_chart(series, x, _axis("step (ms)", spec.is_log)), caption) if series else None
+    return Chart("", line_chart(tips, x, _axis("step (ms)", spec.is_log)), caption) if points else None
 
 
 CHART_KINDS: Mapping[str, ChartKind] = {

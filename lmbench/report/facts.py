@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lmbench.masking import masked
-from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label
+from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, value_at
@@ -43,9 +43,8 @@ class Fact:
 
     `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name, or a function
     of the record. `settings` are the dotted options that set it, read from the plan where the run died before it could
-    tell, and `label` is how a value of either is told. `heading` is what a table calls it (by default its name), and
-    `caption` how a caption tells a value that all rows share (by default after the heading). `order` lists known values
-    in the order of a table.
+    tell, and `label` is how a value of either is told. `heading` is what a table calls it (by default its name).
+    `order` lists known values in the order of a table.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Fact:
     settings: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     heading: str = ""
-    caption: str = ""
     label: Callable[[Any], Any] = lambda value: value
     #: A difference of this kind makes another cell only among runs that belong to no sweep.
     is_environment: bool = False
@@ -107,7 +105,7 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact("batch", "data.batch_size", ("data.batch_size",)),
     Fact("context", "data.context_length", ("data.context_length",)),
-    Fact("precision", "precision", ("trainer.precision",), tuple(PRECISIONS), caption="{}"),
+    Fact("precision", "precision", ("trainer.precision",), tuple(PRECISIONS)),
     Fact(
         "matmul", "matmul_precision", ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
         label=matmul_label,
@@ -124,14 +122,14 @@ FACTS: tuple[Fact, ...] = (
         label=lambda is_causal: CAUSAL if is_causal else "none",
     ),
     Fact("checkpoint", "model.checkpoint", ("model.checkpoint",)),
-    Fact("optimizer", "model.optimizer", caption="{}", is_consequence=True),
+    Fact("optimizer", "model.optimizer", is_consequence=True),
     Fact(
         "micro_batches", lambda run: run.window.micro_batches or None, ("trainer.accumulate_grad_batches",),
-        heading="micro-batches", caption="{} micro-batches",
+        heading="micro-batches",
     ),
     Fact("warmup", "window.warmup_steps", ("measure.warmup_steps",), heading="warm-up"),
     Fact("zero_grad", "zero_grad", ("measure.zero_grad",)),
-    Fact("ranks", "world_size", caption="{} ranks"),
+    Fact("ranks", "world_size"),
     Fact("environment", "sweep.environment", ("environment",)),
     Fact("torch", "environment.versions.torch", is_environment=True),
     Fact("commit", _commit, is_environment=True),
@@ -206,21 +204,28 @@ def heading(name: str) -> str:
     return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
-def captioned(name: str, value: Value) -> str:
-    """A fact as a caption tells it: `context 512`, `bf16-mixed`, `eager`."""
-    if value == EAGER:
-        return EAGER
-    caption = FACT[name].caption if name in FACT else ""
-    return caption.format(value) if caption else f"{heading(name)} {value}"
+def in_words(facts: Mapping[str, Value], names: Sequence[str]) -> str:
+    """These facts as people say them, as far as they are known: `small, TF32, compiled, batch 4`.
+
+    Text speaks for itself, a number needs its name. Precision and float32 matmul are one word.
+    """
+    words = list[str]()
+    for name in names:
+        value = facts.get(name)
+        if value is None or (name == "matmul" and "precision" in names):
+            continue
+        if name == "compile" and value != EAGER:
+            words.append("compiled" if value == "default" else f"compiled {value}")
+        elif name == "precision":
+            words.append(short_label(str(value), str(facts.get("matmul"))))
+        else:
+            is_word = isinstance(value, str) and name in FACT and value != "none"
+            words.append(str(value) if is_word else f"{heading(name)} {value}")
+    return ", ".join(words)
 
 
 def is_consequence(name: str) -> bool:
     return name in FACT and FACT[name].is_consequence
-
-
-def in_words(name: str, value: Value) -> str:
-    """A fact among others in a line: text speaks for itself, a number needs its name."""
-    return str(value) if isinstance(value, str) and name in FACT else captioned(name, value)
 
 
 def sort_key(name: str, value: Value) -> tuple[int, float, str]:

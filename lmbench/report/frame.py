@@ -23,7 +23,6 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, is_file, read_file
-from lmbench.precision import short_label
 from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.load import Run, find_runs, load_run
 from lmbench.records.passes import TIMING, pass_of
@@ -32,7 +31,6 @@ from lmbench.records.schema import value_at
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.facts import (
-    EAGER,
     FACT,
     HOW_LONG,
     SEEDS,
@@ -45,7 +43,6 @@ from lmbench.report.facts import (
     read_facts,
     sort_key,
 )
-from lmbench.report.view import Baseline
 from lmbench.text import shown
 
 #: A number of a run: a field of its record by its dotted name, an arithmetic expression of fields, or a function.
@@ -176,7 +173,7 @@ class Frame:
 
     runs: pd.DataFrame
     facts: pd.DataFrame
-    baseline: Baseline | None = None
+    baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     _numbers: dict[Expression, pd.Series] = field(default_factory=dict)
 
@@ -184,7 +181,7 @@ class Frame:
 
     @property
     def base_name(self) -> str:
-        return self.baseline.name if self.baseline else ""
+        return in_words(self.baseline, list(self.baseline)).replace(",", "")
 
     @cached_property
     def ok(self) -> pd.DataFrame:
@@ -290,45 +287,29 @@ class Frame:
         names = self.facts.columns[self.facts.nunique() == 1].difference(["gpu", *self.partly_known()])
         return {name: self.facts[name].dropna().iloc[0] for name in in_order(names)}
 
-    def told(self, cell: int, names: Sequence[str]) -> str:
-        """These facts of the cell, as far as they are known, in a line."""
-        known = self.known[cell]
-        return ", ".join(in_words(name, known[name]) for name in names if name in known)
+    def in_words(self, cell: int, names: Sequence[str]) -> str:
+        """These facts of the cell, as people say them."""
+        return in_words(self.known[cell], names)
 
     def name(self, cell: int) -> str:
         """The cell in words, by what people choose first."""
-        return self.told(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
+        return self.in_words(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
-    def in_short(self, cell: int, names: Sequence[str]) -> str:
-        """Facts as people say them in a word: `TF32` for a pair of precisions, `naive compiled`."""
-        known, words = self.known[cell], list[str]()
-        for name in sorted(names, key=lambda name: name == "compile"):
-            value = known.get(name)
-            if value is None or (name == "matmul" and "precision" in names):
-                continue
-            if name == "compile":
-                word = {"default": "compiled", EAGER: EAGER}.get(str(value), f"compiled {value}")
-                words[-1:] = [" ".join([*words[-1:], *([] if words and value == EAGER else [word])])]
-            elif name == "precision":
-                words.append(short_label(str(value), str(known.get("matmul"))))
-            else:
-                words.append(in_words(name, value))
-        return ", ".join(words)
-
-    def against(self, baseline: Baseline | None) -> Frame:
+    def against(self, baseline: Mapping[str, Value]) -> Frame:
         """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline.
 
         Where no cell has the same facts, what a cell does not tell agrees: an axis that only some cells have, or a run
         that died early.
         """
-        if baseline is None:
+        if not baseline:
             return self
         names = [name for name in self.facts if not is_consequence(name)]
         facts = self.facts[names].rename_axis("cell").reset_index()
-        candidates = facts[[baseline.is_met_by(self.known[cell]) for cell in facts.cell]].drop_duplicates(names)
-        pairs = facts.assign(**baseline.facts).merge(candidates, on=names, suffixes=("", "_base"))
+        is_met = [baseline.items() <= self.known[cell].items() for cell in facts.cell]
+        candidates = facts[is_met].drop_duplicates(names)
+        pairs = facts.assign(**baseline).merge(candidates, on=names, suffixes=("", "_base"))
         base = dict(zip(pairs.cell, pairs.cell_base, strict=True))
-        wanted = self.facts[names].assign(**baseline.facts)
+        wanted = self.facts[names].assign(**baseline)
         for cell in wanted.index.difference(list(base)):
             facts = wanted.loc[cell].dropna()
             candidate_facts = candidates[facts.index]
@@ -397,7 +378,7 @@ def outcome_word(outcome: str) -> str:
     return "OOM" if outcome == "oom" else outcome
 
 
-def parse_baseline(text: str, frame: Frame) -> Baseline:
+def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
     """A baseline from `precision=32-true,matmul=highest`; a value may be the beginning of the one meant.
 
     Raises:
@@ -416,4 +397,4 @@ def parse_baseline(text: str, frame: Frame) -> Baseline:
         if value not in values and len(begun) != 1:
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {', '.join(sorted(values))}")
         facts[name] = values.get(value, begun[0])
-    return Baseline.of(facts)
+    return facts

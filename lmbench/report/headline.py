@@ -35,7 +35,7 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             figures = {column: column.of(frame) for column in columns}
             values = {cell: figure.value for cell, figure in figures[column].items() if figure.value is not None}
             cells = _deciding(spec, frame, values)
-            clauses = [f"{frame.in_short(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
+            clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
             if spec.kind == "along" and len(cells) > 1 and values.get(cells[0]):
                 clauses[1] += f" ({plain(values[cells[1]] / values[cells[0]])}x)"
             if spec.kind == "parts" and cells:
@@ -55,7 +55,7 @@ def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list
     """The cells that decide: of each way but the baseline the largest; the largest of all; in each group the best of
     `x` and the largest; or the ends of the group that goes furthest along `x`, and from which `x` on memory ran out."""
     x, baseline = spec.x, frame.baseline
-    compared = baseline.facts if spec.kind == "against" and baseline else (x,)
+    compared = baseline if spec.kind == "against" and baseline else (x,)
     ways = [name for name in frame.differing() if name in compared]
     others = [name for name in frame.differing() if name not in compared]
     if spec.kind == "against":
@@ -99,7 +99,7 @@ def _fastest(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
     for part in frame.by(others):
         row = fastest(part, spec.among, column)
         if row is not None and row[2].value is not None:
-            wins[str(row[0].value)].append((frame.told(part.facts.index[0], others), *row))
+            wins[str(row[0].value)].append((frame.in_words(part.facts.index[0], others), *row))
     count, clauses = sum(map(len, wins.values())), []
     for name, shapes in sorted(wins.items(), key=lambda item: -len(item[1])):
         place, _, time, second, change, _ = shapes[-1]

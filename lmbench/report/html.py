@@ -20,13 +20,17 @@ def page(answer: Answer) -> str:
     from lmbench.report import vega
 
     parts = (answer, *answer.sections)
-    has_charts = any(part.charts for part in parts)
-    scripts = [*([vega.javascript()] if has_charts else []), _file("table.js")]
+    drawn = [part.charts() for part in parts]
+    scripts = [*([vega.javascript()] if any(drawn) else []), _file("table.js")]
     # What a content security policy calls these scripts.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    sections = [part for part in parts if part.title or part.headline or part.tables or part.charts]
+    sections = [
+        (part, charts)
+        for part, charts in zip(parts, drawn, strict=True)
+        if part.title or part.headline or part.tables or charts
+    ]
     text = _template("answer.html").render(
-        title=", ".join(part.title for part in sections if part.title),
+        title=", ".join(part.title for part in parts if part.title),
         style=Markup(_file("page.css")),
         sections=sections,
         chart=lambda chart: Markup(vega.fragment(chart.spec)),

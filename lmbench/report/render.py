@@ -273,7 +273,7 @@ def _svg(answer: Answer) -> str:
     """The first chart, as a picture of its own."""
     from lmbench.report import vega
 
-    charts = [chart for part in (answer, *answer.sections) for chart in part.charts]
+    charts = [chart for part in (answer, *answer.sections) for chart in part.charts()]
     if not charts:
         raise UsageError("there is no chart here; choose another format")
     return vega.svg(charts[0].spec)

@@ -34,7 +34,7 @@ from lmbench.report.frame import (
     read_groups,
 )
 from lmbench.report.headline import sentences
-from lmbench.report.tables import failed_guards, published, spread_text, view_tables
+from lmbench.report.tables import failed_guards, spread_text, view_tables
 from lmbench.report.units import gib
 from lmbench.report.view import GENERIC, View
 
@@ -42,6 +42,15 @@ from lmbench.report.view import GENERIC, View
 _MOST_NAMED = 6
 #: The study whose view shows profiled runs that belong to no sweep.
 _PROFILED_STUDY = "kernels"
+#: What the line of a run's environment says, and where the record has it.
+_ENVIRONMENT = (
+    ("power limit {:.0f} W", "gpu.power_limit_w"),
+    *((f"{name} {{}}", f"versions.{name}") for name in ("torch", "cuda", "driver", "lightning", "lmbench")),
+    ("lmbench commit {:.9}", "code.lmbench.commit"),
+    ("with changes", "code.lmbench.is_dirty"),
+    ("code at {:.9}", "code.project.commit"),
+    ("with changes", "code.project.is_dirty"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,6 @@ class _Section:
     view: View
     frame: Frame
     catalogue: Catalogue
-    has_reference: bool
     notes: Sequence[str]
 
     @cached_property
@@ -66,14 +74,12 @@ class _Section:
 
 
 def report_on(
-    paths: Iterable[str | Path], catalogue: Catalogue, view: str | None = None, baseline: str | None = None,
-    has_reference: bool = False,
-) -> Answer:  # fmt: skip
+    paths: Iterable[str | Path], catalogue: Catalogue, view: str | None = None, baseline: str | None = None
+) -> Answer:
     """Everything at or below the paths as an answer.
 
     Args:
         view, baseline: asked for instead of a group's own.
-        has_reference: whether published figures stand beside the cells.
 
     Raises:
         UsageError: no result, an unknown view, or a baseline that no group has.
@@ -94,7 +100,7 @@ def report_on(
             notes.append(str(error))
         # A fact that a view sorts by comes before those that it does not name.
         frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
-        sections.append(_Section(group, shown_by, frame, catalogue, has_reference, notes))
+        sections.append(_Section(group, shown_by, frame, catalogue, notes))
     if len(refused) == len(groups):
         raise refused[0]
     rows = [
@@ -129,18 +135,12 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
 
 def _answer(section: _Section) -> Answer:
     group, view, timed = section.group, section.view, section.timed
-    charts, left_out = list[Chart](), 0
-    for part in timed.by_device():
-        for spec in view.charts:
-            some, more = build_charts(spec, section.catalogue.chart_kinds[spec.kind], part, section.catalogue.column)
-            charts, left_out = [*charts, *some], left_out + more
-    notes = [*section.notes, *_notes(section)]
-    notes += [f"{_count(left_out, 'more chart')} left out; the tables have all figures"] if left_out else []
     environments = {
         ", ".join([gpu, *(text.format(value) for text, name in _ENVIRONMENT if (value := value_at(environment, name)))])
         for run, gpu in zip(section.frame.runs.run, section.frame.runs.gpu, strict=True)
         if (environment := run.record.environment) is not None
     }
+    notes = [*section.notes, *_notes(section)]
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
@@ -149,28 +149,22 @@ def _answer(section: _Section) -> Answer:
             Line("cells", _tally(section.shown)),
             *(Line("measured", line) for line in sorted(environments)),
         ],
-        tables=view_tables(view, timed, section.catalogue, section.has_reference),
-        charts=_Charts(charts, section),
+        tables=view_tables(view, timed, section.catalogue),
+        charts=lambda: _charts(section),
         notes=[*(Line("not ok", text) for text in _failures(section.shown)), *(Line("note", note) for note in notes)],
     )
 
 
-class _Charts(Sequence[Chart]):
-    """A section's charts: those of its view, then pictures of runs, whose files are read only for a page."""
-
-    def __init__(self, charts: Sequence[Chart], section: _Section) -> None:
-        self._charts, self._section = charts, section
-
-    @cached_property
-    def _all(self) -> list[Chart]:
-        features = self._section.catalogue.features
-        return [*self._charts, *(chart for feature in features for chart in feature.charts(self._section.frame))]
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._all[place]
+def _charts(section: _Section) -> list[Chart]:
+    """The charts of the view, device by device, then pictures of runs."""
+    catalogue = section.catalogue
+    charts = [
+        chart
+        for part in section.timed.by_device()
+        for spec in section.view.charts
+        for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], part, catalogue.column)
+    ]
+    return [*charts, *(chart for feature in catalogue.features for chart in feature.charts(section.frame))]
 
 
 def _sentences(section: _Section) -> Iterator[str]:
@@ -180,8 +174,8 @@ def _sentences(section: _Section) -> Iterator[str]:
     features = [each for each in catalogue.features if any(column.name in names for column in each.columns)]
     devices = section.timed.by_device()
     for part in devices:
-        told = [text for feature in features for text in feature.headline(part)]
-        for text in [*sentences(view.answers, part, catalogue.column), *told]:
+        texts = sentences(view.answers, part, catalogue.column)
+        for text in [*texts, *(text for feature in features for text in feature.headline(part))]:
             yield f"{part.facts.gpu.iloc[0]}: {text}" if len(devices) > 1 else text
 
 
@@ -200,21 +194,23 @@ def _count(number: int, word: str) -> str:
 
 def _failures(frame: Frame) -> Iterator[str]:
     """What did not end well, each reason once with the cells that it was met in, and where the runs lie."""
-    names, ends = frame.differing(), dict[tuple[str, str], tuple[dict[str, None], list[str]]]()
-    for cell in frame.facts.index:
-        for run in (run for run in frame.runs_of(cell, is_shown=None) if run.outcome != "ok"):
-            cells, run_ids = ends.setdefault((outcome_label(run), _reason(run)), ({}, []))
-            cells[frame.told(cell, names)] = None
-            run_ids.append(run.run_id)
-    for reason, (cells, run_ids) in ends.items():
-        text = ": ".join(filter(None, ["; ".join(_some(list(cells))), *reason]))
-        yield f"{text} ({'run' if len(run_ids) == 1 else 'runs'} {', '.join(_some(run_ids))})"
+    names = frame.differing()
+    runs = frame.runs.set_index("cell").loc[list(frame.facts.index)].reset_index()
+    failed = runs[runs.outcome != "ok"]
+    ends = failed.assign(
+        reason=[": ".join(filter(None, [outcome_label(run), _reason(run)])) for run in failed.run],
+        words=[frame.in_words(cell, names) for cell in failed.cell],
+        run_id=[run.run_id for run in failed.run],
+    )
+    for reason, runs in ends.groupby("reason", sort=False):
+        cells = _some([word for word in dict.fromkeys(runs.words) if word])
+        yield ": ".join(filter(None, [cells, f"{reason} ({_some(list(runs.run_id))})"]))
 
 
-def _some(names: Sequence[str]) -> list[str]:
+def _some(names: Sequence[str]) -> str:
     """All of a few names, of many the first ones and how many more there are."""
     more = len(names) - _MOST_NAMED
-    return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join([*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _reason(run: Run) -> str:
@@ -225,24 +221,17 @@ def _reason(run: Run) -> str:
     return shorten(run.damage or (error and error.message) or "", 160, placeholder=" ...")
 
 
-#: What the line of a run's environment says, and where the record has it.
-_ENVIRONMENT = (
-    ("power limit {:.0f} W", "gpu.power_limit_w"),
-    *((f"{name} {{}}", f"versions.{name}") for name in ("torch", "cuda", "driver", "lightning", "lmbench")),
-    ("lmbench commit {:.9}", "code.lmbench.commit"),
-    ("with changes", "code.lmbench.is_dirty"),
-    ("code at {:.9}", "code.project.commit"),
-    ("with changes", "code.project.is_dirty"),
-)
-
-
 def _notes(section: _Section) -> Iterator[str]:
     """The baseline that no run is, runs in no timing table, cells without a run, the host's rows, and guards."""
     group, frame, timed, sweep = section.group, section.frame, section.timed, section.group.sweep
     baseline = frame.baseline
-    if baseline is not None and len(timed.facts) and not any(map(baseline.is_met_by, timed.known.values())):
-        yield f"no run is the baseline {baseline.name}; what compares with it is left out"
-    yield from _pass_lines(frame, section.view.is_profiled)
+    if baseline and len(timed.facts) and not any(baseline.items() <= known.items() for known in timed.known.values()):
+        yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
+    passes = Counter(pass_of(run.record).name for run in frame.runs.run[~frame.runs.is_shown])
+    for look in PASSES:
+        if passes[look.name] and not look.has_timing:
+            hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
+            yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
     trials = sum(row["is_trial"] for row in group.rows)
     if trials:
         yield f"{_count(trials, 'more run')} tried what fits, and more than that"
@@ -262,29 +251,6 @@ def _notes(section: _Section) -> Iterator[str]:
         yield f"guard {name} warns in {count} of {_count(len(runs), 'run')}; the worst: {worst.message}"
 
 
-def _pass_lines(frame: Frame, has_kernels: bool) -> Iterator[str]:
-    """A line for the runs that are in no timing table, and how much slower than the timing run the profiled were.
-
-    Args:
-        has_kernels: whether the view shows the profiled runs' kernels; else the line says which one does.
-    """
-    passes = frame.runs[~frame.runs.is_shown]
-    counts = Counter(pass_of(run.record).name for run in passes.run)
-    times = frame.numbers("phases.step.mean_s").groupby(level=0).mean()
-    profiled = passes[passes.is_profiled]
-    steps = [(times.get(row.cell), row.run.record.phases.step) for row in profiled.itertuples()]
-    ratios = [step.mean_s / time_s for time_s, step in steps if time_s and step and step.mean_s]
-    for look in PASSES:
-        if counts[look.name] and not look.has_timing:
-            line = f"{_count(counts[look.name], 'run')} {look.label}: in no timing table"
-            if look.name == "kernels" and ratios:
-                ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
-                line += f"; their steps took {' to '.join(ends)} times as long"
-            if look.name == "kernels" and not has_kernels:
-                line += f"; `--view {_PROFILED_STUDY}` shows their kernels"
-            yield line
-
-
 # a row for each cell
 
 
@@ -300,15 +266,12 @@ def _data(sections: Sequence[_Section]) -> Table:
 def _data_rows(section: _Section, facts: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each cell as a flat row: where it belongs, its facts, how it ended, its figures, and published ones."""
     view, frame, catalogue = section.view, section.shown, section.catalogue
-    named = {name: catalogue.column(name) for table in view.tables for name in table.columns}
+    named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
     figures: dict[str, Mapping[int, Any]] = {
         name: column.of(frame)
         for name, column in {**catalogue.columns, **named}.items()
         if name in named or not (column.reads_steps or (column.is_profiled and not view.is_profiled))
     }
-    for heading, cells in published(frame, list(named.values())) if section.has_reference else ():
-        figures[heading.name] = cells
-        figures[f"{heading.name}: caveat"] = {cell: "; ".join(entry.notes) for cell, entry in cells.items()}
     for cell in frame.facts.index:
         runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
         first = next(iter(ok or runs), None)

@@ -1,25 +1,20 @@
-"""Tables of a view from the cells of one device: a row for each cell, a grid, or the fastest of several ways; with the
-published figures that stand beside them, and what a reader must know of a row."""
+"""Tables of a view from the cells of one device: a row for each cell, or the fastest of several ways, and what a reader
+must know of a row."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
-
-import msgspec
-import pandas as pd
 
 from lmbench.records.statistics import ratio_of
-from lmbench.reference.published import Figure, load_figures
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.catalogue import Catalogue
-from lmbench.report.columns import HOST_BOUND, STEP, Column, values_of
-from lmbench.report.facts import EAGER, FACT, Value, captioned, heading
+from lmbench.report.columns import HOST_BOUND, Column, values_of
+from lmbench.report.facts import FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label, outcome_word
 from lmbench.report.units import Unit, change_percent, change_range
 from lmbench.report.view import TableSpec, View
@@ -31,7 +26,7 @@ _CAPTIONED = (
 )  # fmt: skip
 _USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
 #: By its cell, a row's entries beside its facts.
-_Rows = list[tuple[int, list[Any]]]
+_Rows = list[tuple[int, list[Value | Cell]]]
 _MISSING = Cell(None, style="missing")
 #: The unit of a fact whose known values are all numbers: it is aligned like them.
 _FACT_NUMBER = Unit("", 1.0, str)
@@ -52,85 +47,59 @@ _IS_HOSTS_TIME = "the device waited for the host in most of the fastest's step: 
 _ONE_PAIR = "each interval is that of one pair, not corrected for the number of rows"
 
 
-def view_tables(view: View, frame: Frame, catalogue: Catalogue, has_reference: bool) -> list[Table]:
+def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
     """Every table of a view that has anything to show, device by device.
 
     Args:
         frame: of cells that have a shown run, with their baselines.
-        has_reference: whether published figures stand beside what they can be compared with.
     """
-    tables, varying = [], frame.varying()
-    for part in frame.by_device():
-        for spec in view.tables:
-            tables.append(_table(spec, part, varying, catalogue, has_reference))
-            if has_reference and spec.across and "step_s" in spec.columns and published(part, [STEP]):
-                # A grid has no room for published step times: the same cells one by one.
-                title, rows = "Step times beside published ones", (*spec.rows, spec.across)
-                one_by_one = msgspec.structs.replace(spec, title=title, rows=rows, across=None)
-                tables.append(_table(one_by_one, part, varying, catalogue, has_reference))
+    varying = frame.varying()
+    tables = [
+        _table(spec, part, varying, catalogue, view.tables[0]) for part in frame.by_device() for spec in view.tables
+    ]
     return [table for table in tables if table is not None]
 
 
 def _table(
-    spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Catalogue, has_reference: bool
+    spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Catalogue, first: TableSpec
 ) -> Table | None:
-    """The table; None if no cell has anything to show in it."""
-    columns = [catalogue.column(name) for name in spec.columns]
+    """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
+    columns = catalogue.columns_of(spec)
     values = {column.name: column.of(frame) for column in columns}
-    across = [spec.across] if spec.across else []
-    partly = [name for name in frame.partly_known() if any(_is_told(name, value) for value in frame.facts[name])]
-    others = [name for name in dict.fromkeys([*varying, *partly]) if name not in (*spec.rows, *across, *spec.among)]
-    sorting = [*spec.rows, *others]
+    partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.facts[name])]
+    differing = [name for name in dict.fromkeys([*varying, *partly]) if name not in spec.among]
+    sorting = list(dict.fromkeys([*spec.rows, *differing]))
+    shared = frame.shared()
     # A single row still says what it is.
-    names = [n for n in sorting if n in (*varying, *partly)] or [n for n in spec.rows if n in frame.shared()]
-    names = [name for name in names if name not in (*across, *spec.among)]
-    cells = frame.ordered([*sorting, *across])
-    if spec.only_filled:
-        cells = [c for c in cells if c not in frame.ok_cells or any(c in figures for figures in values.values())]
-    frame = frame.select(cells)
-    # Where nothing ran, a plain table says how each run ended.
-    if not any(values.values()) and (frame.ok_cells or spec.among or spec.across or spec.only_filled):
+    names = [name for name in sorting if name in differing] or [name for name in spec.rows if name in shared]
+    if not any(values.values()) and (frame.ok_cells or spec is not first):
         return None
+    is_filled = {cell for figures in values.values() for cell in figures} | {*frame.facts.index} - frame.ok_cells
+    frame = frame.select(cell for cell in frame.ordered(sorting) if cell in is_filled)
 
-    def entries(cell: int, columns: Sequence[Column]) -> list[Cell]:
+    def entries(cell: int) -> list[Value | Cell]:
         """The cell's figures, the first with the notes of the row; where the cell has none, its outcome."""
         figures = [values[column.name].get(cell, _MISSING) for column in columns]
         notes = [*_notes(frame, cell, columns, figures), *catalogue.row_notes(frame, cell, columns)]
         first = figures[0] if cell in frame.ok_cells else Cell(None, text=frame.label(cell), style="outcome")
-        return [replace(first, notes=tuple(notes)), *figures[1:]]
+        return [*([int(counts.get(cell, 0))] if has_counts else []), replace(first, notes=tuple(notes)), *figures[1:]]
 
     headings: list[answer.Column]
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
-    elif spec.across:
-        places = frame.facts.loc[frame.ordered(across), spec.across].drop_duplicates()
-        headings = [answer.Column(captioned(spec.across, place), columns[0].unit) for place in places]
-        rows = []
-        for part in frame.by(names):
-            line = {part.known[cell].get(spec.across): cell for cell in reversed(part.facts.index)}
-            figures = [entries(line[place], columns)[0] if place in line else _MISSING for place in places]
-            rows.append((part.facts.index[0], figures))
     else:
         # The first column holds the outcomes.
         columns = [column for column in columns if values[column.name] or column is columns[0]]
-        beside = published(frame, columns) if has_reference else []
-        headings = [*(column.heading(frame) for column in columns), *(column for column, _ in beside)]
-        rows = [
-            (cell, [*entries(cell, columns), *(figures.get(cell, _MISSING) for _, figures in beside)])
-            for cell in frame.facts.index
-        ]
         counts = frame.ok.groupby("cell").size()
-        if counts.nunique() > 1:
-            headings.insert(0, answer.Column("runs", units.COUNT))
-            rows = [(cell, [int(counts.get(cell, 0)), *figures]) for cell, figures in rows]
+        has_counts = counts.nunique() > 1
+        headings = [column.heading(frame) for column in columns]
+        headings = [answer.Column("runs", units.COUNT), *headings] if has_counts else headings
+        rows = [(cell, entries(cell)) for cell in frame.facts.index]
     facts = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.facts[name].dropna())
         facts.append(answer.Column(heading(name), _FACT_NUMBER if is_number else units.WORDS, name))
-    shared = frame.shared()
-    told = [
-        captioned(n, shared[n]) for n in FACT if n in shared and n not in (*names, *across) and _is_told(n, shared[n])
-    ]
+    said = [name for name in FACT if name in shared and name not in names and _is_said(name, shared[name])]
     has_spread = not spec.among and any(column.within is not None for column in columns)
     spread = spread_text(frame.ok.cell.value_counts()) if has_spread else ""
     return Table(
@@ -139,11 +108,11 @@ def _table(
         [*facts, *headings],
         [[*(frame.known[cell].get(name, _MISSING) for name in names), *figures] for cell, figures in rows],
         # The device, what all rows share and no row says, and which spread stands in the table.
-        "; ".join(filter(None, [", ".join([frame.facts.gpu.iloc[0], *told]), spread])),
+        "; ".join(filter(None, [f"{frame.facts.gpu.iloc[0]}, {in_words(shared, said)}".removesuffix(", "), spread])),
     )
 
 
-def _is_told(name: str, value: Value) -> bool:
+def _is_said(name: str, value: Value) -> bool:
     return name in _CAPTIONED or value not in (None, _USUAL.get(name, value))
 
 
@@ -204,8 +173,8 @@ def _fastest(
         failed = defaultdict[str, list[str]](list)
         for cell in part.ordered(among):
             if cell not in part.ok_cells:
-                failed[outcome_word(part.runs_of(cell)[0].outcome)].append(part.in_short(cell, among))
-        text = "; ".join(f"{word}: {', '.join(ways)}" for word, ways in failed.items())
+                failed[outcome_word(part.runs_of(cell)[0].outcome)].append(part.in_words(cell, among))
+        text = ". ".join(f"{word}: {'; '.join(ways)}" for word, ways in failed.items())
         verdict = fastest(part, among, column) or [_MISSING] * 5
         rows.append((part.facts.index[0], [*verdict, Cell(text, style="outcome") if text else _MISSING]))
     if all(cells[-1] is _MISSING for _, cells in rows):
@@ -229,57 +198,20 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
     if not ways:
         return None
     (time_s, first), *others = ways
-    name = frame.in_short(first, among)
+    name = frame.in_words(first, among)
     bound = HOST_BOUND.of(frame).get(first, _MISSING).value
     notes = (_IS_HOSTS_TIME,) if isinstance(bound, float) and bound > 0.5 else ()
     if not others:
         return [Cell(name, notes=notes), Cell(time_s), *[_MISSING] * 3]
-    ratios = {frame.in_short(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
+    ratios = {frame.in_words(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
     verdicts = {way: ratio.verdict(_TOLERANCE_FRACTION) for way, ratio in ratios.items()}
     untold = [way for way, word in verdicts.items() if word in _VERDICT_NOTES]
     if untold:
         word = "undecided" if "undecided" in verdicts.values() else "same"
-        name, notes = f"{word}: {', '.join([name, *untold])}", (_VERDICT_NOTES[word], *notes)
+        name, notes = f"{word}: {'; '.join([name, *untold])}", (_VERDICT_NOTES[word], *notes)
     second, ratio = next(iter(ratios.items()))
     interval = _MISSING
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high), notes=(_ONE_PAIR,))
     return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(others[0][0] / time_s - 1), interval]
-
-
-# published figures
-
-
-def published(frame: Frame, columns: Sequence[Column]) -> list[tuple[answer.Column, dict[int, Cell]]]:
-    """Published figures beside a table's columns, source by source, by the cells that they can be compared with.
-
-    What a write-up states must be equal, and the cell must be as the figure is: eager or compiled, with attention
-    written out, nothing recomputed. What it does not state is a caveat; a figure of unknown size or context stands
-    beside a cell only where all cells have one.
-    """
-    several = [name for name in ("size", "context") if frame.facts.get(name, pd.Series()).nunique() > 1]
-    beside = []
-    for column in columns:
-        sources = defaultdict[str, dict[int, Cell]](dict)
-        for figure in load_figures():
-            if figure.column == column.name and all(getattr(figure, name) is not None for name in several):
-                notes = (f"ref. {figure.label}: {figure.caveats}",) if figure.caveats else ()
-                entry = Cell(figure.value, figure.std, text=figure.text, notes=notes)
-                fitting = [cell for cell in frame.facts.index if _fits(figure, frame.known[cell])]
-                sources[figure.label] |= dict.fromkeys(fitting, entry)
-        for label in sorted(label for label, cells in sources.items() if cells):
-            title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
-            name = f"reference {label}: {column.name}"
-            beside.append((answer.Column(title, column.unit, name), sources[label]))
-    return beside
-
-
-def _fits(figure: Figure, facts: Mapping[str, Value]) -> bool:
-    # Attention by itself was published of one head.
-    known = {"attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": None, **facts}
-    exact = (known.get("precision"), known["head_dim"], known["compile"] != EAGER, known["checkpoint"], known["heads"])
-    stated = ("size", "mode", "batch", "context", "matmul", "warmup", "attention")
-    return exact == (figure.precision, figure.head_dim, figure.is_compiled, "none", 1) and all(
-        getattr(figure, name) in (None, known.get(name)) for name in stated
-    )

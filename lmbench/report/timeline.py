@@ -6,7 +6,7 @@ in Perfetto (https://ui.perfetto.dev), a snapshot in memory_viz (https://pytorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,16 @@ from lmbench.report.vega import Spec, colour
 MAX_TIMELINES = 8
 
 
-def layer(spans: pd.DataFrame, colours: Mapping[str, int], tips: Mapping[str, str], legend: str | None = None) -> Spec:
+def layer(spans: pd.DataFrame, names: Iterable[str], tips: Mapping[str, str], legend: str | None = None) -> Spec:
     """Spans of a timeline as a layer, with a legend where that has a title.
 
-    Spans have `start` and `end` on the axis of time, `low` and `high` on the other one, `name` (whose colour `colours`
-    gives as a place in the palette; the order is the legend's), and what a pointer over it shows: the fields of `tips`,
-    each with its title. `opacity` is 1 where there is none.
+    Spans have `start` and `end` on the axis of time, `low` and `high` on the other one, `name` (which decides the
+    colour; the order of `names` is the legend's), and what a pointer over it shows: the fields of `tips`, each with its
+    title. `opacity` is 1 where there is none.
     """
     fields = dict.fromkeys(["start", "end", "low", "high", "name", "opacity", *tips])
-    scale = {"domain": list(colours), "range": list(map(colour, colours.values()))}
+    domain = list(dict.fromkeys(names))
+    scale = {"domain": domain, "range": list(map(colour, domain))}
     return {
         "data": {"values": spans.reindex(columns=fields).fillna({"opacity": 1}).to_dict("records")},
         "mark": {"type": "rect", "clip": True, "aria": False},

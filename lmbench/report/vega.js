@@ -2,17 +2,15 @@
 const ROWS_ON_CANVAS = 2000;
 const coloured = text => {
   const style = getComputedStyle(document.documentElement);
-  return text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
+  const value = name => name && style.getPropertyValue(name).trim();
+  return text.replace(/var\((--[\w-]+)(?:, var\((--[\w-]+)\))?\)/g, (_, name, other) => value(name) || value(other));
 };
-// The data lie in columns, words in a list of their own: a quarter of the size of rows.
+// The specification, and how many rows of data it has.
 const parse = text => {
   let rows = 0;
   const spec = JSON.parse(coloured(text), (key, value) => {
-    if (!value || !value.columns || key !== "data") return value;
-    const columns = Object.entries(value.columns).map(([name, column]) => [name, column.words ? column.places.map(place => column.words[place]) : column]);
-    const count = columns.length ? columns[0][1].length : 0;
-    rows += count;
-    return {...value, columns: undefined, values: Array.from({length: count}, (_, row) => Object.fromEntries(columns.map(([name, column]) => [name, column[row]])))};
+    if (key === "values" && Array.isArray(value)) rows += value.length;
+    return value;
   });
   return [spec, rows];
 };

@@ -2,11 +2,12 @@
 
 Specifications are plain mappings, not altair objects: altair takes 0.42 s to import and builds the same mappings;
 vl-convert takes 0.01 s. Its bundle of Vega, Vega-Lite and vega-embed is 0.9 MB of JavaScript, once in a page; plotly.js
-is 4 to 5 MB. A timeline of 20,000 spans adds 0.4 MB to the page, since the data lie in columns. The bundle takes 1.5 s
+is 4 to 5 MB. A timeline of 20,000 spans adds 2 MB to the page. The bundle takes 1.5 s
 to make and is kept in the user's cache folder.
 
-Colours are the custom properties of page.css, such as `var(--series-3)`, so that one specification serves light and
-dark pages. Expressions are interpreted (vega-interpreter): the page's policy allows no `eval`.
+Colours are the custom properties of page.css, such as `var(--of-forward)`, so that one specification serves light and
+dark pages, and a name has the same colour in every chart. Expressions are interpreted (vega-interpreter): the page's
+policy allows no `eval`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.records.store import write_whole
-from lmbench.text import shown, shown_json, shown_lines
+from lmbench.text import shown_json, shown_lines
 
 Spec = Mapping[str, Any]
 
@@ -33,9 +34,10 @@ _MAX_STATIC_LENGTH = 100_000
 _STATIC_WIDTH = 640
 
 
-def colour(place: int) -> str:
-    """The colour of a place in the palette (page.css); 0 is the muted one, for what is no class of its own."""
-    return f"var(--series-{place})" if place else "var(--muted)"
+def colour(name: str, place: int = 0) -> str:
+    """The colour of page.css for what is called that, else that of the place in the palette; 0 is the muted one."""
+    other = f"--series-{place}" if place else "--muted"
+    return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({other}))"
 
 
 def themed(spec: Spec) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def fragment(spec: Spec) -> str:
     """
     if not spec:
         return ""
-    text = shown_json(json.dumps(_in_columns(themed(spec)), separators=(",", ":"), allow_nan=False, ensure_ascii=False))
+    text = shown_json(json.dumps(themed(spec), separators=(",", ":"), allow_nan=False, ensure_ascii=False))
     picture = "<p>This picture is drawn by JavaScript.</p>"
     if len(text) <= _MAX_STATIC_LENGTH:
         key = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -98,25 +100,3 @@ def _picture(spec: Spec, width: int) -> str:
 
     size = {"width": width, "autosize": {"type": "fit-x", "contains": "padding"}}
     return shown_lines(vegalite_to_svg(themed({**size, **spec})))
-
-
-def _in_columns(value: Any) -> Any:
-    """The specification with every list of records as columns, as vega.js reads them. A column of text is a list of its
-    different words and, for each row, the place of its word."""
-    if isinstance(value, str):
-        return shown(value)
-    if isinstance(value, list | tuple):
-        return [_in_columns(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    records = value.get("values")
-    if not (isinstance(records, list) and records and isinstance(records[0], Mapping)):
-        return {name: _in_columns(entry) for name, entry in value.items()}
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        column = [record.get(name) for record in records]
-        columns[name] = column
-        if all(isinstance(entry, str) for entry in column):
-            words = {word: place for place, word in enumerate(dict.fromkeys(column))}
-            columns[name] = {"places": [words[word] for word in column], "words": list(map(shown, words))}
-    return {"columns": columns}

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from lmbench.configs import read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
-from lmbench.report.facts import FACT, Value, captioned, fact_of, plain
+from lmbench.report.facts import FACT, Value, fact_of, plain
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,21 +20,18 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     `columns` are names of columns, fields of a run's record by their dotted names, or patterns such as
     `forward_*_fraction`. Facts that differ between cells and are not named become rows too, and those that all cells
-    share go to the caption. With `only_filled`, cells that have none of the columns are left out. With `across`, one
-    column for each value of that fact, and the only one of `columns` in each. With `among`, a row for each combination
+    share go to the caption. Cells that have none of the columns are left out. With `among`, a row for each combination
     of the other facts, and by which of those named the only one of `columns` is the smallest, and how surely.
     """
 
     title: str
     columns: Annotated[tuple[str, ...], Meta(min_length=1)]
     rows: tuple[str, ...] = ()
-    across: str | None = None
-    only_filled: bool = False
     among: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.across or self.among) and len(self.columns) > 1:
-            raise ValueError(f"{self.title!r} has {len(self.columns)} columns; with `across` or `among` it takes one")
+        if self.among and len(self.columns) > 1:
+            raise ValueError(f"{self.title!r} has {len(self.columns)} columns; with `among` it takes one")
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,8 +40,7 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
     labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `phases`: the step's
     phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`. Features
-    add kinds of their own. Among `lines` on a log axis, `power` draws what grows with that power of `x`, through the
-    last point of the first of `series`.
+    add kinds of their own.
     """
 
     title: str
@@ -53,7 +49,6 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     x: str = "size"
     series: tuple[str, ...] = ()
     is_log: bool = False
-    power: Annotated[float, Meta(gt=0)] | None = None
 
 
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,31 +68,16 @@ class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     also: tuple[str, ...] = ()
 
 
-class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a row is compared with: the row whose facts are the same but for these. `name` is what headings call it."""
-
-    facts: Annotated[dict[str, Value], Meta(min_length=1)]
-    name: str = ""
-
-    @classmethod
-    def of(cls, facts: dict[str, Value], name: str = "") -> Baseline:
-        """The baseline with these facts, called by them where it has no name."""
-        return cls(facts, name or ", ".join(captioned(fact, value) for fact, value in facts.items()))
-
-    def is_met_by(self, facts: Mapping[str, Value]) -> bool:
-        return all(facts.get(name) == value for name, value in self.facts.items())
-
-
 class View(Struct, frozen=True, forbid_unknown_fields=True):
-    """A study's view. `question` is what it answers, in a sentence, and `answers` are how; `is_profiled` says that it
-    shows profiled runs; `name` is its study's."""
+    """A study's view. `question` is what it answers, in a sentence, and `answers` are how; `baseline` are the
+    facts that rows are compared with; `is_profiled` says that it shows profiled runs; `name` is its study's."""
 
     title: str
     tables: Annotated[tuple[TableSpec, ...], Meta(min_length=1)]
     charts: tuple[ChartSpec, ...] = ()
     question: str = ""
     answers: tuple[AnswerSpec, ...] = ()
-    baseline: Baseline | None = None
+    baseline: dict[str, Value] = {}
     is_profiled: bool = False
     name: str = ""
 
@@ -142,12 +122,9 @@ def read_view(view: Any, axes: Iterable[str] = ()) -> View:
         spec = msgspec.convert(view, View)
     except msgspec.ValidationError as error:
         raise UsageError(f"view: {error}") from None
-    baseline = spec.baseline
-    if baseline is not None:
-        # `matmul: highest` is `highest (fp32)`.
-        facts = {_fact(name, known): value for name, value in baseline.facts.items()}
-        labelled = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in facts.items()}
-        baseline = Baseline.of(labelled, baseline.name)
+    # `matmul: highest` is `highest (fp32)`.
+    facts = {_fact(name, known): value for name, value in spec.baseline.items()}
+    baseline = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in facts.items()}
     return replace(
         spec,
         tables=tuple(_with_facts(table, known) for table in spec.tables),
@@ -175,7 +152,7 @@ def _view_of_study(name: str) -> View:
 
 def _with_facts(spec: _Spec, axes: list[str]) -> _Spec:
     """A part of a view whose facts have their own names: an option stands for the fact that it sets."""
-    values = {key: value for key, value in asdict(spec).items() if key in ("rows", "across", "among", "x", "series")}
+    values = {key: value for key, value in asdict(spec).items() if key in ("rows", "among", "x", "series")}
     facts = {
         key: _fact(value, axes) if isinstance(value, str) else tuple(_fact(name, axes) for name in value)
         for key, value in values.items()

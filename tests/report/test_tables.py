@@ -16,7 +16,7 @@ from lmbench.reference.published import load_figures
 from lmbench.report.answer import Cell, Table
 from lmbench.report.facts import EAGER
 from lmbench.report.frame import Frame
-from lmbench.report.tables import published
+from lmbench.report.view import TableSpec
 
 # attention by itself
 
@@ -54,11 +54,11 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_pat
 @pytest.mark.parametrize(
     ("repeats", "spread", "forward", "backward"),
     [
-        (3, 0.0, "same: flex, sdpa [1]", "naive compiled"),
-        (3, 0.5, "same: flex, sdpa [1]", "undecided: naive compiled, sdpa [1]"),
+        (3, 0.0, "same: flex, eager; sdpa, eager [1]", "naive, compiled"),
+        (3, 0.5, "same: flex, eager; sdpa, eager [1]", "undecided: naive, compiled; sdpa, eager [1]"),
         (
-            2, 0.0, "undecided: flex, sdpa, naive compiled, naive [1]",
-            "undecided: naive compiled, sdpa, naive, flex [1]",
+            2, 0.0, "undecided: flex, eager; sdpa, eager; naive, compiled; naive, eager [1]",
+            "undecided: naive, compiled; sdpa, eager; naive, eager; flex, eager [1]",
         ),
     ],
 )  # fmt: skip
@@ -92,8 +92,9 @@ def beside(column: str, *cells: dict[str, Any]) -> dict[str, Cell]:
     """Published figures beside the first of these cells, by source."""
     facts = pd.DataFrame(list(cells), dtype=object)
     frame = Frame(pd.DataFrame(), facts.where(facts.notna(), None).assign(gpu="NVIDIA H200"))
-    figures = published(frame, [make_catalogue().column(column)])
-    return {heading.title.removeprefix("ref. ").partition(",")[0]: cells[0] for heading, cells in figures if 0 in cells}
+    _, *others = make_catalogue(has_reference=True).columns_of(TableSpec("T", (column,)))
+    figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
+    return {source: cells[0] for source, cells in figures.items() if 0 in cells}
 
 
 @pytest.mark.parametrize(
@@ -162,4 +163,3 @@ def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path: Path)
     label = "reference 001 first table, GPU unstated"
     assert row[f"{label}: forward_s"] == 0.00265901
     assert row[f"{label}: {BEFORE_BACKWARD}"] == pytest.approx(1.11719 * 2**30)
-    assert "batch, precision, mask unstated" in row["reference 001 compile table, GPU unstated: forward_s: caveat"]

@@ -24,12 +24,12 @@ repeats: 2
 view:
   title: Power and heat
   question: What does a bigger batch draw?
-  baseline: {facts: {batch: 1}}
+  baseline: {batch: 1}
   tables:
     - title: Power by batch
       rows: [size, batch]
       columns: [device_state.mean_power_w, device_state.mean_temperature_c, phases.step.p95_s, peak_bytes, speedup]
-    - {title: Hottest, rows: [size], across: batch, columns: [device_state.close.temperature_c]}
+    - {title: Hottest, rows: [size], among: [batch], columns: [step_s]}
   charts:
     - {title: Power, kind: lines, y: device_state.mean_power_w, x: batch, series: [size]}
 """
@@ -76,7 +76,7 @@ def test_a_study_of_ones_own_is_one_file(study: Path, tmp_path: Path, capsys: py
     ]  # fmt: skip
     assert lines[2][:5] == ["small", "1", "340.5", "52", "12.50"]
     assert lines[3][:3] == ["small", "8", "620.5"]
-    assert ["size", "batch 1 (°C)", "batch 8 (°C)"] in lines
+    assert ["size", "fastest", "step (ms)"] in [line[:3] for line in lines]
     assert page.read_text().count('<div class="vega">') == 1
     assert ">power (W)</text>" in page.read_text()
 
@@ -121,9 +121,9 @@ MISTAKES = {
     "rows: [size, batch]": ("rows: [size, batches]", "fact 'batches' is unknown"),
     "kind: lines": ("kind: line", "unknown chart kind 'line'; choose one of bars, lines"),
     "y: device_state.mean_power_w": ("y: power", "column 'power' is unknown"),
-    "facts: {batch: 1}": ("facts: {bach: 1}", "did you mean batch?"),
-    "columns: [device_state.close": ("columns: [peak_bytes, device_state.close", "`among` it takes one"),
-    "across: batch": ("across: [batch]", "Expected `str | null`, got `array`"),
+    "baseline: {batch: 1}": ("baseline: {bach: 1}", "did you mean batch?"),
+    "columns: [step_s": ("columns: [peak_bytes, step_s", "`among` it takes one"),
+    "among: [batch]": ("among: batch", "Expected `array`, got `str`"),
     "view:\n": ("view: 5\nviews:\n", "unknown field views"),
 }  # fmt: skip
 

@@ -181,9 +181,9 @@ def make_sweep(
     return home
 
 
-def answer_of(*folders: Path, **options: Any) -> Answer:
+def answer_of(*folders: Path, has_reference: bool = False, **options: Any) -> Answer:
     """What `lmbench report` works out of results; options are those of `report_on`."""
-    return report_on(folders, make_catalogue(), **options)
+    return report_on(folders, make_catalogue(has_reference), **options)
 
 
 def rows_of(*folders: Path, **options: Any) -> list[Record]:

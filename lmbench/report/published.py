@@ -1,0 +1,53 @@
+"""What published figures add to a report: columns beside those that they can be compared with, source by source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pandas as pd
+
+from lmbench.reference.published import Figure, load_figures
+from lmbench.report.answer import Cell
+from lmbench.report.catalogue import Feature
+from lmbench.report.columns import STEP, Column
+from lmbench.report.facts import EAGER, Value
+from lmbench.report.frame import Frame
+
+
+def _published(frame: Frame, label: str, column: str) -> dict[int, Cell]:
+    """A source's figures by the cells that they can be compared with.
+
+    What a write-up states must be equal, and the cell must be as the figure is: eager or compiled, with attention
+    written out, nothing recomputed. What it does not state is a caveat; a figure of unknown size or context stands
+    beside a cell only where all cells have one.
+    """
+    several = [name for name in ("size", "context") if frame.facts.get(name, pd.Series()).nunique() > 1]
+    cells = dict[int, Cell]()
+    for figure in load_figures():
+        is_asked = (figure.label, figure.column) == (label, column)
+        if is_asked and all(getattr(figure, name) is not None for name in several):
+            notes = (f"ref. {label}: {figure.caveats}",) if figure.caveats else ()
+            fitting = [cell for cell in frame.facts.index if _fits(figure, frame.known[cell])]
+            cells |= dict.fromkeys(fitting, Cell(figure.value, figure.std, text=figure.text, notes=notes))
+    return cells
+
+
+def _fits(figure: Figure, facts: Mapping[str, Value]) -> bool:
+    # Attention by itself was published of one head.
+    known = {"attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": None, **facts}
+    exact = (known.get("precision"), known["head_dim"], known["compile"] != EAGER, known["checkpoint"], known["heads"])
+    stated = ("size", "mode", "batch", "context", "matmul", "warmup", "attention")
+    return exact == (figure.precision, figure.head_dim, figure.is_compiled, "none", 1) and all(
+        getattr(figure, name) in (None, known.get(name)) for name in stated
+    )
+
+
+def _beside(column: Column) -> Iterator[Column]:
+    for label in sorted({figure.label for figure in load_figures() if figure.column == column.name}):
+        title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
+        read = partial(_published, label=label, column=column.name)
+        yield Column(f"reference {label}: {column.name}", title, read, column.unit, None, is_planned=True)
+
+
+REFERENCE = Feature(beside=_beside)
