@@ -21,10 +21,10 @@ from msgspec import Meta, Struct, field
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_unpacked
 from lmbench.kernels.recorded import NOTES, TraceNotes
-from lmbench.records.intervals import NONE, Flags, Integers, locate, union
+from lmbench.records.intervals import NONE, Flags, locate, union
 
 #: Events as columns: `name`, `category`, `start_ns` and `end_ns` from the first event, `thread`, and numbers, NONE
-#: where an event has none: `device`, `stream`, `correlation`, `external`, `sequence`, `forward_thread`. It is an
+#: where an event has none: `device`, `stream`, `correlation`, `sequence`, `forward_thread`. It is an
 #: np.recarray, whose columns a type checker does not know.
 Events = Any
 
@@ -35,7 +35,7 @@ RECORD = "record one with `lmbench fit ... --trainer.profiler kernels`"
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-_ANNOTATION, _DRAWN = "user_annotation", "gpu_user_annotation"
+_ANNOTATION = "user_annotation"
 _HOST = ("cpu_op", _ANNOTATION)
 # Categories of devices, and of profilers before torch 2.0, that are not read.
 _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|Operator$")
@@ -43,7 +43,6 @@ _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|
 _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
 # Calls that return when the device is done. `StreamWaitEvent` makes a stream wait, and not the host.
 _STOPPING = re.compile(r"Synchronize|EventWait$|QueueFinish", re.IGNORECASE)
-_CAPTURE = re.compile(r"Stream(Begin|End)Capture")
 # Microseconds since 1970 are about 2e15; in ns they still fit into 64 bits.
 _MAX_US = 9e15
 
@@ -52,7 +51,6 @@ _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 class _Arguments(Struct, frozen=True, gc=False):
     correlation: _Number = NONE
-    external: _Number = field(default=NONE, name="External id")
     device: _Number = 0
     stream: _Number = NONE
     sequence: _Number = field(default=NONE, name="Sequence number")
@@ -89,7 +87,7 @@ def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
 
 def is_range(events: Events) -> Flags:
     """Which events are annotations, and no operators."""
-    return np.isin(events.category, (_ANNOTATION, _DRAWN))
+    return np.asarray(events.category == _ANNOTATION)
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,7 @@ class TraceEvents:
     `host` are operators and ranges, by thread, then start, then the longer first: parents stand before their children.
     `launches` are calls that can start work on the device; those with `is_captured` start nothing, as a stream was
     captured into a graph meanwhile; `stops` are calls in which the host waits until the device is done
-    (`cudaStreamSynchronize` ...); `kernels` are kernels, copies and fills, a frame; these three are by start. `drawn`
-    are the user's annotations as the profiler drew them on the device, in the order of `host` with streams for threads.
+    (`cudaStreamSynchronize` ...); `kernels` are kernels, copies and fills, a frame; these three are by start.
     `main_thread` is the one with most ranges; `unfinished` is the number of events without a duration, which are left
     out.
     """
@@ -109,7 +106,6 @@ class TraceEvents:
     launches: Events
     stops: Events
     kernels: pd.DataFrame
-    drawn: Events
     main_thread: int
     unfinished: int
 
@@ -135,7 +131,7 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     document = document if isinstance(document, _Document) else _Document(document)
     if unread := sorted({event.cat for event in document.traceEvents if _UNREAD.match(event.cat)}):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
-    known = {*_DEVICE, *_CALLS, *_HOST, _DRAWN}
+    known = {*_DEVICE, *_CALLS, *_HOST}
     complete = [event for event in document.traceEvents if event.ph == "X" and event.cat in known]
     finished = [event for event in complete if event.dur is not None and event.dur >= 0]
     if all(event.cat in _CALLS for event in finished):
@@ -160,38 +156,27 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
 def _divided(events: pd.DataFrame, unfinished: int) -> TraceEvents:
     """The columns of all events, by what they are."""
     events = events.drop(columns=["ts", "dur", "tid"])
-
-    def nested(categories: Sequence[str], place: str) -> Events:
-        order = {place: True, "start_ns": True, "end_ns": False}
-        members = events[events.category.isin(categories)]
-        return members.sort_values([*order], ascending=[*order.values()]).to_records(index=False)
-
-    host = nested(_HOST, "thread")
+    nested = {"thread": True, "start_ns": True, "end_ns": False}
+    host = events[events.category.isin(_HOST)].sort_values([*nested], ascending=[*nested.values()])
+    host = host.to_records(index=False)
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
     calls = by_start[by_start.category.isin(_CALLS)]
+    # A stream is captured until the next call on the thread that ends it; or the profiler stopped in a capture.
+    begins, ends = (
+        calls.loc[where(calls.name, re.compile(f"Stream{word}Capture").search), ["thread", "start_ns", "end_ns"]]
+        for word in ("Begin", "End")
+    )
+    until = pd.merge_asof(begins, ends, on="start_ns", by="thread", direction="forward").end_ns_y
+    until_ns = until.fillna(events.end_ns.max()).to_numpy(np.int64) + 1
+    captures = union(begins.start_ns.to_numpy(), until_ns)
     launches = calls[where(calls.name, _LAUNCHING.search)]
-    captures = _captures(calls[where(calls.name, _CAPTURE.search)], int(events.end_ns.max()))
     ranges = host.thread[is_range(host)]
     return TraceEvents(
         host,
         launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),
         calls[where(calls.name, _STOPPING.search)].to_records(index=False),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
-        nested([_DRAWN], "stream"),
         int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
         unfinished,
     )
-
-
-def _captures(calls: pd.DataFrame, last_ns: int) -> tuple[Integers, Integers]:
-    """When a stream was captured: from a call that begins it to the next on its thread that ends it, or to the last
-    moment of the trace, where the profiler stopped in a capture."""
-    is_begin = calls.name.str.contains("Begin")
-    begins, ends = calls[is_begin], calls[~is_begin]
-    until = [
-        ends.end_ns[(ends.thread == begin.thread) & (ends.start_ns > begin.start_ns)].min()
-        for begin in begins.itertuples()
-    ]
-    end = pd.Series(until, dtype=float).fillna(last_ns).to_numpy(np.int64) + 1
-    return union(begins.start_ns.to_numpy(np.int64), end)

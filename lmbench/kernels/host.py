@@ -29,39 +29,36 @@ _SUM = re.compile(r"^aten::(add|add_)$")
 
 
 class Nesting:
-    """Events that contain each other, by place (threads or streams), then start, then the longer first.
+    """Events of the host that contain each other, by thread, then start, then the longer first.
 
     `parent` is the index of the innermost event around each, NONE at the top. One that begins inside another and ends
     after it is that one's child all the same.
-
-    Args:
-        events: the events.
-        place: thread or stream of each.
     """
 
-    def __init__(self, events: Events, place: Integers) -> None:
+    def __init__(self, events: Events) -> None:
         self.names: list[str] = events.name.tolist()
-        self._place, self._start_ns, self._end_ns = place, events.start_ns, events.end_ns
+        self._events = events
         parent: list[int] = []
         opened: list[int] = []
-        ends, places = events.end_ns.tolist(), place.tolist()
+        ends, threads = events.end_ns.tolist(), events.thread.tolist()
         for index, start in enumerate(events.start_ns.tolist()):
-            while opened and (ends[opened[-1]] <= start or places[opened[-1]] != places[index]):
+            while opened and (ends[opened[-1]] <= start or threads[opened[-1]] != threads[index]):
                 opened.pop()
             parent.append(opened[-1] if opened else NONE)
             opened.append(index)
         self.parent = np.array(parent, dtype=np.int64)
 
-    def around(self, place: Integers, moments: Integers) -> Integers:
-        """The index of the innermost event around each moment at its place, NONE where there is none."""
+    def around(self, thread: Integers, moments: Integers) -> Integers:
+        """The index of the innermost event around each moment on its thread, NONE where there is none."""
         innermost = np.full(len(moments), NONE, dtype=np.int64)
-        for value in np.unique(place) if self.names else ():
-            first, past = np.searchsorted(self._place, [value, value + 1])
-            rows = np.flatnonzero(place == value)
-            index = first + np.searchsorted(self._start_ns[first:past], moments[rows], side="right") - 1
+        start_ns, end_ns = self._events.start_ns, self._events.end_ns
+        for value in np.unique(thread) if self.names else ():
+            first, past = np.searchsorted(self._events.thread, [value, value + 1])
+            rows = np.flatnonzero(thread == value)
+            index = first + np.searchsorted(start_ns[first:past], moments[rows], side="right") - 1
             index = np.where(index < first, NONE, index)
             # From the event that began last outwards to one that has not ended.
-            while (is_over := (index != NONE) & (self._end_ns[index] <= moments[rows])).any():
+            while (is_over := (index != NONE) & (end_ns[index] <= moments[rows])).any():
                 index = np.where(is_over, self.parent[index], index)
             innermost[rows] = index
         return innermost
@@ -87,7 +84,7 @@ class Host:
 
     def __init__(self, host: Events, classes: Mapping[str, str]) -> None:
         events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
-        self.events, self.nesting = events, Nesting(events, events.thread)
+        self.events, self.nesting = events, Nesting(events)
         self._start_ns, self._sequence = events.start_ns, events.sequence
         names = self.names = self.nesting.names
         self.is_engine = where(names, lambda name: name.startswith(ENGINE))

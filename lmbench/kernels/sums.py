@@ -17,7 +17,7 @@ from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace
 from lmbench.records.instruments import AttentionTimes
-from lmbench.records.intervals import NONE, Integers
+from lmbench.records.intervals import NONE
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 
@@ -138,63 +138,51 @@ def annotation_times(trace: Trace) -> tuple[list[Row], float]:
 
     The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and `own_s` of those in no annotation
     inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
-    its launch, on the launch's thread or else on the main one, which waits while autograd's thread works; a kernel
-    whose launch tells none, to the one that the profiler drew around it on its stream (`gpu_user_annotation`).
+    its launch, on the launch's thread or else on the main one, which waits while autograd's thread works.
     """
-    kernels, launches, steps = trace.kernels, trace.events.launches, trace.timeline.steps
-    ranges = [events[is_range(events)] for events in (trace.events.host, trace.events.drawn)]
-    host, drawn = (each[where(each.name, lambda name: not _NOT_THE_USERS.match(name))] for each in ranges)
-    on_host, on_device = Nesting(host, host.thread), Nesting(drawn, drawn.stream)
-    by_thread = on_host.around(launches.thread, launches.start_ns)
-    by_main = on_host.around(np.full_like(launches.thread, trace.events.main_thread), launches.start_ns)
-    launched = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[kernels.launch]
-    beside = on_device.around(kernels.stream.to_numpy(), kernels.start_ns.to_numpy())
-    rows, none_ns = [], 0
-    for index, other, duration in zip(launched.tolist(), beside.tolist(), kernels.duration_ns.tolist(), strict=True):
-        nesting, innermost = (on_host, index) if index != NONE else (on_device, other)
+    host, launches, steps = trace.events.host, trace.events.launches, trace.timeline.steps
+    host = host[is_range(host) & where(host.name, lambda name: not _NOT_THE_USERS.match(name))]
+    nesting = Nesting(host)
+    main = np.full_like(launches.thread, trace.events.main_thread)
+    by_thread, by_main = (nesting.around(thread, launches.start_ns) for thread in (launches.thread, main))
+    innermost = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[trace.kernels.launch]
+    durations = trace.kernels.duration_ns
+    rows = []
+    for index, duration in zip(innermost.tolist(), durations.tolist(), strict=True):
         # The outermost of each name.
-        around = {nesting.names[event]: event for event in nesting.climb(innermost)}
-        none_ns += 0 if around else duration
-        for name, event in around.items():
-            own_ns = duration if name == nesting.names[innermost] else 0
-            rows.append((name, (nesting is on_host, event), duration, own_ns))
+        for name, event in {nesting.names[event]: event for event in nesting.climb(index)}.items():
+            rows.append((name, event, duration, duration if name == nesting.names[index] else 0))
     frame = pd.DataFrame(rows, columns=["name", "event", "ns", "own_ns"])
     sums = frame.groupby("name").agg(
         calls=("event", "nunique"), kernel_s=("ns", "sum"), own_s=("own_ns", "sum"), kernel_count=("ns", "size")
     )
     means = (sums / steps).assign(kernel_s=sums.kernel_s / 1e9 / steps, own_s=sums.own_s / 1e9 / steps)
     longest = means.sort_values("kernel_s", ascending=False, kind="stable")
-    return records(longest.reset_index()), none_ns / 1e9 / steps
+    return records(longest.reset_index()), float(durations[innermost == NONE].sum()) / 1e9 / steps
 
 
 def operator_times(trace: Trace) -> dict[str, list[Row]]:
     """By phase, in the order of a step, its operators on the host, the longest first, per step: `phase`, `name`,
     `self_s` without operators inside, its `share_fraction` of the phase's, `call_count` and `mean_s`."""
-    events, steps = trace.host.events, trace.timeline.steps
-    # The engine's own work around each node; the node's function is an event of its own.
-    names = np.where(trace.host.is_engine, "autograd engine", events.name)
-    columns = {"phase": trace.timeline.at(events.start_ns), "name": names, "self_ns": _self_times(trace)}
-    times = pd.DataFrame(columns)[~is_range(events)].groupby(["phase", "name"]).self_ns
-    sums = times.agg(ns="sum", calls="size", mean_s="mean").reset_index()
+    steps, is_operator = trace.timeline.steps, ~is_range(trace.host.events)
+    operators, is_engine = trace.host.events[is_operator], trace.host.is_engine[is_operator]
+    self_ns, parent = operators.end_ns - operators.start_ns, Nesting(operators).parent
+    inside = np.flatnonzero(parent != NONE)
+    taken = np.minimum(self_ns[inside], operators.end_ns[parent[inside]] - operators.start_ns[inside])
+    np.subtract.at(self_ns, parent[inside], taken)
+    columns = {
+        "phase": trace.timeline.at(operators.start_ns),
+        # The engine's own work around each node; the node's function is an event of its own.
+        "name": np.where(is_engine, "autograd engine", operators.name),
+        "self_ns": np.maximum(self_ns, 0),
+    }
+    sums = pd.DataFrame(columns).groupby(["phase", "name"]).self_ns.agg(ns="sum", calls="size", mean_s="mean")
     rows = sums.assign(
         self_s=sums.ns / 1e9 / steps,
         share_fraction=sums.ns / sums.groupby("phase").ns.transform("sum").clip(lower=1),
         call_count=sums.calls / steps,
         mean_s=sums.mean_s / 1e9,
     ).sort_values("self_s", ascending=False, kind="stable")
-    by_phase = {phase: records(rows[rows.phase == phase].drop(columns=["ns", "calls"])) for phase in PHASE_ORDER}
-    return {phase: operators for phase, operators in by_phase.items() if operators}
-
-
-def _self_times(trace: Trace) -> Integers:
-    """Each event's time without the operators directly inside; ranges of modules take none away."""
-    events, parent = trace.host.events, trace.host.nesting.parent
-    is_module = np.append(is_range(events), False)
-    holder, above = parent.copy(), np.append(parent, NONE)
-    while is_module[holder].any():
-        holder = np.where(is_module[holder], above[holder], holder)
-    inside = np.flatnonzero((holder != NONE) & ~is_module[:-1])
-    self_ns = events.end_ns - events.start_ns
-    taken = np.minimum(self_ns[inside], events.end_ns[holder[inside]] - events.start_ns[inside])
-    np.subtract.at(self_ns, holder[inside], taken)
-    return np.asarray(np.maximum(self_ns, 0))
+    longest = records(rows.reset_index().drop(columns=["ns", "calls"]))
+    by_phase = {phase: [row for row in longest if row["phase"] == phase] for phase in PHASE_ORDER}
+    return {phase: rows for phase, rows in by_phase.items() if rows}

@@ -67,27 +67,13 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
-    """For each kernel its launch, NONE where it has none: the last call with its correlation id before it.
-
-    A call that launches a CUDA graph has many kernels. Where the correlation ids of a trace link nothing, as with some
-    versions of ROCm, the number of the operator around the call does (`External id`): its calls and its kernels go
-    together in their order, and of more kernels than calls the last are those of the last call.
-    """
-    calls = pd.DataFrame.from_records(launches, columns=["correlation", "external", "start_ns"])
-    launch = _last(calls, kernels, "correlation", calls.start_ns, kernels.start_ns)
-    if (launch != NONE).any():
-        return launch
-    order = (side.groupby("external").cumcount() for side in (calls, kernels))
-    return _last(calls, kernels, "external", *order)
-
-
-def _last(calls: pd.DataFrame, kernels: pd.DataFrame, key: str, call_at: pd.Series, kernel_at: pd.Series) -> Integers:
-    """For each kernel the last call of its key up to its moment, or else the first of its key; NONE without one."""
-    known = calls[[key]].assign(at=call_at, call=range(len(calls))).sort_values("at", kind="stable")
-    wanted = kernels[[key]].assign(at=kernel_at, kernel=range(len(kernels))).sort_values("at", kind="stable")
-    last = pd.merge_asof(wanted, known, on="at", by=key).set_index("kernel").call.reindex(range(len(kernels)))
-    last = last.fillna(kernels[key].map(known.drop_duplicates(key).set_index(key).call))
-    return np.asarray(last.where(kernels[key] != NONE).fillna(NONE), dtype=np.int64)
+    """For each kernel its launch, NONE where it has none: the last call with its correlation id before it, or else the
+    first with it. A call that launches a CUDA graph has many kernels."""
+    calls = pd.DataFrame.from_records(launches, columns=["correlation", "start_ns"]).assign(call=range(len(launches)))
+    calls = calls[calls.correlation != NONE]
+    last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
+    first = kernels.correlation.map(calls.drop_duplicates("correlation").set_index("correlation").call)
+    return np.asarray(last.fillna(first).fillna(NONE), dtype=np.int64)
 
 
 def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pytest
 from paths import TRACES
 from trace_events import HandWritten
 
-from lmbench.kernels.compiled import Graph, parts_of_call, parts_of_replay, read_graphs
+from lmbench.kernels.compiled import Graph, parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
 from lmbench.kernels.kinds import kind_of
 from lmbench.kernels.parts import PARTS
@@ -29,45 +29,15 @@ def graph_of(*launches: tuple[str, str]) -> list[Graph]:
     return read_graphs([GraphNotes(kernels)], {})
 
 
-ATTENTION = (
-    (NORM, "attention_norm"), (MM, "attention.q"), (NORM, "ffn_norm+attention_residual"), (MM, "ffn.gate"),
-    (FLASH_CALL, "attention.core"),
-)  # fmt: skip
-LIBRARY = ["mm", "mm", FLASH_CALL.split(".")[1]]
-OTHER = graph_of(("triton_poi_fused_other_0", "head"))
-
-
-@pytest.mark.parametrize(
-    ("graphs", "triton", "library", "parts"),
-    [
-        # The k-th launch of a name has the k-th entry's part.
-        (graph_of(*ATTENTION), [NORM] * 2, ["mm", "copy_", *LIBRARY[1:]],
-         (["norm", "norm+residual"], ["qkv", "", "ffn", "attention"])),
-        # A graph with other kernels tells nothing.
-        (graph_of(*ATTENTION), [NORM], ["mm"], ([""], [""])),
-        ([], [NORM, NORM], ["mm"], (["", ""], [""])),
-        # Kernels that the graph does not list have no part and hide no other.
-        (graph_of(*ATTENTION) + OTHER, [NORM, UNLISTED, NORM, "triton_poi_fused_other_0"], LIBRARY,
-         (["norm", "", "norm+residual", ""], ["qkv", "ffn", "attention"])),
-        # Library calls that do not fit tell nothing and leave the rest.
-        (graph_of(*ATTENTION), [NORM] * 2, ["mm"], (["norm", "norm+residual"], [""])),
-        # Of graphs with the same kernels only agreement counts.
-        (graph_of(*ATTENTION) * 2, [NORM] * 2, LIBRARY, (["norm", "norm+residual"], ["qkv", "ffn", "attention"])),
-        (graph_of(*ATTENTION) + graph_of((NORM, "head"), *ATTENTION[1:]), [NORM] * 2, LIBRARY, ([""] * 2, [""] * 3)),
-    ],
-)  # fmt: skip
-def test_a_call_of_a_graph_has_the_parts_of_its_list(
-    graphs: list[Graph], triton: list[str], library: list[str], parts: tuple[list[str], list[str]]
-) -> None:
-    assert parts_of_call(graphs, triton, library) == parts
-
-
 TWO_MODULES = graph_of(
     (NORM, "attention_norm"), (MM, "attention.output"), (MM, "ffn.up"), (SILU, "ffn"), (MM, "ffn.down")
 )
 FUSED = graph_of((NORM, "attention_norm"), (FLASH_CALL, "attention.core"), (MM, "ffn.up"))
 SORTED = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), (MM, "ffn.up"))
+# A name stands in the list more than once, and with the parts of two modules.
+REPEATED = graph_of((NORM, "attention_norm"), (MM, "attention.q"), (NORM, "ffn_norm+attention_residual"), (MM, "ffn"))
 SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "ffn")) for path in ("ffn.gate", "head"))
+OTHER = graph_of(("triton_poi_fused_other_0", "head"))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +45,7 @@ SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "f
     [
         # Each product between two Triton kernels is the next call.
         (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM], "norm output ffn ffn ffn"),
+        (REPEATED, [NORM, GEMM, NORM, GEMM], "norm qkv norm+residual ffn"),
         # A fill goes with the product after it and a split sum with the one before.
         (TWO_MODULES, [NORM, FILL, GEMM, SPLIT_SUM, FILL, GEMM, SILU, FILL, GEMM, SPLIT_SUM],
          "norm output output output ffn ffn ffn ffn ffn ffn"),
@@ -82,16 +53,14 @@ SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "f
         (TWO_MODULES, [NORM, GEMM, GEMM, SILU, "what_is_this", GEMM, GEMM], "norm output ffn ffn ffn ffn ffn"),
         # Kernels that do not fit the calls tell nothing and leave the rest.
         (TWO_MODULES, [NORM, GEMM, SILU, GEMM], "norm - ffn ffn"),
-        (TWO_MODULES, [NORM, GEMM, GEMM, GEMM, SILU, GEMM], "norm - - - ffn ffn"),
         (TWO_MODULES, [NORM, FLASH, GEMM, SILU, GEMM], "norm - - ffn ffn"),
         (SORTED, [NORM, GEMM, GEMM], "norm - -"),
         # Attention may run several kernels in a row.
         (FUSED, [NORM, FLASH, COMBINE, GEMM], "norm attention attention ffn"),
         # A sum behind a Triton kernel has its part, one behind a product that of the product.
-        (TWO_MODULES, [NORM, ADDED, ADDED, GEMM, GEMM, SILU, GEMM], "norm norm norm output ffn ffn ffn"),
-        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM, ADDED], "norm output ffn ffn ffn ffn"),
-        # A Triton kernel that the graph does not list has no part.
-        (TWO_MODULES, [NORM, GEMM, UNLISTED, GEMM, SILU, GEMM], "norm output - ffn ffn ffn"),
+        (TWO_MODULES, [NORM, ADDED, ADDED, GEMM, GEMM, SILU, GEMM, ADDED], "norm norm norm output ffn ffn ffn ffn"),
+        # A Triton kernel that the graph does not list has no part and hides no other graph.
+        (TWO_MODULES + OTHER, [NORM, GEMM, UNLISTED, GEMM, SILU, GEMM], "norm output - ffn ffn ffn"),
         # Another order of Triton kernels is another graph.
         (TWO_MODULES, [SILU, GEMM, GEMM, NORM, GEMM], "- - - - -"),
         ([], [NORM, GEMM], "- -"),
@@ -101,39 +70,28 @@ SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "f
         (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
     ],
 )  # fmt: skip
-def test_a_replay_has_parts_by_the_triton_kernels_around(graphs: list[Graph], names: list[str], expected: str) -> None:
-    kinds = [kind_of(name, "gpu_memset" if name == FILL else "kernel") for name in names]
-    assert [part or "-" for part in parts_of_replay(graphs, names, kinds)] == expected.split()
+def test_a_call_has_parts_by_the_triton_kernels_around(graphs: list[Graph], names: list[str], expected: str) -> None:
+    ran = [(name, kind_of(name, "gpu_memset" if name == FILL else "kernel")) for name in names]
+    assert [part or "-" for part in parts_of_call(graphs, ran)] == expected.split()
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path: Path, is_listed: bool) -> None:
     trace = HandWritten()
-    kernels = [[name, [f"net.blocks.0.{path}" for path in paths.split("+")]] for name, paths in ATTENTION[:4]]
+    paths = ("attention_norm", "attention.q", "ffn_norm", "ffn.gate")
+    kernels = [[name, [f"net.blocks.0.{path}"]] for name, path in zip([NORM, MM] * 2, paths, strict=True)]
     trace.metadata["compiled_graphs"] = [{"kernels": kernels}] if is_listed else []
     trace.phase("forward", 0, 200)
-    trace.module("net", 1, 190)
-    trace.op("Torch-Compiled Region: 0/0", 2, 180)
     trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
-    for number, (operator, kernel) in enumerate(
-        [("", NORM), ("aten::sum", ADDED), ("aten::mm", GEMM), ("", NORM), ("aten::mm", GEMM)], start=1
-    ):
-        begin = 10 + 20 * number
-        if operator:
-            trace.op(operator, begin, 15)
-        if kernel == GEMM:
-            # Split over the inner dimension: two kernels of one call.
-            trace.launch(10 + number, begin + 8, 2)
-            trace.kernel(10 + number, SPLIT_SUM, begin + 505, 1)
-        trace.launch(number, begin + 1, 2)
-        trace.kernel(number, kernel, begin + 500, 5)
+    # A product is split over its inner dimension.
+    for number, kernel in enumerate([NORM, ADDED, GEMM, SPLIT_SUM, NORM, GEMM, SPLIT_SUM]):
+        trace.launch(number, 10 + 20 * number, 2)
+        trace.kernel(number, kernel, 500 + 20 * number, 5)
     findings = examine(trace.write(tmp_path / "t.json"))
-    # A sum directly in a call has the part of the kernel before it.
-    listed = ["norm", "norm", "qkv", "qkv", "norm+residual", "ffn", "ffn"]
+    listed = ["norm", "norm", "qkv", "qkv", "norm", "ffn", "ffn"]
     assert findings.trace.kernels.part.tolist() == (listed if is_listed else ["unclassified"] * 7)
     guards = {guard.name: (guard.status, guard.value) for guard in findings.guards}
     assert guards["unclassified_part"] == (("pass", 0.0) if is_listed else ("warn", 1.0))
-    assert guards["unclassified_kind"][0] == "pass"
 
 
 def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:

@@ -42,11 +42,6 @@ def statuses(findings: Findings) -> dict[str, str]:
     return {guard.name: guard.status for guard in findings.guards}
 
 
-def launches_of(trace: HandWritten, path: Path) -> list[int]:
-    launches: list[int] = load_trace(trace.write(path / "t.json")).kernels.launch.tolist()
-    return launches
-
-
 def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path: Path) -> None:
     plain = small().write(tmp_path / "t.json")
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
@@ -160,27 +155,15 @@ def test_events_without_a_duration_are_left_out_and_said(tmp_path: Path, change:
     assert findings.work == complete.work
 
 
-def test_where_correlation_ids_link_nothing_the_operators_number_does(tmp_path: Path) -> None:
-    trace = HandWritten()
-    for number, operator in enumerate((7, 7, 8)):
-        trace.launch(100 + number, 10.0 * number, name="hipLaunchKernel")
-        trace.events[-1]["args"]["External id"] = operator
-    for number, operator in enumerate((7, 7, 8, 8, 9)):
-        trace.kernel(900 + number, f"k{number}", 50.0 + 10 * number, 5.0, **{"External id": operator})
-    # The second kernel of operator 8 comes from the only call in it; operator 9 has none.
-    assert launches_of(trace, tmp_path) == [0, 1, 2, 2, -1]
-    trace.kernel(100, "linked", 200.0, 5.0)
-    # Where they link anything, they alone do.
-    assert launches_of(trace, tmp_path) == [-1] * 5 + [0]
-
-
 def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it(tmp_path: Path) -> None:
     trace = HandWritten()
     for at in (10, 30, 50):
         trace.launch(1, at)
     for at in (5, 20, 40, 60, 61):
         trace.kernel(1, "k", at, 1)
-    assert launches_of(trace, tmp_path) == [0, 0, 1, 2, 2]
+    trace.kernel(2, "launched before", 70, 1)
+    launches = load_trace(trace.write(tmp_path / "t.json")).kernels.launch
+    assert launches.tolist() == [0, 0, 1, 2, 2, -1]
 
 
 def captured(begin: str | None, end: str | None) -> HandWritten:

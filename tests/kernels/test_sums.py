@@ -55,18 +55,6 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -
     assert summarize(findings).annotations[0].kernel_s == pytest.approx(80e-6)
 
 
-def test_what_has_no_launch_belongs_to_the_annotation_drawn_around_it_on_its_stream(tmp_path: Path) -> None:
-    trace = HandWritten()
-    trace.add("gpu_user_annotation", "decode", 0, 100, 7, stream=7)
-    trace.add("gpu_user_annotation", "elsewhere", 0, 100, 8, stream=8)
-    trace.add("gpu_user_annotation", "layer", 40, 20, 7, stream=7)
-    for at in (10, 45, 200):
-        trace.kernel(None, "sgemm", at, 10)
-    findings = examine(trace.write(tmp_path / "t.json"))
-    assert [(row["name"], row["kernel_count"]) for row in findings.annotations] == [("decode", 2), ("layer", 1)]
-    assert findings.no_annotation_s == pytest.approx(10e-6)
-
-
 @pytest.mark.parametrize("name", ["small_fp32_inference", "small_bf16_compiled"])
 def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name: str) -> None:
     trace = load_trace(TRACES / name)
