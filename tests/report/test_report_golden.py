@@ -16,8 +16,8 @@ def test_tables_are_as_they_were_found_right(name: str, tmp_path: Path) -> None:
 
 def test_the_order_of_the_arguments_and_the_place_of_the_folder_change_nothing(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    for case in ("batch", "compile"):
+    for case in ("memory", "compile"):
         CASES[case](first)
     shutil.copytree(first, second)
-    text = render([str(first / "batch"), str(first / "compile")], first)
-    assert render([str(second / "compile"), str(second / "batch"), str(second)], second) == text
+    text = render([str(first / "memory"), str(first / "compile")], first)
+    assert render([str(second / "compile"), str(second / "memory"), str(second)], second) == text

@@ -90,28 +90,6 @@ def compiled(folder: Path) -> list[str]:
     return [str(make_sweep(folder / "compile", axes, view="compile", fixed=BF16, repeats=3))]
 
 
-def warmup(folder: Path) -> list[str]:
-    """Steps of warm-up, one run each: the spread is that within a run."""
-    axes = {"mode": ["forward", "train_step"], "measure.warmup_steps": [0, 1, 2, 5]}
-    return [str(make_sweep(folder / "warmup", axes, view="warmup", fixed={"model.size": "small", **BF16}))]
-
-
-def batch(folder: Path) -> list[str]:
-    """Throughput against batch size, up to what does not fit."""
-    fixed = {"model.size": "large", **BF16}
-    return [str(make_sweep(folder / "batch", {"data.batch_size": [8, 32, 128]}, view="batch", fixed=fixed, repeats=3))]
-
-
-def custom(folder: Path) -> list[str]:
-    """Shapes outside the named sizes."""
-    cells = [
-        {"model.num_layers": layers, "model.d_model": width, "model.d_ff": 4 * width, "trainer.precision": compute}
-        for layers, width in ((4, 512), (16, 1024))
-        for compute in ("32-true", "bf16-mixed")
-    ]
-    return [str(make_sweep(folder / "custom", cells, view="custom", repeats=2))]
-
-
 def any_sweep(folder: Path) -> list[str]:
     """A grid over an option that no fact stands for, with a baseline of the user's choice."""
     axes = {"model.learning_rate": [0.1, 0.001], "model.attention": ["sdpa", "naive"]}
@@ -167,18 +145,6 @@ def kernels(folder: Path) -> list[str]:
 
     axes = {"model.size": ["small", "large"], "data.context_length": [256, 512], "mode": ["inference", "train_step"]}
     return [str(make_sweep(folder / "kernels", axes, view="kernels", fixed=PROFILED, change=change)), "--reference"]
-
-
-def attention_parts(folder: Path) -> list[str]:
-    """Inside attention; one run on a CPU, which has no kernels."""
-
-    def change(run: Record, _repeat: int) -> Changes:
-        none = {"reason": "a trace of a CPU has operators and no kernels", "steps": 3}
-        return {**kernels_of(run), **({"kernels": none} if run["model"]["size"] == "medium" else {})}
-
-    axes = {"model.size": ["small", "medium"], "data.context_length": [256, 512]}
-    home = make_sweep(folder / "attention_parts", axes, view="attention_parts", fixed=PROFILED, change=change)
-    return [str(home), "--reference"]
 
 
 def memory(folder: Path) -> list[str]:
@@ -301,8 +267,7 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
     **{
         case.__name__: case
         for case in (
-            step_times, context, precision, warmup, batch, custom, any_sweep, unrelated, kernels, attention_parts,
-            memory, attention, attention_backends,
+            step_times, context, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
         )
     },
 }  # fmt: skip
