@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,7 @@ class Catalogue:
                 raise UsageError(f"no column is like {pattern!r}")
         return tuple(names)
 
-    def row_notes(self, frame: Frame, cell: int, columns: Sequence[Column]) -> list[str]:
-        """What features say of a row with these columns."""
-        features = (feature for feature in self.features if any(column in feature.columns for column in columns))
-        return [note for feature in features for note in feature.row_notes(frame, cell)]
+    def features_of(self, columns: Iterable[Column]) -> list[Feature]:
+        """The features that one of the columns is of."""
+        names = {column.name for column in columns}
+        return [feature for feature in self.features if any(column.name in names for column in feature.columns)]

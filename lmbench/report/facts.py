@@ -145,14 +145,11 @@ _SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) fo
 SEEDS = ("seed_everything", "data.seed")
 
 #: Axes without rows of their own: seeds, and those that say how a cell is looked at: its passes are joined.
-_NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
-
-#: Options that say for how long is measured: no facts where the other ones tell cells apart.
-HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
+NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
 
 #: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
 _NO_FACTS = (
-    *_NO_ROWS, *HOW_LONG,
+    *NO_ROWS, "measure.steps", "measure.min_window_s", "measure.probe_steps",
     "measure.results_dir", "measure.run_id", "measure.strict", "data.vocab_size",
     "model.context_length", "model.optimizer", "model.optimizer_variant", "trainer.devices",
     "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",
@@ -173,7 +170,7 @@ def fact_of(option: str) -> str:
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACTS stands for, by their own names."""
-    return _others(axes.items(), _NO_ROWS)
+    return _others(axes.items(), NO_ROWS)
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:

@@ -32,7 +32,7 @@ from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.facts import (
     FACT,
-    HOW_LONG,
+    NO_ROWS,
     SEEDS,
     Value,
     in_words,
@@ -129,7 +129,7 @@ def _row(run: Run, group: Group) -> dict[str, Any]:
     size = record.model.parameter_count
     config = record.config or ({"model.parameter_count": size} if size is not None else {})
     settings = (axes, plan.options or {}, config)
-    others = {axis: value for axis, value in axes.items() if axis not in SEEDS}
+    others = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(settings, seed) for seed in SEEDS]
     is_profiled = record.is_profiled
     row = {
@@ -140,8 +140,8 @@ def _row(run: Run, group: Group) -> dict[str, Any]:
         "searched": place.searched_cell,
         "is_trial": place.search == "trial",
         "repeat": place.repeat or 0,
-        # A row of a table is what a cell is but for its seed.
-        "row": json.dumps(others, sort_keys=True, default=str) if others else cell,
+        # A row of a table is what a cell is but for its seed and how it is looked at.
+        "row": json.dumps(others, sort_keys=True, default=str) if axes else cell,
         "is_profiled": bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
         "is_shown": pass_of(record, axes).name == TIMING,
         "seed": None if None in seeds else (*seeds, record.data.source),
@@ -239,7 +239,10 @@ class Frame:
     def select(self, cells: Iterable[int]) -> Frame:
         """Some of the cells, in that order."""
         cells = list(cells)
-        return replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _numbers={})
+        part = replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _numbers={})
+        # Worked out once: views ask hundreds of groups of 1,000 cells.
+        vars(part)["known"] = {cell: self.known[cell] for cell in cells}
+        return part
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """The cells that share these facts, in order."""
@@ -320,7 +323,8 @@ class Frame:
 
 
 def make_frame(group: Group) -> Frame:
-    """The group's runs and cells. Profiled runs and those of other passes join the cell that they belong to."""
+    """The group's runs and cells. A cell is what its axes or, without a sweep, its facts are; how it is looked at (a
+    profiler, a clock) is neither, so that every pass of a cell belongs to it."""
     rows = [row for row in group.rows if not row["is_trial"]]
     runs = pd.DataFrame(sorted(rows, key=lambda row: (row["repeat"], row["run"].run_id, str(row["run"].path))))
     # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
@@ -331,32 +335,16 @@ def make_frame(group: Group) -> Frame:
     facts = pd.DataFrame(runs.facts.tolist(), dtype=object).groupby(runs.cell).first()
     facts = facts.where(facts.notna(), None).assign(gpu=runs.groupby("cell").gpu.first())
     if group.home:
-        facts = _settled(facts, runs.cell[runs.outcome == "ok"])
-    # Passes that are no timing runs belong to the cell with the same facts, where there is one.
-    identity = facts.apply(lambda row: json.dumps(row.to_dict(), sort_keys=True), axis=1)
-    timed = sorted(set(runs.cell[runs.is_shown]))
-    home = {identity[cell]: cell for cell in reversed(timed)}
-    runs["cell"] = [cell if cell in timed else home.get(identity[cell], cell) for cell in runs.cell]
-    return Frame(runs.drop(columns="facts"), facts.loc[[*timed, *sorted(set(runs.cell).difference(timed))]])
+        # Within a sweep another host or commit makes no other row: the axes do.
+        environment = [name for name, fact in FACT.items() if fact.is_environment]
+        facts = facts.drop(columns=environment, errors="ignore")
+    return Frame(runs.drop(columns="facts"), facts)
 
 
 def _only(values: pd.Series) -> Any:
     """The only value that there is, else nan."""
     known = values.dropna().unique()
     return known[0] if len(known) == 1 else float("nan")
-
-
-def _settled(facts: pd.DataFrame, ended_well: pd.Series) -> pd.DataFrame:
-    """Within a sweep another host or commit makes no other row: the axes do. What all cells share that can tell, those
-    that died too early to tell it share too; one that lived and has no attention has none."""
-    facts = facts.drop(columns=[name for name, fact in FACT.items() if fact.is_environment], errors="ignore")
-    how_long = facts.columns.intersection(HOW_LONG)
-    if not facts.astype(str).drop_duplicates().drop(columns=how_long).duplicated().any():
-        facts = facts.drop(columns=how_long)
-    died = ~facts.index.isin(ended_well)
-    for name in facts.columns[facts.nunique() == 1].difference(["gpu"]):
-        facts.loc[died, name] = facts[name].dropna().iloc[0]
-    return facts
 
 
 def in_order(names: Iterable[str]) -> list[str]:

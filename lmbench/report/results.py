@@ -170,8 +170,7 @@ def _charts(section: _Section) -> list[Chart]:
 def _sentences(section: _Section) -> Iterator[str]:
     """What answers the view's question, device by device: the view's own sentences, then those of features."""
     view, catalogue = section.view, section.catalogue
-    names = {name for table in view.tables for name in table.columns}
-    features = [each for each in catalogue.features if any(column.name in names for column in each.columns)]
+    features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     devices = section.timed.by_device()
     for part in devices:
         texts = sentences(view.answers, part, catalogue.column)

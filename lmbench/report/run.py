@@ -15,11 +15,10 @@ from lmbench.records.guard import not_passed
 from lmbench.records.instruments import DtypeRecord, KernelSummary, MemoryHistoryRecord, PhaseKernels
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import AttentionCheck, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table
-from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import MS, PERCENT, count, gib, mean_and_std, milliseconds, percent, whole
 
 #: From this share of the step on it is the host that sets its time.
@@ -150,10 +149,7 @@ def _speed(run: RunRecord) -> list[Line]:
         (True, "the device: it always has work queued"),
     ]  # fmt: skip
     mfu, causal, has_mfu = percent(rate.mfu_fraction), rate.mfu_causal_fraction, rate.mfu_fraction is not None
-    # Attention by itself may be faster than its full count: half of that need not be done.
-    is_half = run.model.is_causal and causal is not None
     half = "" if causal is None else f" ({percent(causal)} with causal attention counted half)"
-    full = f"{percent(causal)} of what causal attention needs ({mfu} counted full)"
     has_hfu = rate.hfu_fraction and run.flops.recomputed_per_token_flops
     hfu = f"; HFU {percent(rate.hfu_fraction)}" if has_hfu else ""
     return _lines(
@@ -161,7 +157,7 @@ def _speed(run: RunRecord) -> list[Line]:
         ("limited by", step.mean_s and bound is not None, next(text for holds, text in limits if holds)),
         ("throughput", rate.tokens_per_s, f"{whole(rate.tokens_per_s)} tokens/s"),
         ("throughput", not rate.tokens_per_s and run.window.tokens_reason, f"no tokens/s: {run.window.tokens_reason}"),
-        ("MFU", has_mfu, f"{full if is_half else mfu + half}{hfu}"),
+        ("MFU", has_mfu, mfu + half + hfu),
         ("MFU", not has_mfu and rate.tokens_per_s and rate.mfu_reason, f"none: {rate.mfu_reason}"),
     )
 
@@ -187,12 +183,10 @@ def _ending(run: RunRecord) -> list[Line]:
 def details(run: RunRecord) -> list[Line]:
     """Unseen phases, what compiling did, what kernels, memory and dtypes were found to be, power and loss, a line each
     where there is something to say; and how many guards passed."""
-    memory, check = run.memory, run.model.attention_check or AttentionCheck()
     history, dtypes = run.memory_history or MemoryHistoryRecord(), run.dtypes or DtypeRecord()
     kernels, breaks = run.kernels or KernelSummary(), run.compile.graph_break_count
     step, power_w = kernels.phases.step or PhaseKernels(), run.device_state.mean_power_w
     joules = run.throughput.joules_per_token
-    other = step.top_other
     parts = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
     names = {name: name.removesuffix("_bytes").replace("_", " ") for name, _ in parts}
     by_tensor = _listed(
@@ -204,20 +198,12 @@ def details(run: RunRecord) -> list[Line]:
          "is in other, a step is a batch"),
         ("compiled", breaks, f"with {breaks} graph break{'' if breaks == 1 else 's'}: what lies between graphs runs "
          "eagerly; --trainer.compile.fullgraph true tells where"),
-        ("compiled", run.compile.is_attention_fused, "Inductor put PyTorch's fused attention in the place of "
-         f"{run.model.attention}"),
-        ("saved", memory.saved_bytes is not None, f"{gib(memory.saved_bytes)} for the backward besides q, k and v, by "
-         f"its shape {gib(memory.expected_saved_bytes)}"),
-        ("checked", check.deviation_fraction is not None, f"against the formula at {check.cases} shapes, "
-         f"{len(check.refused)} refused: off by {check.deviation_fraction or 0:.1e} of a row's size at most, "
-         f"{check.tolerance_fraction or 0:.1e} is allowed"),
         ("peak is", history.reason, f"not known: {history.reason}"),
         ("peak is", parts and not history.reason,
          f"in {history.peak_phase}: {_listed(*(f'{names[name]} {gib(size)}' for name, size in parts))}"),
         ("kernels", kernels.reason, f"none: {kernels.reason}"),
         ("kernels", run.kernels and not kernels.reason, f"{milliseconds(kernels.kernel_s)} ms per step, "
-         f"{percent(step.matmul_fraction)} matmul" + ("" if other is None else
-         f"; top other kernel {shortened(other.name, KERNEL_WIDTH)}, {percent(other.share_fraction)}")),
+         f"{percent(step.matmul_fraction)} matmul"),
         ("dtypes", dtypes.reason, f"none: {dtypes.reason}"),
         ("dtypes", run.dtypes and not dtypes.reason, by_tensor),
         ("power", power_w, f"{whole(power_w)} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"),

@@ -65,6 +65,7 @@ def _table(
 ) -> Table | None:
     """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
     columns = catalogue.columns_of(spec)
+    features = catalogue.features_of(columns)
     values = {column.name: column.of(frame) for column in columns}
     partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.facts[name])]
     differing = [name for name in dict.fromkeys([*varying, *partly]) if name not in spec.among]
@@ -80,7 +81,7 @@ def _table(
     def entries(cell: int) -> list[Value | Cell]:
         """The cell's figures, the first with the notes of the row; where the cell has none, its outcome."""
         figures = [values[column.name].get(cell, _MISSING) for column in columns]
-        notes = [*_notes(frame, cell, columns, figures), *catalogue.row_notes(frame, cell, columns)]
+        notes = _notes(frame, cell, columns, figures) + [note for f in features for note in f.row_notes(frame, cell)]
         first = figures[0] if cell in frame.ok_cells else Cell(None, text=frame.label(cell), style="outcome")
         return [*([int(counts.get(cell, 0))] if has_counts else []), replace(first, notes=tuple(notes)), *figures[1:]]
 

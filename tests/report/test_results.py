@@ -174,12 +174,6 @@ def test_a_run_that_died_before_it_could_tell_stands_in_its_own_row(tmp_path: Pa
     assert "batch 8" in table.caption
 
 
-def test_a_shorter_window_of_the_longest_context_is_no_fact(tmp_path: Path) -> None:
-    cells = [{"data.context_length": 256, "measure.steps": 100}, {"data.context_length": 512, "measure.steps": 34}]
-    columns = answer_of(make_sweep(tmp_path / "s", cells)).sections[0].tables[0].columns
-    assert [column.title for column in columns[:2]] == ["context", "step"]
-
-
 # profiled runs
 
 NAIVE = {"model.size": "small", "model.attention": "naive", "trainer.precision": "32-true"}
