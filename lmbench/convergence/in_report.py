@@ -240,7 +240,7 @@ def _thinned(values: pd.Series) -> pd.Series:
 
 CONVERGENCE = Feature(
     columns=COLUMNS,
-    chart_kinds={"curves": ChartKind(_curves, by_baseline=True, spans=("loss_difference",))},
+    chart_kinds={"curves": ChartKind(_curves, by_baseline=True)},
     row_notes=_notes,
     headline=headline,
 )

@@ -8,8 +8,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import pandas as pd
-
 from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import FUSED, PARTS
 from lmbench.kernels.step_chart import step_chart
@@ -20,15 +18,13 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
-from lmbench.report.answer import Cell, Chart
+from lmbench.report.answer import Cell
 from lmbench.report.catalogue import Feature
-from lmbench.report.charts import MAX_BARS, ChartKind, ColumnOf, rows_of, stacked_chart
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.timeline import page_charts
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
-from lmbench.report.view import ChartSpec
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
@@ -36,9 +32,7 @@ SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
 _INSIDE = ("scores", "mask", "softmax", "values")
 #: Operators that are named of each phase, and the width of a kernel's name among other words.
 _NAMED, _NAME_WIDTH = 3, 40
-#: More series than this nobody tells apart; all others are the rest.
-_SHOWN, REST = 7, "rest"
-_ORDER: Mapping[str, Sequence[str]] = {"parts": (*PARTS, FUSED), "kinds": KINDS, "attention": _INSIDE}
+_NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 # columns
 
@@ -52,22 +46,14 @@ def _first(name: str, title: str, read: Callable[[Run], Cell | None]) -> Column:
     return Column(name, title, per_cell(read), Unit("", 100.0, units.percent_number), None, is_profiled=True)
 
 
-def _times(run: RunRecord, kind: str, span: str) -> dict[str, float]:
-    """Kernel time of a phase by kind, by part or inside attention, in s per step; what is fused is `several`."""
-    if kind == "attention":
-        inside = {name: value_at(run, f"kernels.attention.{span}.{name}_s") for name in _INSIDE}
-        return {name: seconds for name, seconds in inside.items() if seconds is not None}
-    times: dict[str, float] = {}
-    for field, seconds in (value_at(run, f"kernels.phases.{span}.{kind}") or {}).items():
-        name = FUSED if "+" in field else field.removesuffix("_s")
-        times[name] = times.get(name, 0.0) + seconds
-    return times
-
-
 def _share(kind: str, span: Span, name: str) -> Expression:
+    """Share of a phase's kernel time by kind or by part; what is fused of several parts is `several`."""
+
     def of(run: RunRecord) -> float | None:
-        times = _times(run, kind, span)
-        return times[name] / total if name in times and (total := math.fsum(times.values())) else None
+        times = value_at(run, f"kernels.phases.{span}.{kind}s") or {}
+        of_name = [time_s for field, time_s in times.items() if name == (FUSED if "+" in field else field[:-2])]
+        total_s = math.fsum(times.values())
+        return math.fsum(of_name) / total_s if of_name and total_s else None
 
     return of
 
@@ -165,12 +151,11 @@ COLUMNS: tuple[Column, ...] = (
     *(_first(f"{span}_top_operator_fraction", span, _top_operators(span)) for span in _PHASES),
     *(
         _profiled(
-            f"{span}_{name}_{kind}_fraction", "several, fused" if name == FUSED else name,
-            _share(f"{kind}s", span, name),
+            f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name),
         )
         for span in SHARED_SPANS
         for kind in ("kind", "part")
-        for name in _ORDER[f"{kind}s"]
+        for name in _NAMES[kind]
     ),
     *_columns("forward"),
     *_columns("backward"),
@@ -183,43 +168,8 @@ def no_kernels(frame: Frame, cell: int) -> list[str]:
     return list(dict.fromkeys(run.kernels.reason for run in runs if run.kernels is not None and run.kernels.reason))
 
 
-# charts
-
-
-def _chart(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    """Kernel time of a phase by part, by kind, or inside attention: a lying bar for each cell that has this phase."""
-    kind, span = spec.kind, spec.y
-    runs = {label: frame.runs_of(cell, "ok")[0].record for label, cell in rows_of(frame) if cell in frame.ok_cells}
-    known = {label: times for label, run in runs.items() if (times := _times(run, kind, span))}
-    if len(runs) > MAX_BARS or not known:
-        return None
-    # The same names in the charts of all phases: what is longest in the step, in the model's order.
-    steps = pd.DataFrame({label: _times(runs[label], kind, "step") or times for label, times in known.items()})
-    longest = steps.div(steps.sum()).max(axis=1).sort_index().sort_values(ascending=False, kind="stable")
-    names = [name for name in _ORDER[kind] if name in longest.index[:_SHOWN]]
-    table = pd.DataFrame(known).T
-    others = [name for name in _ORDER[kind] if name in table and name not in names]
-    totals, table = table.sum(axis=1), table.reindex(columns=names).fillna(0.0)
-    if others:
-        table[REST] = totals - table.sum(axis=1)
-    points = []
-    for name, seconds in table.items():
-        for label, total in totals.items():
-            share = 100 * seconds[label] / total if total else 0.0
-            tip = f"{label}: {name} {units.milliseconds(seconds[label])} ms, {share:.1f} %"
-            row = f"{label}, {total * 1e3:,.3g}\N{NO-BREAK SPACE}ms"
-            points.append({"series": str(name), "x": row, "y": share, "tip": tip})
-    inside = "scores, mask, softmax and values in " if kind == "attention" else ""
-    caption = f"Share of the kernel time of {inside}{'the step' if span == 'step' else span}, with that time per step."
-    return Chart("", stacked_chart(points, "share (%)"), caption + (f" Rest: {', '.join(others)}." if others else ""))
-
-
 KERNELS = Feature(
     columns=COLUMNS,
-    chart_kinds={
-        kind: ChartKind(_chart, has_rows=True, spans=spans)
-        for kind, spans in {"parts": SHARED_SPANS, "kinds": SHARED_SPANS, "attention": ("forward", "backward")}.items()
-    },
     row_notes=no_kernels,
     charts=partial(
         page_charts, file=TIMELINE_FILE, is_meant=attrgetter("record.is_profiled"), chart=step_chart, read=read_timeline

@@ -82,10 +82,11 @@ class Catalogue:
             for chart in view.charts:
                 if chart.kind not in self.chart_kinds:
                     raise unknown("chart kind", chart.kind, self.chart_kinds)
-                self._names(() if chart.y in self.chart_kinds[chart.kind].spans else [chart.y])
+            charts = tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts)
+            self._names(chart.y for chart in view.charts)
         except UsageError as error:
             raise UsageError(f"view{f' {view.name}' if view.name else ''}: {error}") from None
-        return replace(view, tables=tables, answers=answers)
+        return replace(view, tables=tables, answers=answers, charts=charts)
 
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
         names: list[str] = []

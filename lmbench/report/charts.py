@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from lmbench.records.vocabulary import MODES, PHASES
 from lmbench.report.answer import Chart
 from lmbench.report.columns import Column, first_steps
 from lmbench.report.facts import heading
@@ -21,7 +20,7 @@ from lmbench.report.view import ChartSpec
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 #: Steps shown of a run's beginning.
 _FIRST_STEPS = 16
-#: Phases below this share of every step are drawn with the rest.
+#: What is below this share of every bar is drawn with the rest.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
 #: Lengths of thousands as `16k`, which is 16 x 1024.
@@ -41,13 +40,12 @@ class ChartKind:
     """A kind of charts. `build` makes one of cells that share all facts that the spec does not name.
 
     `has_rows` says that it has a row for each cell, labelled with whatever differs; `by_baseline` that it has those of
-    one baseline. `spans` is what `y` may be where it is no column, such as a phase or the step.
+    one baseline.
     """
 
     build: Callable[[ChartSpec, Frame, ColumnOf], Chart | None]
     has_rows: bool = False
     by_baseline: bool = False
-    spans: tuple[str, ...] = ()
 
 
 def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
@@ -127,7 +125,15 @@ def stacked_chart(points: Points, title: str) -> Spec:
     axis = {"domain": False, "ticks": False, "labelAlign": "left", "labelPadding": -2, "labelOffset": -15}
     row = _field("x", "nominal", sort=rows, title=None, axis={**axis, "labelLimit": 600, "zindex": 1})
     bars = [_marks("bar", "y", {"order": {"field": "place"}}, height=14)]
-    return _picture(points, {"y": row, "x": _field("y", title=title)}, "x", bars, 4, {"step": 38}, align="left")
+    return _picture(
+        points,
+        {"y": row, "x": _field("y", title=title, scale={"nice": False})},
+        "x",
+        bars,
+        4,
+        {"step": 38},
+        align="left",
+    )
 
 
 def _bar_chart(points: Points, x: Spec, y: Spec) -> Spec:
@@ -202,25 +208,29 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     return Chart("", line_chart(points, lengths, _axis(title, spec.is_log)))
 
 
-def _phases(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    """The step's phases on top of each other, of the mode with most phases."""
-    modes = {cell: str(frame.known[cell].get("mode")) for cell in frame.ok_cells}
-    mode = max(modes.values(), key=MODES.index, default="")
-    rows = rows_of(frame.select(cell for cell in frame.facts.index if modes.get(cell) == mode))
-    if not rows or len(rows) > MAX_BARS:
+def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
+    """Columns on top of each other, a lying bar for each cell that has them; the small ones and those beyond
+    MAX_SERIES are the rest."""
+    columns, rows = list(map(column_of, spec.of)), rows_of(frame)
+    figures = {column.title: column.of(frame) for column in columns}
+    values = {name: {cell: figure.value for cell, figure in cells.items()} for name, cells in figures.items()}
+    table = pd.DataFrame(values, [cell for _, cell in rows], dtype=float).dropna(how="all").fillna(0.0)
+    table *= columns[0].unit.scale
+    if table.empty or len(table) > MAX_BARS:
         return None
-    means = {span: frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean() for span in ("step", *PHASES)}
-    times_ms = pd.DataFrame(means, [cell for _, cell in rows]).fillna(0.0) * 1e3
-    shares = times_ms.div(times_ms["step"], axis=0)
-    shown = [span for span in PHASES if span != "other" and (shares[span] >= _SMALL_FRACTION).any()]
-    times_ms["rest"] = (times_ms["step"] - times_ms[shown].sum(axis=1)).clip(0.0)
+    totals = table.sum(axis=1)
+    longest = table.div(totals, axis=0).max().nlargest(MAX_SERIES - 1)
+    shown = [name for name in table if longest.get(name, 0.0) >= _SMALL_FRACTION]
+    others = [name for name in table if name not in shown and table[name].any()]
+    table = table[shown].assign(rest=totals - table[shown].sum(axis=1)) if others else table[shown]
+    unit = columns[0].unit.word
     points = [
-        {"series": name, "x": row, "y": times_ms[name][cell], "tip": f"{row}: {name} {times_ms[name][cell]:.3g} ms"}
-        for name in [*shown, "rest"]
+        {"series": name, "x": row, "y": table[name][cell], "tip": f"{row}: {name} {table[name][cell]:.3g} {unit}"}
+        for name in table
         for row, cell in rows
+        if cell in table.index
     ]
-    caption = f"Mean of each phase, {mode}; phases under 1 % of the step are in the rest."
-    return Chart("", stacked_chart(points, "step (ms)"), caption)
+    return Chart("", stacked_chart(points, unit), f"Rest: {', '.join(others)}." if others else "")
 
 
 def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
@@ -242,6 +252,6 @@ CHART_KINDS: Mapping[str, ChartKind] = {
     "bars": ChartKind(_figures),
     "lines": ChartKind(_figures),
     "rows": ChartKind(_figures, has_rows=True),
-    "phases": ChartKind(_phases, has_rows=True),
+    "stack": ChartKind(_stack, has_rows=True),
     "steps": ChartKind(_steps),
 }

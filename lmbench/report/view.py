@@ -38,8 +38,8 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A chart for each combination of the facts that it does not name.
 
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
-    labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `phases`: the step's
-    phases on top of each other by `x`; `steps`: time of each of the first steps, a line for each of `series`. Features
+    labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `stack`: the columns `of`
+    on top of each other, for each cell; `steps`: time of each of the first steps, a line for each of `series`. Features
     add kinds of their own.
     """
 
@@ -48,6 +48,7 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     y: str = "step_s"
     x: str = "size"
     series: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
     is_log: bool = False
 
 

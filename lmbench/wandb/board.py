@@ -135,11 +135,8 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
             series = logged.step_names().get("step_s" if chart.kind == "steps" else chart.y)
             return None if series is None else Panel("series", chart.title, (f"series:{series[0]}",))
         keys: tuple[str, ...] = ()
-        if chart.kind == "phases":
-            keys = _phases("phases.{}.mean_s")
-        elif chart.kind in ("kinds", "parts") and chart.y == "step":
-            # W&B has them of the whole step alone.
-            keys = kernels[chart.kind[:-1]]
+        if chart.kind == "stack":
+            keys = tuple(key for name in chart.of if (key := key_of(name)) is not None)
         elif chart.kind in ("bars", "rows", "lines") and (key := key_of(chart.y)) is not None:
             if chart.kind == "lines" and chart.x in _NUMBERS:
                 return Panel("scatter", chart.title, (key,), f"config:{chart.x}", chart.is_log)
