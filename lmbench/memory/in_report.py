@@ -7,21 +7,12 @@ from operator import attrgetter
 
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.timeline import TIMELINE_FILE, memory_chart, read_timeline
-from lmbench.records.load import Run
 from lmbench.records.schema import value_at
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.frame import Frame
 from lmbench.report.timeline import page_charts
 from lmbench.report.units import GIB, PERCENT, Unit
-
-
-def _fragmentation(run: Run) -> float | None:
-    """Share of the reserved memory that nothing was in at the peak."""
-    history = run.record.memory_history
-    if history is None or not history.peak_reserved_bytes or history.peak_allocated_bytes is None:
-        return None
-    return 1 - history.peak_allocated_bytes / history.peak_reserved_bytes
 
 
 def _first(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
@@ -48,9 +39,6 @@ MEMORY = Feature(
             _first(f"peak_{name}_bytes", CATEGORY_LABELS[name], f"memory_history.categories.{name}_bytes")
             for name in CATEGORIES
         ),
-        _first("peak_unknown_fraction", "unknown", "memory_history.unknown_fraction", PERCENT),
-        Column("peak_fragmented_fraction", "reserved in vain", per_cell(_fragmentation, is_shown=None), PERCENT, None),
-        _first("saved_for_backward_bytes", "saved for backward", "memory_history.saved_bytes"),
     ),
     row_notes=_no_history,
     charts=partial(

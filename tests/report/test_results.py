@@ -109,20 +109,16 @@ def test_a_table_that_a_terminal_leaves_out_repeats_each_run(
     ("words", "message"),
     [
         (["nowhere"], "'nowhere' does not exist"),
-        (["empty"], "holds no lmbench result"),
         (["future"], "schema version 99, this lmbench reads 1"),
         (["good", "--view", "step_time"], "did you mean step_times?"),
         (["good", "--baseline", "colour=red"], "'colour' is unknown here; choose among attention"),
         (["good", "--baseline", "precision=64-true"], "no run has it; choose among 32-true"),
-        (["good", "--baseline", "precision"], "give fact=value"),
-        (["good", "--output", "missing/page.html"], "cannot be written"),
         ([], "no result was named"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "empty").mkdir()
     make_run(tmp_path / "good", {"model.size": "small"})
     make_run(tmp_path / "future", {}, {"schema_version": 99})
     monkeypatch.chdir(tmp_path)

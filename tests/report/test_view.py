@@ -115,15 +115,12 @@ MISTAKES = {
         "      colums: [device_state.mean_power_w", "unknown field colums - at $.tables[",
     ),
     "device_state.mean_power_w,": ("device_state.mean_powr_w,", "did you mean device_state.mean_power_w?"),
-    "peak_bytes": ("peak_byte", "did you mean peak_bytes?"),
     "phases.step.p95_s": ("phases.*.p98_s", "no column is like 'phases.*.p98_s'"),
     "device_state.mean_temperature_c": ("environment.gpu.name", "column 'environment.gpu.name' is text"),
     "rows: [size, batch]": ("rows: [size, batches]", "fact 'batches' is unknown"),
     "kind: lines": ("kind: line", "unknown chart kind 'line'; choose one of bars, lines"),
-    "y: device_state.mean_power_w": ("y: power", "column 'power' is unknown"),
     "baseline: {batch: 1}": ("baseline: {bach: 1}", "did you mean batch?"),
     "columns: [step_s": ("columns: [peak_bytes, step_s", "`among` it takes one"),
-    "among: [batch]": ("among: batch", "Expected `array`, got `str`"),
     "view:\n": ("view: 5\nviews:\n", "unknown field views"),
 }  # fmt: skip
 
