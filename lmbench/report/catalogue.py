@@ -91,7 +91,7 @@ class Catalogue:
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
         names: list[str] = []
         for pattern in patterns:
-            numbers = [each.name for each in fields("run").values() if "." in pattern and each.about.is_number]
+            numbers = [field.name for field in fields("run").values() if "." in pattern and field.about.is_number]
             matching = fnmatch.filter([*self.columns, *numbers], pattern) if "*" in pattern else [pattern]
             names += [self.column(name).name for name in matching]
             if not matching:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from operator import attrgetter
 from textwrap import TextWrapper, wrap
 from typing import IO
 
@@ -61,49 +62,53 @@ def _folded(text: str, console: Console, indent: str) -> str:
     return "\n".join(wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
+class _Fitted:
+    """A column on its way to the screen: its texts, its heading first, its width, and the least that it can have."""
+
+    def __init__(self, column: Column, texts: Sequence[str]) -> None:
+        self.column, self.texts, self.width = column, texts, max(map(len, texts))
+        self.least = min(self.width, max(_LEAST_WIDTH.get(column.narrowing, self.width), len(column.heading)))
+
+
 def print_table(table: Table, console: Console) -> None:
     """Print title and caption, the table, and its notes.
 
     Where it is too wide for the screen, generated names are shortened and paths folded. If that is not enough, columns
     are left out, with a line that names them and the width that shows them.
     """
-    columns, texts = table.columns, [[column.heading for column in table.columns], *table.texts()]
-    widths = [max(map(len, values)) for values in zip(*texts, strict=True)]
-    least = [
-        min(width, max(_LEAST_WIDTH.get(column.narrowing, width), len(column.heading)))
-        for width, column in zip(widths, columns, strict=True)
-    ]
-    places = list(range(len(columns)))
-
-    def line_width(widths: Sequence[int]) -> int:
-        return sum(widths[place] for place in places) + 2 * (len(places) - 1)
-
-    needed = line_width(least)
-    while line_width(least) > console.width and len(places) > 1:
-        extra = [place for place in places[1:] if columns[place].is_extra]
-        numbers = [place for place in places[1:] if columns[place].is_number]
-        places.remove(max(extra or numbers or places))
-    while line_width(widths) > max(console.width, line_width(least)):
-        widths[max((place for place in places if widths[place] > least[place]), key=widths.__getitem__)] -= 1
+    rows = [[column.heading for column in table.columns], *table.texts()]
+    fitted = [_Fitted(column, texts) for column, *texts in zip(table.columns, *rows, strict=True)]
+    kept, needed = list(fitted), _total(part.least for part in fitted)
+    while (least := _total(part.least for part in kept)) > console.width and len(kept) > 1:
+        extra = [part for part in kept[1:] if part.column.is_extra]
+        numbers = [part for part in kept[1:] if part.column.is_number]
+        kept.remove((extra or numbers or kept)[-1])
+    while _total(part.width for part in kept) > max(console.width, least):
+        max((part for part in kept if part.width > part.least), key=attrgetter("width")).width -= 1
     console.print()
     print_text(f"{table.title}: {table.caption}" if table.caption else table.title, console)
-    for number, row in enumerate(texts):
-        cells = [_fitted(row[place], widths[place], columns[place]) for place in places]
-        if table.has_total and number == len(texts) - 1:
+    for number in range(len(rows)):
+        if table.has_total and number == len(rows) - 1:
             console.print()
+        cells = [_pieces(part.texts[number], part.width, part.column) for part in kept]
         for pieces in zip_longest(*cells, fillvalue=""):
-            padded = [columns[place].padded(piece, widths[place]) for piece, place in zip(pieces, places, strict=True)]
+            padded = [part.column.padded(piece, part.width) for piece, part in zip(pieces, kept, strict=True)]
             console.print(Text("  ".join(padded).rstrip(), "" if number else "bold"))
         if not number:
-            console.print("─" * line_width(widths))
-    if len(places) < len(columns):
-        left_out = [column.title for place, column in enumerate(columns) if place not in places]
+            console.print("─" * _total(part.width for part in kept))
+    left_out = [part.column.title for part in fitted if part not in kept]
+    if left_out:
         count = f"{len(left_out)} more column{'s' * (len(left_out) > 1)}"
         print_text(f"{count} with COLUMNS={needed}: {', '.join(left_out)}", console)
     print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
 
 
-def _fitted(text: str, width: int, column: Column) -> list[str]:
+def _total(widths: Iterable[int]) -> int:
+    """The width of a line of columns, two blanks between them."""
+    return sum(width + 2 for width in widths) - 2
+
+
+def _pieces(text: str, width: int, column: Column) -> list[str]:
     """A cell as lines of that width."""
     if column.narrowing == "shorten" or len(text) <= width:
         return [shortened(text, width)]

@@ -123,7 +123,7 @@ def _row(run: Run, group: Group) -> dict[str, Any]:
     """The run's row. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
     record, place = run.record, run.record.sweep or SweepPlace()
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
-    plan = next((each for each in group.sweep.cells if each.id == cell), _PlannedCell(""))
+    plan = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
     axes = (plan.axes or {}) if place.axes is None else place.axes
     # A script of somebody's has no configuration; a module of another size is another one all the same.
     size = record.model.parameter_count
@@ -219,7 +219,9 @@ class Frame:
             records = [run.record for run in self.ok.run]
             if isinstance(expression, str):
                 names = dict.fromkeys(re.findall(r"[a-z_][\w.]*", expression))
-                table = pd.DataFrame({name: [value_at(each, name) for each in records] for name in names}, dtype=float)
+                table = pd.DataFrame(
+                    {name: [value_at(record, name) for record in records] for name in names}, dtype=float
+                )
                 # Names of fields have dots, which an expression of pandas takes for attributes.
                 table.columns = table.columns.str.replace(".", "__")
                 values = table.eval(expression.replace(".", "__")) if len(names) > 1 else table.iloc[:, 0]

@@ -35,7 +35,7 @@ def page(answer: Answer) -> str:
         sections=sections,
         chart=lambda chart: Markup(vega.fragment(chart.spec)),
         scripts=list(map(Markup, scripts)),
-        script_source=" ".join(f"'sha256-{each}'" for each in hashes),
+        script_source=" ".join(f"'sha256-{digest}'" for digest in hashes),
     )
     return shown_lines(text)
 

@@ -190,7 +190,7 @@ def details(run: RunRecord) -> list[Line]:
     parts = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
     names = {name: name.removesuffix("_bytes").replace("_", " ") for name, _ in parts}
     by_tensor = _listed(
-        *(f"{each.name.replace('_', ' ')} {'/'.join(each.dtypes)}" for each in dtypes.tensors if each.dtypes)
+        *(f"{row.name.replace('_', ' ')} {'/'.join(row.dtypes)}" for row in dtypes.tensors if row.dtypes)
     )
     tally = Counter[str](guard.status for guard in run.guards)
     return _lines(
@@ -209,7 +209,7 @@ def details(run: RunRecord) -> list[Line]:
         ("power", power_w, f"{whole(power_w)} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"),
         ("loss", None not in (run.loss.first, run.loss.last),
          f"{run.loss.first or 0:.4f} first, {run.loss.last or 0:.4f} last"),
-        ("guards", tally, _listed(*(f"{tally[each]} {each}" for each in _STATUSES if tally[each]))),
+        ("guards", tally, _listed(*(f"{tally[status]} {status}" for status in _STATUSES if tally[status]))),
     )  # fmt: skip
 
 

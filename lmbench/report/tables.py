@@ -126,7 +126,7 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence
     skipped = sum(run.record.window.skipped_count or 0 for run in runs)
     is_fused = any(run.record.compile.is_attention_fused for run in runs)
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if column.is_relative]
-    is_undecided = any(each.low is not None and each.high is not None and each.low <= 1 <= each.high for each in ratios)
+    is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
     has_skipped = any(column.name == "skipped_count" for column in columns)
     base_label = "ok" if base is None else frame.label(base)
     notes = {
