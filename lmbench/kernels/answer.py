@@ -3,18 +3,17 @@ tables and what was recorded. Times and numbers are means per step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lmbench.kernels.ceiling import find_ceiling
+from lmbench.kernels.ceiling import find_ceiling, roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.kinds import KINDS, MATMUL
-from lmbench.kernels.parts import UNCLASSIFIED, part_order
-from lmbench.kernels.roofline import roofline
+from lmbench.kernels.parts import part_order
 from lmbench.kernels.sums import STEP, Work
-from lmbench.kernels.tables import MS, reading, records, row, table_of, with_rest
+from lmbench.kernels.tables import MS, Row, reading, records, row, table_of, with_rest
 from lmbench.kernels.verdicts import idle_reason
 from lmbench.records.guard import not_passed
 from lmbench.records.run import RunRecord
@@ -26,9 +25,6 @@ _NAMED = 3
 # Phases with less of the step's kernel time have no column or table of their own, and no more of the longest a column.
 _LONG_FRACTION = 0.005
 _MAX_COLUMNS = 3
-# Parts that are known of less than this share of kernel time, communication apart, are not shown: a reader would take
-# them for all there is.
-_KNOWN_PARTS_FRACTION = 0.5
 
 _TIMES = reading(ms="kernel_s", share="share_fraction", n="kernel_count", us="mean_s")
 _OPERATORS = reading(operator="name", ms="self_s", share="share_fraction", calls="call_count", mean_us="mean_s")
@@ -52,40 +48,30 @@ def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = Non
 
 def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> Answer:
     """The answer of a trace; `roof` is what its kernels attain."""
-    timeline, clocks, run, guards = findings.trace.timeline, findings.clocks, findings.run, findings.guards
+    roof = roof or Answer()
+    timeline, clocks, run = findings.trace.timeline, findings.clocks, findings.run
     path = Line("trace", str(findings.trace.path), is_whole=True)
     headline, notes = ([Line("run", run_line(run))], [path]) if run is not None else ([path], [])
-    if findings.why_no_kernels:
-        headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
-        operators = [operator for rows in findings.operators.values() for operator in rows]
-        tables, columns = [], [*reading(phase="phase"), *_OPERATORS]
-        data = partial(table_of, "all_operators", "Operators", "", operators, *columns)
-        caption = f"time on the host without operators inside, {per_what(findings)}"
-        for phase, rows in findings.operators.items():
-            longest = (f"{each['name']} {percent(each['share_fraction'])}" for each in rows[:_NAMED])
-            headline.append(Line(phase, ", ".join(longest)))
-            tables.append(table_of("operators", f"Top operators of {phase}", caption, rows[:top], *_OPERATORS))
-    else:
-        headline += _headline(findings)
-        notes += _notes(findings)
-        tables, data = _tables(findings, top), partial(_all_kernels, findings)
+    headline += _headline(findings)
+    count, steps = findings.completeness, timeline.steps if timeline.has_step_count else None
+    captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
+    notes.append(Line("captured", f"{captured}, steps: {steps or 'unknown'}"))
     if timeline.source != "lmbench":
         inferred = " and ".join(timeline.inferred) or "none"
         text = f"by the ranges of Lightning and PyTorch; {inferred} inferred from what autograd runs"
         headline.append(Line("phases", text if timeline.source == "foreign" else "unknown: everything is outside"))
-    for guard in not_passed(guards):
+    for guard in not_passed(findings.guards):
         headline += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
-    if roof is not None:
-        tables, notes = [*tables, *roof.tables], [*notes, *roof.notes]
+    tables, data = (_operator_tables if findings.why_no_kernels else _tables)(findings, top)
     figures = {
         "trace": str(findings.trace.path),
         "why_no_kernels": findings.why_no_kernels,
         "phase_source": timeline.source,
         "inferred_phases": timeline.inferred,
-        "steps": timeline.steps if timeline.has_step_count else None,
+        "steps": steps,
         "kernel_s": findings.work.total()["kernel_s"],
         "matmul_fractions": findings.matmul_fractions,
-        "completeness": findings.completeness,
+        "completeness": count,
         "clocks": {
             "steps": clocks.steps,
             "skipped_steps": clocks.skipped,
@@ -93,10 +79,12 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
             "devices": records(clocks.devices.reset_index()),
             "phases": records(findings.phases.reset_index()),
         },
-        "guards": guards,
-        **(roof.figures if roof else {}),
+        "guards": findings.guards,
     }
-    return Answer(headline, tables, notes, figures=figures, data=data, first=())
+    return Answer(
+        headline, [*tables, *roof.tables], [*notes, *roof.notes], figures={**figures, **roof.figures}, data=data,
+        first=(),
+    )  # fmt: skip
 
 
 def run_line(run: RunRecord) -> str:
@@ -119,14 +107,13 @@ def per_what(findings: Findings) -> str:
     return "per step" if findings.trace.timeline.has_step_count else "in the whole trace"
 
 
-def shows_parts(findings: Findings) -> bool:
-    """Whether the part of enough kernel time is known."""
-    communication = findings.work.fraction("part", "comm")
-    return findings.work.fraction("part", UNCLASSIFIED) <= (1 - _KNOWN_PARTS_FRACTION) * (1 - communication)
-
-
 def _headline(findings: Findings) -> list[Line]:
-    """Each device's idle time, each judged phase with its advice, and what takes most."""
+    """Each device's idle time, each judged phase with its advice, and what takes most; or the longest operators."""
+    if findings.why_no_kernels:
+        return [
+            Line("note", f"no kernels in this trace: {findings.why_no_kernels}"),
+            *(_longest(phase, "name", rows) for phase, rows in findings.operators.items()),
+        ]
     lines = []
     for device, clock in findings.clocks.devices.iterrows():
         lines.append(Line(f"device {device}", f"{per_what(findings)} {idle_reason(clock)}"))
@@ -136,37 +123,35 @@ def _headline(findings: Findings) -> list[Line]:
     for phase, clock in findings.phases[findings.phases.verdict.notna()].iterrows():
         lag = f" (without the profiler {clock.lag_verdict})" if clock.lag_verdict not in (None, clock.verdict) else ""
         lines += [Line(phase, f"{clock.verdict}{lag}: {clock.reason}"), Line("", clock.advice)]
-    for axis in ("kind", "part") if shows_parts(findings) else ("kind",):
-        longest = findings.work.by(axis)[:_NAMED]
-        named = ", ".join(f"{each[axis]} {percent(each['share_fraction'])}" for each in longest)
-        lines.append(Line(f"{axis}s", f"{named} of kernel time"))
-    return lines
+    return [*lines, *(_longest(f"{axis}s", axis, findings.work.by(axis)) for axis in ("kind", "part"))]
 
 
-def _notes(findings: Findings) -> list[Line]:
-    """What was recorded."""
-    count, timeline, trace = findings.completeness, findings.trace.timeline, findings.trace
-    steps = str(timeline.steps) if timeline.has_step_count else "unknown"
-    captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
-    lines = [Line("captured", f"{captured}, steps: {steps}")]
-    if not shows_parts(findings):
-        lines.append(Line("parts", "not shown: nothing tells what most of kernel time is for"))
-    elif not trace.host.has_modules and not trace.notes.compiled_graphs:
-        lines.append(Line("parts", "told by operators alone: the trace has no ranges of modules"))
-    return lines
+def _longest(label: str, key: str, rows: Sequence[Row]) -> Line:
+    return Line(label, ", ".join(f"{row[key]} {percent(row['share_fraction'])}" for row in rows[:_NAMED]))
 
 
-def _all_kernels(findings: Findings) -> Table:
+def _operator_tables(findings: Findings, top: int) -> tuple[list[Table], Callable[[], Table]]:
+    """The longest operators of each phase, of a trace without kernels; and all of them, for CSV."""
+    operators = [operator for rows in findings.operators.values() for operator in rows]
+    caption = f"time on the host without operators inside, {per_what(findings)}"
+    tables = [
+        table_of("operators", f"Top operators of {phase}", caption, rows[:top], *_OPERATORS)
+        for phase, rows in findings.operators.items()
+    ]
+    return tables, partial(table_of, "all_operators", "Operators", "", operators, *reading(phase="phase"), *_OPERATORS)
+
+
+def _all_kernels(work: Work) -> Table:
     """Every kernel of every phase, for CSV."""
-    rows = [{**each, "phase": phase} for phase in findings.work.phases for each in findings.work.kernels(phase)]
+    rows = [{**each, "phase": phase} for phase in work.phases for each in work.kernels(phase)]
     for each in rows:
         each["parts"] = "; ".join(f"{part} {seconds:.9g}" for part, seconds in each["parts"].items())
     names = reading(phase="phase", name="name", short_name="short_name", kind="kind", parts="parts")
     return table_of("all_kernels", "All kernels", "", rows, *names, *_TIMES)
 
 
-def _tables(findings: Findings, top: int) -> list[Table]:
-    """All tables that a trace with kernels has something for."""
+def _tables(findings: Findings, top: int) -> tuple[list[Table], Callable[[], Table]]:
+    """All tables that a trace with kernels has something for; and all kernels, for CSV."""
     work, per = findings.work, per_what(findings)
     rows = sorted(work.by("phase"), key=lambda total: work.phases.index(total["phase"]))
     rows += [{**work.total(), "phase": STEP}] if len(rows) > 1 else []
@@ -174,6 +159,8 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         total["matmul_fraction"] = work.fraction("kind", MATMUL, phase=total["phase"])
         other = next((kernel for kernel in work.kernels(total["phase"]) if kernel["kind"] != MATMUL), {})
         total |= {"other": other.get("short_name"), "other_fraction": other.get("share_fraction")}
+    columns = [*reading(kernel="short_name", kind="kind", part="part", others="more"), *_TIMES]
+    caption = f"ms and number n {per}, us each; the part with most of its time, and the number of its other parts"
     tables = [
         table_of(
             "phases", "Kernel time by phase", f"sum of kernels, ms and number {per}", rows,
@@ -181,12 +168,8 @@ def _tables(findings: Findings, top: int) -> list[Table]:
                      matmul="matmul_fraction", top_kernel_but_matmul="other", _="other_fraction"),
         ),
         _share_table(findings, "kind", KINDS.index),
+        _share_table(findings, "part", part_order),
     ]  # fmt: skip
-    if has_parts := shows_parts(findings):
-        tables.append(_share_table(findings, "part", part_order))
-    part = reading(part="part", others="more") if has_parts else []
-    columns = [*reading(kernel="short_name", kind="kind"), *part, *_TIMES]
-    caption = f"ms and number n {per}, us each; the part with most of its time, and the number of its other parts"
     for phase in sorted(_long_phases(work), key=work.phases.index):
         kernels = [{**each, "more": len(each["parts"]) - 1} for each in work.kernels(phase)]
         rows = with_rest(kernels, top, ["kernel_s", "kernel_count", "share_fraction"], "short_name", "kernels")
@@ -209,7 +192,7 @@ def _tables(findings: Findings, top: int) -> list[Table]:
                 ("FLOP ratio", Unit("", 1.0, "{:.4f}".format), "softmax_matmul_flop_ratio"),
             )
         )  # fmt: skip
-    return tables
+    return tables, partial(_all_kernels, work)
 
 
 def _long_phases(work: Work) -> list[str]:
@@ -253,54 +236,35 @@ def _annotation_table(findings: Findings, top: int) -> Table:
 
 
 def _clock_tables(findings: Findings) -> list[Table]:
-    """The device's time by phase, by events and by the trace; what the host started, with both verdicts; and
-    communication, with how much of it is hidden behind kernels that compute."""
-    clocks, total, phases, per = findings.clocks, findings.clocks.total, findings.phases, per_what(findings)
-    if phases.empty:
-        return []
+    """The device's time by phase, by events and by the trace; and what the host started, with both verdicts."""
+    clocks, phases, per = findings.clocks, findings.phases, per_what(findings)
     phases = phases.assign(
         host_s=phases.host_span_s.fillna(phases.host_s),
         gap_s=phases.queued_gap_s / phases.queued_gaps,
         wait_fraction=phases.host_wait_s / phases.window_s,
-        overlap_fraction=phases.comm_overlapped_s / phases.comm_s,
-        exposed_fraction=phases.comm_exposed_s / total.window_s,
     ).reset_index()
     over = "over the whole trace" if clocks.is_whole_trace else f"over {clocks.steps} steps"
-    caption = (
+    clock_caption = (
         f"ms {per}, {over}, of {len(clocks.devices)} devices; events: device span by events; window: the device's time "
-        "with the phase, = busy (kernels) + gaps (between queued kernels) + waits (for the host) + other (idle); host: "
-        "host span; lag: least of unprofiled steps"
+        "with the phase, = busy (kernels) + gaps (between queued kernels) + waits (for the host) + other (idle); "
+        "exposed: communication beside which nothing computes; host: host span; lag: least of unprofiled steps"
     )
-    tables = [
-        table_of(
-            "clocks", "Clocks", caption, [*records(phases), {**total, "phase": "all"}],
-            *reading(phase="phase", events="device_span_s", window="window_s", busy="busy_s", gaps="queued_gap_s",
-                     waits="host_wait_s", other="other_idle_s", host="host_s", lag="min_lag_s"),
-        )
-    ]  # fmt: skip
-    caption = (
+    launch_caption = (
         f"{per}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued kernels, "
         "host: host time per launch, without waiting until the device is done; waits: share of the window in which the "
         "device waits for the host; trace, lag: verdicts of the trace and of the unprofiled steps' lag"
     )
-    tables.append(
+    exposed = reading(exposed="comm_exposed_s") if clocks.total.comm_s else []
+    return [
         table_of(
-            "launches", "Launches", caption, records(phases[phases.kernels > 0]),
+            "clocks", "Clocks", clock_caption, [*records(phases), {**clocks.total, "phase": "all"}],
+            *reading(phase="phase", events="device_span_s", window="window_s", busy="busy_s", gaps="queued_gap_s",
+                     waits="host_wait_s", other="other_idle_s"),
+            *exposed, *reading(host="host_s", lag="min_lag_s"),
+        ),
+        table_of(
+            "launches", "Launches", launch_caption, records(phases[phases.kernels > 0]),
             *reading(phase="phase", calls="launches", kernels="kernels", median="median_kernel_s", gap="gap_s",
                      host="host_s_per_launch", waits="wait_fraction", trace="verdict", lag="lag_verdict"),
-        )
-    )  # fmt: skip
-    if total.comm_s:
-        caption = (
-            f"ms {per} in which collectives run, waiting for other ranks included, of the phase that launched them; "
-            "beside compute: beside kernels that are no communication and no copies; exposed: the rest; overlap: share "
-            "beside compute; of all: exposed share of the device's time"
-        )
-        tables.append(
-            table_of(
-                "communication", "Communication", caption, records(phases[phases.comm_s > 0]),
-                *reading(phase="phase", ms="comm_s", beside_compute="comm_overlapped_s", exposed="comm_exposed_s",
-                         overlap="overlap_fraction", of_all="exposed_fraction"),
-            )
-        )  # fmt: skip
-    return tables
+        ),
+    ]  # fmt: skip

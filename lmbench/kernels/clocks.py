@@ -41,12 +41,12 @@ class Clocks:
     launch in the trace. `comm_s` is the union of communication kernels, `comm_overlapped_s` how much of it ran beside
     kernels that compute (neither communication nor copies), `comm_exposed_s` the rest.
 
-    Of `phases` alone: `queued_gaps` is the number of gaps in `queued_gap_s`, `first_wait_s` the part of `host_wait_s`
-    before the phase's first kernel, `stop_wait_s` what stops of the host can have cost of it: no more than they took
-    until then. `longest_idle_s` is the longest unbroken idle time of all steps. `host_s` is the host's time in the
-    phase under the profiler, `stopped_s` of it that of its `stops`: calls in which it waits until the device is done.
-    `launches` are calls of the host, `graph_launches` those of them that launch a graph, `host_s_per_launch` is without
-    stops; `kernels` have the median duration `median_kernel_s`.
+    `queued_gaps` is the number of gaps in `queued_gap_s`, `first_wait_s` the part of `host_wait_s` before the first
+    kernel of a phase.
+
+    Of `phases` alone: `host_s` is the host's time in the phase under the profiler, `stopped_s` of it that of its
+    `stops`: calls in which it waits until the device is done. `launches` are calls of the host, `host_s_per_launch` is
+    without stops; `kernels` have the median duration `median_kernel_s`.
 
     Of `devices` alone: `kernel_span_s` is from the start of its first kernel to the end of its last, which leaves out
     what the host does in the first step before and in the last behind.
@@ -85,14 +85,13 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
     is_whole = not (begun and len(timeline.start_ns))
     skipped = int(not is_whole and 1 < begun == timeline.steps)
     steps = timeline.steps - skipped
-    if not len(kernels):
+    if kernels.empty:
         return Clocks(pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
     queue = _queue(kernels, events.launches)
+    moments = np.concatenate((queue.start_ns, queue.end_ns, timeline.borders_ns))
+    begin_ns, end_ns = int(moments.min()), int(moments.max())
     # What the host did when: place k, from one border to the next, is of one phase. Behind these pieces, without a
     # length, are places of kernels without a launch: of those that are clocked, and of those before the clock begins.
-    begin_ns, last_ns = int(queue.start_ns[0]), int(queue.end_ns.max())
-    span = timeline.span_ns or (begin_ns, begin_ns)
-    begin_ns, end_ns = min(begin_ns, span[0]), max(last_ns, span[1])
     # Kernels in a queue start after their launches, and launches can go on after the last kernel.
     first, last = min(begin_ns, int(queue.begun_ns.min())), max(end_ns, int(queue.returned_ns.max()))
     inner = np.column_stack((timeline.start_ns, timeline.end_ns)).ravel()
@@ -102,50 +101,37 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
     if not is_whole:
         # lmbench's steps: no more than from the first that counts to the end of the last phase.
         begin_ns, end_ns = int((timeline.step_start_ns if skipped else timeline.start_ns)[skipped]), int(inner[-1])
-        is_clocked[:-2] = borders[:-3] >= begin_ns
-        is_clocked[-3] = False
+        is_clocked[:-2] = (borders[:-3] >= begin_ns) & (borders[:-3] < end_ns)
     place = np.searchsorted(inner, queue.begun_ns, side="right")
     place = np.where(queue.launch != NONE, place, len(phases) - np.where(queue.start_ns >= begin_ns, 2, 1))
-    stops = _stops(queue, events, begin_ns)
-    sums = []
-    for device in kernels.device.unique():
-        rows = kernels.device.to_numpy() == device
-        times = _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns), stops)
-        sums.append(times.assign(device=device, phase=phases)[is_clocked])
-    clocked = pd.concat(sums)
+    times = {
+        device: _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns)).assign(phase=phases)[is_clocked]
+        for device, rows in kernels.groupby("device", sort=False).indices.items()
+    }
+    clocked = pd.concat(times, names=["device"])
     clocked["window_s"] = clocked[["busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]].sum(axis=1)
+    stops = _stops(queue, events, begin_ns)
     # The host may have launched for long before the device's clock begins.
     from_begin = np.maximum(borders, begin_ns)
     host = {
+        "phase": phases,
         "host_s": np.diff(from_begin),
         "stopped_s": np.diff(covered(*stops)(from_begin)),
         "stops": np.diff(np.searchsorted(stops[0], borders)),
     }
-    by_phase = clocked.drop(columns="device").groupby("phase").sum()
-    by_phase = by_phase.join(pd.DataFrame(host).assign(phase=phases)[is_clocked].groupby("phase").sum())
-    # Of the pieces, not of their sum; and no mean over steps.
-    by_phase["longest_idle_s"] = clocked.groupby("phase").longest_idle_s.max() * steps
+    by_phase = clocked.groupby("phase").sum().join(pd.DataFrame(host)[is_clocked].groupby("phase").sum())
     sliver_ns = _SLIVER_FRACTION * by_phase.window_s.sum()
     is_sliver = by_phase.index.isin(NO_PHASE) & (by_phase.busy_s == 0) & (by_phase.window_s <= sliver_ns)
     by_phase = by_phase[~is_sliver].reindex([phase for phase in PHASE_ORDER if phase in by_phase.index[~is_sliver]])
     counted = kernels[is_clocked[place]]
-    linked = counted[counted.launch != NONE].drop_duplicates("launch")
-    is_graph = pd.Series(events.launches.name[linked.launch], linked.index, dtype=object).str.contains("GraphLaunch")
-    launched = {
-        "launches": linked.groupby("phase").size(),
-        "graph_launches": linked[is_graph.astype(bool)].groupby("phase").size(),
-        "kernels": counted.groupby("phase").size(),
-    }
-    by_phase = _means(by_phase.assign(**launched).fillna(0), steps)
-    by_phase["median_kernel_s"] = counted.groupby("phase").duration_ns.median() / 1e9
+    launched = counted[counted.launch != NONE].groupby("phase").launch.nunique()
+    by_phase = by_phase.assign(launches=launched, kernels=counted.groupby("phase").size()).fillna(0)
+    by_phase = _means(by_phase, steps).assign(median_kernel_s=counted.groupby("phase").duration_ns.median() / 1e9)
     by_phase["host_s_per_launch"] = (by_phase.host_s - by_phase.stopped_s) / by_phase.launches.replace(0, np.nan)
     spans = counted.groupby("device")
-    device_times = clocked[[*TIMES, "device"]].groupby("device").sum()
-    device_times["kernel_span_s"] = spans.end_ns.max() - spans.start_ns.min()
-    return Clocks(by_phase, _means(device_times.fillna(0), steps), steps, skipped, is_whole)
-
-
-TIMES = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s", "comm_s", "comm_overlapped_s"]
+    by_device = clocked.drop(columns="phase").groupby("device").sum()
+    by_device = by_device.assign(kernel_span_s=spans.end_ns.max() - spans.start_ns.min()).fillna(0)
+    return Clocks(by_phase, _means(by_device, steps), steps, skipped, is_whole)
 
 
 def _means(sums: pd.DataFrame, steps: int) -> pd.DataFrame:
@@ -190,22 +176,15 @@ def _stops(queue: Events, events: TraceEvents, begin_ns: int) -> tuple[Integers,
     return union(start[is_stop], end[is_stop])
 
 
-def _device_times(
-    queue: Events, place: Integers, borders: Integers, span: tuple[int, int], stops: tuple[Integers, Integers]
-) -> pd.DataFrame:
+def _device_times(queue: Events, place: Integers, borders: Integers, span: tuple[int, int]) -> pd.DataFrame:
     """One device's times in ns by place, but for the window's. The clock starts at `span[0]`, goes on to `span[1]` or
     longer."""
     places, start, is_linked = len(borders) - 1, queue.start_ns, queue.launch != NONE
     is_comm, is_compute = queue.kind == "comm", ~np.isin(queue.kind, ("comm", "memcpy"))
-
-    def by_place(place: Integers, weights: Integers) -> Integers:
-        return np.bincount(place, weights=weights, minlength=places).astype(np.int64)
-
     # What computes goes before what does not, and what has a launch before what has none; then the earlier piece.
     rank = place + np.select([~is_linked, ~is_compute], [2 * places, places])
     busy_start, busy_end, busy = paint(start, queue.end_ns, rank)
-    comm_place = place[is_comm]
-    comm_start, comm_end, comm = paint(start[is_comm], queue.end_ns[is_comm], comm_place)
+    comm_start, comm_end, comm = paint(start[is_comm], queue.end_ns[is_comm], place[is_comm])
     computing = covered(*union(start[is_compute], queue.end_ns[is_compute]))
     # When the device became idle.
     ends = np.maximum.accumulate(queue.end_ns)
@@ -219,29 +198,24 @@ def _device_times(
     latest = np.maximum.accumulate(np.where(queue.end_ns == ends, np.arange(len(start)), 0))
     before = np.append(0, latest[:-1])
     gap_place = np.where(is_linked[before], place[before], place)
-    gap = np.where(is_short, start - done, 0)
     # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
     launched = np.clip(queue.begun_ns, done, waited)
     for_host = covered(np.append(done, ends[-1]), np.append(launched, max(int(ends[-1]), span[1])))
-    # Without its stops the host would be ahead by as much, until waits have used that up.
-    ahead = np.cumsum(np.diff(covered(*stops)(done), prepend=0) - (waited - done))
-    unmet = -np.minimum(np.minimum.accumulate(ahead), 0)
     first = np.full(places, np.iinfo(np.int64).max)
     np.minimum.at(first, place, start)
     until_first = for_host(np.clip(first, borders[:-1], borders[1:])) - for_host(borders[:-1])
-    longest = np.zeros(places, dtype=np.int64)
-    np.maximum.at(longest, place, start - np.maximum(done, np.minimum(borders[place], start)))
-    return pd.DataFrame(
-        {
-            "busy_s": by_place(place[busy], busy_end - busy_start),
-            "comm_s": by_place(comm_place[comm], comm_end - comm_start),
-            "comm_overlapped_s": by_place(comm_place[comm], computing(comm_end) - computing(comm_start)),
-            "queued_gap_s": by_place(gap_place, gap),
-            "queued_gaps": by_place(gap_place, np.sign(gap)),
-            "host_wait_s": by_place(place, waited - launched) + np.diff(for_host(borders)),
-            "first_wait_s": by_place(place, np.where(start <= first[place], waited - launched, 0)) + until_first,
-            "stop_wait_s": by_place(place, waited - done - np.diff(unmet, prepend=0)),
-            "other_idle_s": by_place(place, np.where(is_short, 0, start - waited)),
-            "longest_idle_s": longest,
-        }
-    )
+    # Of each piece of time its place and what it adds.
+    pieces = {
+        "busy_s": (place[busy], busy_end - busy_start),
+        "comm_s": (place[is_comm][comm], comm_end - comm_start),
+        "comm_overlapped_s": (place[is_comm][comm], computing(comm_end) - computing(comm_start)),
+        "queued_gap_s": (gap_place, np.where(is_short, start - done, 0)),
+        "queued_gaps": (gap_place, is_short & (start > done)),
+        "host_wait_s": (place, waited - launched),
+        "first_wait_s": (place, np.where(start <= first[place], waited - launched, 0)),
+        "other_idle_s": (place, np.where(is_short, 0, start - waited)),
+    }
+    times = {name: np.bincount(at, added, places).astype(np.int64) for name, (at, added) in pieces.items()}
+    times["host_wait_s"] += np.diff(for_host(borders))
+    times["first_wait_s"] += until_first
+    return pd.DataFrame(times)

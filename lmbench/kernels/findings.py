@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import convert
 
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
@@ -20,16 +21,8 @@ from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, 
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
-from lmbench.records.field import PerPhase
 from lmbench.records.guard import Guard, at_most, not_applicable
-from lmbench.records.instruments import (
-    AnnotationKernels,
-    AttentionTimes,
-    KernelSummary,
-    PhaseKernels,
-    TopKernel,
-    TopOperator,
-)
+from lmbench.records.instruments import AttentionTimes, KernelSummary
 from lmbench.records.intervals import NONE
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
@@ -118,27 +111,21 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     """
     kernels, launches = trace.kernels, trace.events.launches
     linked, unlinked = kernels[kernels.launch != NONE], kernels[kernels.launch == NONE]
-    early_ns = launches.start_ns[linked.launch] - linked.start_ns
-    early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
-    is_fill = is_alone & ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
-    missing = launches.correlation[is_alone & ~launches.is_captured & ~is_fill]
-    # Correlation ids rise with the calls; launches without a kernel can have the id of one that has.
-    first_id = launches.correlation[launches.correlation != NONE].min(initial=2**62)
-    is_before = (unlinked.correlation != NONE) & (unlinked.correlation < first_id) & (first_id < 2**62)
-    used = np.setdiff1d(launches.correlation[linked.launch], NONE)
+    is_fill = ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
+    # Correlation ids rise with the calls.
+    first_id = min(launches.correlation[launches.correlation != NONE], default=0)
+    is_early = launches.start_ns[linked.launch] - linked.start_ns > EARLY_TOLERANCE_NS
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),
         "kernel_without_launch_count": len(unlinked),
         "without_launch_fraction": float(unlinked.duration_ns.sum() / max(kernels.duration_ns.sum(), 1)),
-        "launched_before": int(is_before.sum()),
-        "launch_without_kernel_count": len(missing),
+        "launched_before": int(unlinked.correlation.between(0, first_id - 1).sum()),
+        "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
         "captured_launches": int((is_alone & launches.is_captured).sum()),
-        "empty_fills": int(is_fill.sum()),
-        "shared_launches": int(np.isin(missing, used).sum()),
-        "kernel_before_launch_count": len(early_ns),
-        "worst_early_s": float(early_ns.max() / 1e9) if len(early_ns) else 0.0,
+        "empty_fills": int((is_alone & is_fill).sum()),
+        "kernel_before_launch_count": int(is_early.sum()),
     }
 
 
@@ -147,34 +134,27 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
     guards = []
     if number := trace.events.unfinished:
         message = f"{number:,} events have no duration, or one below zero, and are left out"
-        advice = "the profiler stopped while they ran"
-        guards.append(Guard("unfinished_events", "warn", number, 0, "1", message, advice))
+        guards.append(
+            Guard("unfinished_events", "warn", number, 0, "1", message, "the profiler stopped while they ran")
+        )
     if trace.run is not None and trace.run.damage:
-        message = f"the run's record: {trace.run.damage}"
         advice = "the trace is shown without what the run knows: settings, event spans, lag, FLOPs"
-        guards.append(Guard("run_record", "warn", message=message, advice=advice))
-    launches = count["captured_launch_count"]
+        guards.append(Guard("run_record", "warn", message=f"the run's record: {trace.run.damage}", advice=advice))
+    launches, unlinked = count["captured_launch_count"], count["without_launch_fraction"]
     if why_no_kernels and not launches:
         return [not_applicable("device_recorded", why_no_kernels), *guards]
     if why_no_kernels:
         advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
-        return [
-            Guard("device_recorded", "fail", launches, 0, "1", why_no_kernels, advice),
-            *guards,
-        ]
+        return [Guard("device_recorded", "fail", launches, 0, "1", why_no_kernels, advice), *guards]
     again = "record the trace again, with fewer steps if it is large"
     # Nothing was lost where all kernels without a launch are the end of what came before.
-    unlinked, missing = (
-        count["without_launch_fraction"],
-        count["launch_without_kernel_count"] / max(count["captured_launch_count"], 1),
-    )
     is_lost = count["launched_before"] < count["kernel_without_launch_count"]
+    missing = count["launch_without_kernel_count"] / max(launches, 1)
     # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
-    long = phases[(phases.verdict == "queued") & (pd.to_numeric(phases.device_span_s) > 1e-3)]
-    worst = None if long.empty else float((long.window_s / pd.to_numeric(long.device_span_s) - 1).abs().max())
+    long = phases[(phases.verdict == "queued") & (phases.device_span_s > 1e-3)]
+    worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
     outside = None if trace.timeline.source == "none" else work.fraction("phase", OUTSIDE)
-    kind, part = (work.fraction(axis, UNCLASSIFIED) for axis in ("kind", "part"))
-    in_mind = "read shares by {} with that in mind".format
+    unclassified = {axis: work.fraction(axis, UNCLASSIFIED) for axis in ("kind", "part")}
     return [
         *guards,
         at_most(
@@ -186,15 +166,13 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
         ),
         at_most(
             "launches_without_kernel", missing, 0.0, "fraction",
-            f"{count['launch_without_kernel_count']:,} of {launches:,} launches have no kernel in the trace, "
-            f"{count['shared_launches']:,} share the correlation id of another",
+            f"{count['launch_without_kernel_count']:,} of {launches:,} launches have no kernel in the trace",
             f"kernels are missing, so that times are too short; {again}",
             otherwise="fail" if missing > UNCLASSIFIED_LIMIT else "warn",
         ),
         at_most(
             "kernels_before_launch", count["kernel_before_launch_count"], 0, "1",
-            f"{count['kernel_before_launch_count']:,} kernels start before their launch, by up to "
-            f"{count['worst_early_s'] * 1e6:.1f} us",
+            f"{count['kernel_before_launch_count']:,} kernels start before their launch",
             f"the clocks of host and device do not fit, so that gaps and waits are wrong; {again}", otherwise="fail",
         ),
         at_most(
@@ -202,13 +180,12 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
             f"{percent(outside)} of kernel time lies outside of every phase", "it is shown as a phase of its own",
             "the trace has no ranges of phases; all kernels are outside",
         ),
-        at_most(
-            "unclassified_kind", kind, UNCLASSIFIED_LIMIT, "fraction", f"{percent(kind)} of kernel time has no kind",
-            in_mind("kind"),
-        ),
-        at_most(
-            "unclassified_part", part, UNCLASSIFIED_LIMIT, "fraction", f"{percent(part)} of kernel time has no part",
-            in_mind("part"),
+        *(
+            at_most(
+                f"unclassified_{axis}", share, UNCLASSIFIED_LIMIT, "fraction",
+                f"{percent(share)} of kernel time has no {axis}", f"read shares by {axis} with that in mind",
+            )
+            for axis, share in unclassified.items()
         ),
         at_most(
             "device_span", worst, SPAN_LIMIT, "fraction",
@@ -222,55 +199,45 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
 def summarize(findings: Findings) -> KernelSummary:
     """The part `kernels` of run.json, in SI units; of a trace without kernels the number of steps, the `reason`, and
     the longest operators."""
-    timeline, work, count = findings.trace.timeline, findings.work, findings.completeness
+    timeline, work = findings.trace.timeline, findings.work
     if findings.why_no_kernels:
-        names = TopOperator.__struct_fields__
-        longest = (row for rows in findings.operators.values() for row in rows[:TOP])
-        operators = [TopOperator(*(row[name] for name in names)) for row in longest]
-        return KernelSummary(reason=findings.why_no_kernels, steps=timeline.steps, operators=operators)
-    return KernelSummary(
-        steps=timeline.steps,
-        clock_steps=findings.clocks.steps,
-        phase_source=timeline.source,
-        inferred_phases=list(timeline.inferred),
-        kernel_s=work.total()["kernel_s"],
-        outside_s=work.total(OUTSIDE)["kernel_s"],
-        unclassified_kind_fraction=work.fraction("kind", UNCLASSIFIED),
-        unclassified_part_fraction=work.fraction("part", UNCLASSIFIED),
-        **{name: number for name, number in count.items() if name in KernelSummary.__struct_fields__},
-        phases=_phases(findings),
-        annotations=[AnnotationKernels(**row) for row in findings.annotations[:TOP_ANNOTATIONS]],
-        attention=PerPhase(**findings.attention),
-    )
+        operators = [row for rows in findings.operators.values() for row in rows[:TOP]]
+        known = {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}
+        return convert(known, KernelSummary)
+    spans = [span for span in SPANS if span in (STEP, *work.phases, *findings.phases.index)]
+    known = {
+        **findings.completeness,
+        "steps": timeline.steps,
+        "clock_steps": findings.clocks.steps,
+        "phase_source": timeline.source,
+        "inferred_phases": timeline.inferred,
+        "kernel_s": work.total()["kernel_s"],
+        "outside_s": work.total(OUTSIDE)["kernel_s"],
+        "unclassified_kind_fraction": work.fraction("kind", UNCLASSIFIED),
+        "unclassified_part_fraction": work.fraction("part", UNCLASSIFIED),
+        "phases": {span: _summary_of(findings, span) for span in spans},
+        "annotations": findings.annotations[:TOP_ANNOTATIONS],
+        "attention": findings.attention,
+    }
+    return convert(known, KernelSummary)
 
 
-def _phases(findings: Findings) -> PerPhase[PhaseKernels]:
-    """Every phase with kernels or a clock, and the whole step: all phases, and what lies outside of them."""
-    work, per_phase = findings.work, PerPhase[PhaseKernels]()
-    clocks = findings.phases.rename(columns={"launches": "launch_count"})
-    times = clocks.columns.intersection(PhaseKernels.__struct_fields__)
-    for span in SPANS:
-        if span not in (STEP, *work.phases, *clocks.index):
-            continue
-        top = [
-            TopKernel(*(row[name] for name in ("short_name", *TopKernel.__struct_fields__[1:])))
-            for row in work.kernels(span)
-        ]
-        is_other = [kernel for kernel in top if kernel.kind != MATMUL]
-        clock = findings.clocks.total if span == STEP else clocks.loc[span] if span in clocks.index else pd.Series()
-        total = work.total(span)
-        kernels = PhaseKernels(
-            kernel_s=total["kernel_s"],
-            kernel_count=total["kernel_count"],
-            matmul_fraction=work.fraction("kind", MATMUL, phase=span) if span in (STEP, *work.phases) else None,
-            kinds={f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
-            parts={f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
-            top=top[:TOP],
-            top_other=is_other[0] if is_other else None,
-            **records(clock.reindex(times).to_frame().T)[0],
-        )
-        per_phase.set(span, kernels)
-    return per_phase
+def _summary_of(findings: Findings, span: str) -> dict[str, Any]:
+    """A phase with kernels or a clock, or the whole step: all phases, and what lies outside of them; more columns than
+    its record has."""
+    work, phases = findings.work, findings.phases
+    kernels = [{**row, "name": row["short_name"]} for row in work.kernels(span)]
+    (clock,) = records(phases[phases.index == span]) or [findings.clocks.total.to_dict() if span == STEP else {}]
+    return {
+        **clock,
+        **work.total(span),
+        "launch_count": clock.get("launches"),
+        "matmul_fraction": work.fraction("kind", MATMUL, phase=span) if kernels else None,
+        "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
+        "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
+        "top": kernels[:TOP],
+        "top_other": next((kernel for kernel in kernels if kernel["kind"] != MATMUL), None),
+    }
 
 
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:

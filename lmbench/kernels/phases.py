@@ -45,7 +45,7 @@ class PhaseTimeline:
 
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
     trace, 1 where nothing tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps, in order.
-    `span_ns` is from the first beginning of a step or a phase to the last end of one, None where nothing tells either.
+    `borders_ns` are beginnings and ends of steps and phases, empty where nothing tells either.
     `inferred` are phases that no range tells, only what autograd runs.
     """
 
@@ -56,7 +56,7 @@ class PhaseTimeline:
     steps: int
     has_step_count: bool
     step_start_ns: Integers
-    span_ns: tuple[int, int] | None
+    borders_ns: Integers
     inferred: tuple[str, ...]
 
     def at(self, moments: Integers) -> list[str]:
@@ -106,7 +106,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         max(steps, 1),
         steps > 0,
         np.array(starts, dtype=np.int64),
-        (int(times[:, 0].min()), int(times[:, 1].max())) if len(times) else None,
+        times.ravel(),
         tuple(phase for phase in PHASES if any(phase == piece[2] for piece in inferred)),
     )
 

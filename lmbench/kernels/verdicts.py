@@ -31,12 +31,10 @@ QUEUED_FRACTION = 0.02
 # idles for whatever reason. Above them no phase is queued.
 STALLED_FRACTION = 0.10
 IDLE_FRACTION = 0.30
-# A single idle time of this length, and half of a step's, is a pause, and no matter of many kernels.
-_PAUSE_S = 1e-3
 # A launch that takes the host longer has something else before it: in eager mode it is tens of us, and up to 250 where
 # the profiler notes stacks.
 _SLOW_LAUNCH_S = 300e-6
-# Stops of the host that can have cost less than this share of its waiting are not told.
+# Stops of the host that take less than this share of the device's waiting are not told.
 _MANY_STOPS_FRACTION = 0.1
 # Below this share of gaps, fewer kernels would change little.
 _MANY_GAPS_FRACTION = 0.05
@@ -46,9 +44,8 @@ _MUCH_SOFTMAX_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
 TraceWord = Literal[LagWord, "stalled"]
 
-# Kinds that do little with what they read and write, and those of them that do nothing else.
+# Kinds that do little with what they read and write.
 _MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
-_MOVING_KINDS = ("index", "memcpy")
 _FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -63,26 +60,35 @@ def judge_phases(clocks: Clocks, work: Work, run: RunRecord, steps: Sequence[Ste
     slows the host and not the device. `device_span_s` and `host_span_s` are means over the same steps by the run's own
     clocks, `lag_verdict` and `min_lag_s` from its probe steps, all missing without a run.
     """
+    phases = clocks.phases
+    if phases.empty:
+        return phases
     # The steps that the clocks of the trace are over.
     first, count = (run.profile.first_step, run.profile.steps) if run.profile else (None, None)
     clocked = range(first + clocks.skipped, first + count) if first is not None and count is not None else range(0)
-    spans = [step for step in steps if step.step in clocked]
-    rows = []
-    for phase, clock in clocks.phases.iterrows():
-        row: dict[str, Any] = dict.fromkeys(("device_span_s", "host_span_s", "lag_verdict", "min_lag_s", "verdict"))
-        if phase in PHASES:
-            lag = (run.probe.verdicts.get(phase) if run.probe.verdicts else None) or LagVerdict()
-            row |= {"lag_verdict": lag.verdict, "min_lag_s": lag.min_lag_s}
-            row["device_span_s"] = _mean([step.span_s(phase) for step in spans])
-            row["host_span_s"] = _mean([step.host_s(phase) for step in spans])
-        if phase in _JUDGED and clock.kernels and clock.window_s >= _LONG_FRACTION * clocks.phases.window_s.sum() > 0:
-            row["verdict"] = verdict = _verdict(clock)
-            is_slowed = row["lag_verdict"] == "queued" and verdict in ("host-bound", "mixed")
-            advice = _advice("queued" if is_slowed else verdict, phase, clock, work, run)
-            row["advice"] = f"without the profiler it is queued, and {advice}" if is_slowed else advice
-        rows.append({**row, "reason": idle_reason(clock)})
-    judged = pd.DataFrame(rows, clocks.phases.index, dtype=object)
-    return clocks.phases.join(judged.where(judged.notna(), None))
+    # A span that one of the steps lacks has no mean.
+    device_s, host_s = (
+        pd.DataFrame([[read(step, phase) for phase in PHASES] for step in steps if step.step in clocked], None, PHASES)
+        .astype(float).mean(skipna=False)
+        for read in (StepRecord.span_s, StepRecord.host_s)
+    )  # fmt: skip
+    known = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
+    lags = [known.get(phase, LagVerdict()) for phase in phases.index]
+    is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
+    verdicts, advice = [], []
+    for (phase, clock), lag, is_judged in zip(
+        phases.iterrows(), lags, is_long & phases.index.isin(_JUDGED), strict=True
+    ):
+        verdict = _verdict(clock) if is_judged else None
+        is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
+        sentence = _advice("queued" if is_slowed else verdict, str(phase), clock, work, run) if verdict else None
+        verdicts.append(verdict)
+        advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
+    return phases.assign(
+        device_span_s=device_s, host_span_s=host_s, lag_verdict=[lag.verdict for lag in lags],
+        min_lag_s=pd.Series([lag.min_lag_s for lag in lags], phases.index, float), verdict=verdicts, advice=advice,
+        reason=phases.apply(idle_reason, axis=1),
+    )  # fmt: skip
 
 
 def idle_reason(clock: pd.Series) -> str:
@@ -104,70 +110,53 @@ def _verdict(clock: pd.Series) -> TraceWord:
     return "queued" if wait <= QUEUED_FRACTION else "mixed"
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean, None where one is missing."""
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
-
-
 def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: RunRecord) -> str:
     """What would make a phase faster: the first sentence whose condition holds."""
-
-    def share(*kinds: str) -> float:
-        return work.fraction("kind", *kinds, phase=phase)
-
-    names = work.seconds("name", phase)
-    is_fused = any(map(_FUSED_OPTIMIZER.search, names))
+    names, parts, kinds = (work.seconds(key, phase) for key in ("name", "part", "kind"))
+    busy_s = sum(kinds.values()) or 1.0
+    products, attention, unknown = (kinds.get(kind, 0.0) / busy_s for kind in (MATMUL, "attention", UNCLASSIFIED))
+    computed, memory = products + attention, sum(kinds.get(kind, 0.0) for kind in _MEMORY_KINDS) / busy_s
+    softmax = sum(seconds for part, seconds in parts.items() if "softmax" in part.split("+")) / busy_s
+    exposed = clock.comm_exposed_s / (clock.busy_s or 1.0)
+    is_fused, is_optimizer = any(map(_FUSED_OPTIMIZER.search, names)), phase == "optimizer"
     is_compiled = run.compile.is_enabled or any(name.startswith(TRITON) for name in names)
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
-    is_one_launch_each = clock.launches > clock.kernels / 2
+    can_replay = run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2
     fewer = _first(
-        (phase == "optimizer" and not is_fused, "a fused optimizer is one kernel or a few"),
+        (is_optimizer and not is_fused, "a fused optimizer is one kernel or a few"),
         (phase in ("optimizer", "clip"), "fewer parameters, or a larger batch per step"),
-        (clock.graph_launches and is_one_launch_each, "CUDA graphs for more of it, or a larger batch"),
         (not is_compiled, f"compile ({compiling}), or a larger batch"),
-        (
-            run.compile.mode != "reduce-overhead" and is_one_launch_each,
-            "CUDA graphs (compile mode reduce-overhead), or a larger batch",
-        ),
+        (can_replay, "CUDA graphs (compile mode reduce-overhead), or a larger batch"),
         (True, "a larger batch gives each kernel more to do"),
     )
-    products, attention, unknown, memory = share(MATMUL), share("attention"), share(UNCLASSIFIED), share(*_MEMORY_KINDS)
-    computed, exposed = products + attention, clock.comm_exposed_s / (clock.busy_s or 1.0)
-    softmax = sum(s for part, s in work.seconds("part", phase).items() if "softmax" in part.split("+"))
-    has_softmax = softmax > _MUCH_SOFTMAX_FRACTION * (sum(names.values()) or 1.0)
-    is_fp32 = (run.precision or "").startswith("32") and run.matmul_precision == "highest"
     fewer_bytes = _first(
-        (phase == "optimizer" and is_fused, "each byte is moved once already"),
-        (phase == "optimizer", "a fused optimizer reads and writes each byte once"),
+        (is_optimizer and is_fused, "each byte is moved once already"),
+        (is_optimizer, "a fused optimizer reads and writes each byte once"),
         (phase == "clip", "every gradient is read for the norm, and read and written to be scaled"),
-        (share(*_MOVING_KINDS) > memory / 2, "most of them move data, which no compiler fuses away"),
-        (has_softmax, "a fused attention saves the scores' traffic"),
+        (softmax > _MUCH_SOFTMAX_FRACTION, "a fused attention saves the scores' traffic"),
         (is_compiled, "fused already, a lower precision moves fewer bytes"),
         (True, f"compile ({compiling}) fuses them"),
     )
-    is_queued, is_host_bound = verdict == "queued", verdict == "host-bound"
-    is_short = clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s
-    is_short = is_short if is_queued else verdict == "stalled" and clock.queued_gap_s >= clock.other_idle_s
-    is_pause = not is_queued and clock.longest_idle_s >= max(_PAUSE_S, clock.idle_s / 2)
+    is_queued, is_host_bound, is_stalled = (verdict == word for word in ("queued", "host-bound", "stalled"))
+    has_gaps = is_queued and clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s
+    has_products = is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory)
+    is_fp32 = (run.precision or "").startswith("32") and run.matmul_precision == "highest"
+    launches = f"{clock.launches:,.0f} launches"
     main = _first(
-        (is_short, f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}"),
-        (is_pause, f"most of it is a pause, the longest of {milliseconds(clock.longest_idle_s)} ms"),
-        (verdict == "stalled", "launched kernels wait for another stream, a copy or another rank"),
+        (
+            has_gaps or (is_stalled and clock.queued_gap_s >= clock.other_idle_s),
+            f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}",
+        ),
+        (is_stalled, "launched kernels wait for another stream, a copy or another rank"),
         (
             is_host_bound and clock.first_wait_s > clock.host_wait_s / 2,
             "most of it comes before the first kernel: the phase before leaves nothing in the queue",
         ),
         (
             is_host_bound and clock.host_s_per_launch > _SLOW_LAUNCH_S,
-            f"{clock.launches:,.0f} launches in {milliseconds(clock.host_s - clock.stopped_s)} ms: the host does more "
-            "than launching",
+            f"{launches} in {milliseconds(clock.host_s - clock.stopped_s)} ms: the host does more than launching",
         ),
-        (
-            is_host_bound,
-            f"{clock.launches:,.0f} launches of {clock.host_s_per_launch * 1e6:.1f} us each keep the host busy: "
-            f"{fewer}",
-        ),
+        (is_host_bound, f"{launches} of {clock.host_s_per_launch * 1e6:.1f} us each keep the host busy: {fewer}"),
         (
             is_queued and exposed > max(memory, computed),
             f"communication takes {milliseconds(clock.comm_s)} ms, {milliseconds(clock.comm_exposed_s)} of them beside "
@@ -175,20 +164,19 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: R
         ),
         (is_queued and unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
         (
-            is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory) and is_fp32,
+            has_products and is_fp32,
             f"matrix products take {percent(products)}: bf16-mixed or TF32 (--measure.matmul_precision high) makes "
             "them faster; compile does not",
         ),
         (
-            is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory),
+            has_products,
             f"matrix products take {percent(products)}, fused attention {percent(attention)}: what is left is their "
             "efficiency (`lmbench ceiling`)",
         ),
         (is_queued, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
-        (clock.stopped_s > clock.host_s / 2, "the host has time to spare: it waits itself until the device is done"),
         (True, "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"),
     )
-    if not is_host_bound or clock.stop_wait_s <= _MANY_STOPS_FRACTION * clock.host_wait_s:
+    if not is_host_bound or clock.stopped_s <= _MANY_STOPS_FRACTION * clock.host_wait_s:
         return main
     return (
         f"{main}; {clock.stops:,.0f} stops of the host until the device is done took {milliseconds(clock.stopped_s)} "
@@ -197,5 +185,5 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: R
 
 
 def _first(*rules: tuple[Any, str]) -> str:
-    """The first sentence whose condition holds; the last of every table is always true."""
+    """The first sentence whose condition holds; that of the last always does."""
     return next(sentence for is_true, sentence in rules if is_true)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,36 +56,16 @@ def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(
     assert not any(ord(character) < 32 and character != "\n" for character in text)
 
 
-def test_parts_are_not_shown_where_most_of_them_are_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = HandWritten()
-    # That communication is known tells nothing of the parts of the model.
-    kernels = (("gemm", 140), ("vectorized_layer_norm_kernel", 60), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 800))
-    for number, (name, duration) in enumerate(kernels, start=1):
-        launched(trace, 1_000 * number, name, 1_000 * number + 50, duration)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
-    assert "steps: unknown" in text
-    assert "parts        not shown" in text
-    assert "Kernel time by part" not in text
-
-
-def test_csv_has_every_kernel_in_si_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
     assert len(rows) == len(record["tables"]["all_kernels"])
     assert {"phase", "name", "kind", "parts"} < rows[0].keys()
-
-
-def test_json_has_what_the_screen_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    record = json.loads(shown(capsys, COMPILED, "--json"))
-    assert record["steps"] == 2
-    assert record["completeness"]["captured_kernel_count"] == 1518
+    assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)
     assert [each["verdict"] for each in record["clocks"]["phases"]].count("host-bound") == 3
-    assert {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"] == pytest.approx(
-        3.421e-3, rel=1e-3
-    )
-    assert all(row["kernel_s"] >= 0 for row in record["tables"]["phases"])
-    assert {guard["status"] for guard in record["guards"]} <= {"pass", "n/a"}
+    gemm_s = {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"]
+    assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)
 
 
 def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(
@@ -127,11 +105,3 @@ def test_mistakes_end_with_2_and_one_line(capsys: pytest.CaptureFixture[str], wo
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert reason in captured.err
-
-
-def test_no_torch_is_imported() -> None:
-    code = (
-        "import sys; from lmbench.cli import main; main(['kernels', sys.argv[1], '--json']); "
-        "sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, INFERENCE], stdout=subprocess.DEVNULL, check=True)

@@ -1,26 +1,37 @@
-"""What a device attains at best: measured on the CPU here, and stored where `lmbench kernels` finds it."""
+"""What a device attains at best, measured on the CPU here, and what kernels attain of it, against figures by hand."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
+from paths import TRACES
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
-from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, datasheet_rate
+from lmbench.errors import UsageError
+from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, datasheet_rate, find_ceiling, roofline
+from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.recording import ceiling
-from lmbench.records.codec import decode
+from lmbench.records.codec import as_dict, decode
+from lmbench.records.environment import Environment, Gpu
+from lmbench.records.run import RunRecord
 
 CPU = torch.device("cpu")
 
 
-def test_a_rate_is_the_amount_of_work_over_its_time():
+def test_a_rate_is_the_amount_of_work_over_its_time() -> None:
     spent_s = []
 
-    def work():
+    def work() -> None:
         begun = time.perf_counter()
         time.sleep(0.002)
         spent_s.append(time.perf_counter() - begun)
@@ -31,60 +42,169 @@ def test_a_rate_is_the_amount_of_work_over_its_time():
     assert rate.seconds >= 0.1
 
 
-def test_a_product_counts_the_operations_that_pytorch_counts(monkeypatch):
-    work, amount = counted(monkeypatch, lambda: ceiling.matmul_rate("fp32", CPU, 0.1))
+def counted(monkeypatch: pytest.MonkeyPatch, measure: Callable[[], object]) -> Any:
+    """The work that a measurement does, and the amount that it takes it for."""
+    measured: list[Any] = []
+    monkeypatch.setattr(ceiling, "measure_rate", lambda name, work, amount, *_: measured.append((work, amount)))
+    measure()
+    return measured[0]
+
+
+def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    work, amount = counted(monkeypatch, lambda: ceiling.matmul_rate("tf32", CPU, 0.1))
+    assert torch.get_float32_matmul_precision() == before
     with FlopCounterMode(display=False) as counter:
         work()
     assert amount == counter.get_total_flops()
-
-
-def test_a_copy_counts_the_bytes_it_reads_and_writes(monkeypatch):
     work, amount = counted(monkeypatch, lambda: ceiling.copy_rate(CPU, 0.1))
-    target = work()
-    assert amount == 2 * target.nbytes == 2 * ceiling.COPY_BYTES["cpu"]
+    assert amount == 2 * work().nbytes == 2 * ceiling.COPY_BYTES["cpu"]
 
 
-def counted(monkeypatch, measure):
-    """The work that a measurement does, and the amount that it takes it for."""
-    given = []
-    monkeypatch.setattr(ceiling, "measure_rate", lambda name, work, amount, *_: given.append((work, amount)))
-    measure()
-    return given[0]
-
-
-def test_the_precision_of_matmuls_is_restored():
-    before = torch.get_float32_matmul_precision()
-    ceiling.matmul_rate("tf32", CPU, 0.01)
-    assert torch.get_float32_matmul_precision() == before
-
-
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path: Path, capsys: Any) -> None:
     assert main(["ceiling", "--sustained_s", "0.05", "--results_dir", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    (path,) = tmp_path.iterdir()
-    assert path.name.startswith("ceiling_")
+    (path,) = tmp_path.glob("ceiling_*")
     assert json.loads(path.read_text())["rates"] == printed["rates"]
     assert [rate["name"] for rate in printed["rates"]] == ["bf16", "fp32", "copy"]
     (table,) = ceiling_answer(decode(path.read_bytes(), CeilingRecord), path).tables
     assert len(table.rows) == 3
-
-
-def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path, capsys):
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    assert main(["ceiling", "--sustained_s", "0.01", "--results_dir", str(blocker / "x")]) == 2
+    # A folder that cannot be written loses nothing.
+    assert main(["ceiling", "--sustained_s", "0.01", "--results_dir", str(path / "x")]) == 2
     record, line = capsys.readouterr().err.rstrip().split("\n")
     assert len(json.loads(record)["rates"]) == 3
     assert "cannot be written" in line
 
 
-@pytest.mark.parametrize("words", [["--sustained_s", "0"], ["--sustained_s", "x"], ["more"]])
-def test_mistakes_are_one_line(words, capsys):
-    assert main(["ceiling", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_the_datasheet_is_of_the_same_kind_of_work() -> None:
+    rates = [datasheet_rate("NVIDIA H200", "bf16"), datasheet_rate("NVIDIA H200", "copy"), datasheet_rate("?", "bf16")]
+    assert rates == [989.4e12, 4.8e12, None]
 
 
-def test_the_datasheet_is_of_the_same_kind_of_work():
-    assert datasheet_rate("NVIDIA H200", "bf16") == 989.4e12
-    assert datasheet_rate("NVIDIA H200", "copy") == 4.8e12
-    assert datasheet_rate("unheard of", "bf16") is None
+EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
+# small: width, feed-forward width, layers, vocabulary; batch 4 x context 512
+WIDTH, WIDE, LAYERS, VOCABULARY, TOKENS, CONTEXT = 768, 3072, 12, 10_000, 2048, 512
+FULL = {
+    "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
+    "window": {"tokens": 2 * TOKENS, "steps": 2},
+    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
+    "world_size": 1,
+}
+
+
+def with_run(path: Path, **changes: Any) -> Findings:
+    """The trace with the facts that a real run's record has, some of them changed."""
+    findings = examine(path)
+    assert findings.run is not None
+    run = {**as_dict(findings.run), **FULL}
+    for name, value in changes.items():
+        run[name] = {**run.get(name, {}), **value} if isinstance(value, dict) else value
+    return replace(findings, run=msgspec.convert(run, RunRecord))
+
+
+def rows(findings: Findings) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in roofline(findings).figures["roofline"]["rows"]}
+
+
+def on_gpu(name: str) -> RunRecord:
+    return RunRecord(1, "ok", environment=Environment(gpu=Gpu(name=name, power_limit_w=700.0)))
+
+
+def ceiling_record(gpu: str = "NVIDIA H200", day: int = 1) -> dict[str, Any]:
+    rates = [("bf16", 8e14, 6.6e14), ("fp32", 5.08e13, 5.0e13), ("copy", 4.4e12, 4.3e12)]
+    return {
+        "schema_version": 1, "measured_at": f"2026-11-{day:02d}",
+        "environment": {"gpu": {"name": gpu, "power_limit_w": 700.0}},
+        "rates": [{"name": n, "burst_per_s": b, "sustained_per_s": held, "seconds": 3.0} for n, b, held in rates],
+    }  # fmt: skip
+
+
+def test_products_and_norms_by_hand() -> None:
+    by_name = rows(with_run(EAGER))
+    products, norms = by_name["matmul forward"], by_name["norm forward"]
+    # q, k, v, output; gate, up, down; scores and values; the head. Two FLOPs each.
+    per_layer = 4 * WIDTH * WIDTH + 3 * WIDTH * WIDE + 2 * CONTEXT * WIDTH
+    assert products["work"] == 2 * TOKENS * (LAYERS * per_layer + WIDTH * VOCABULARY)
+    assert products["seconds"] == pytest.approx(13.45e-3, rel=1e-3)
+    assert products["datasheet_fraction"] == pytest.approx(0.593, abs=1e-3)
+    assert norms["work"] == 2 * (2 * LAYERS + 1) * TOKENS * WIDTH * 4
+    assert (products["datasheet_per_s"], norms["datasheet_per_s"]) == (67e12, 4.8e12)
+    fused = rows(with_run(COMPILED))["norm forward"]
+    assert fused["per_s"] is None
+    assert "fused" in fused["reason"]
+
+
+def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter() -> None:
+    training = {"per_token_flops": 3 * 260726784, "causal_per_token_flops": 3 * 251289600, "multiplier": 3}
+    adamw = {"optimizer": "AdamW fused", "trainable_parameter_count": 128_625_408}
+    by_name = rows(with_run(COMPILED, flops=training, model=adamw))
+    forward, backward, step = (by_name[f"matmul {name}"] for name in ("forward", "backward", "step"))
+    assert (forward["work"], forward["datasheet_per_s"]) == (260726784 * TOKENS, 989.4e12)
+    assert (backward["work"], step["work"]) == (2 * forward["work"], 3 * forward["work"])
+    assert step["seconds"] == pytest.approx(forward["seconds"] + backward["seconds"])
+    assert by_name["optimizer"]["work"] == 128_625_408 * 28
+    assert by_name["optimizer"]["per_s"] == pytest.approx(3.45e12, rel=2e-3)
+    assert rows(with_run(COMPILED, model=adamw, precision="bf16-true"))["optimizer"]["work"] == 128_625_408 * 14
+
+
+def test_a_foreign_model_has_blanks_with_reasons() -> None:
+    flops = {"per_token_flops": None, "causal_per_token_flops": None, "reason": "it has an operator without a formula"}
+    model = {"num_layers": None, "d_model": None, "optimizer": "Adafactor"}
+    by_name = rows(with_run(COMPILED, flops=flops, model=model))
+    assert {row["per_s"] for row in by_name.values()} == {None}
+    assert by_name["matmul forward"]["reason"] == "it has an operator without a formula"
+    assert all(row["reason"] for row in by_name.values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmul", "dtype", "peak"),
+    [
+        ("32-true", "highest", "fp32", 67e12),
+        ("32-true", "high", "tf32", 494.7e12),
+        ("bf16-mixed", "highest", "bf16", 989.4e12),
+        ("16-mixed", "highest", "fp16", 989.4e12),
+    ],
+)
+def test_the_peak_is_that_of_the_type_that_products_run_in(
+    precision: str, matmul: str, dtype: str, peak: float
+) -> None:
+    findings = with_run(EAGER, precision=precision, matmul_precision=matmul)
+    assert rows(findings)["matmul forward"]["datasheet_per_s"] == peak
+    assert roofline(findings).figures["roofline"]["matmul_dtype"].startswith(f"{dtype}: ")
+
+
+def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path: Path) -> None:
+    run = tmp_path / "study" / "runs" / "cell-r0"
+    run.mkdir(parents=True)
+    records = [ceiling_record(day=1), ceiling_record(day=3), ceiling_record("NVIDIA A100-SXM4-80GB", day=9)]
+    texts = [*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]
+    for place, text in enumerate(texts):
+        (tmp_path / f"ceiling_{place}.json").write_text(text)
+    known = find_ceiling(run, on_gpu("NVIDIA H200"))
+    assert known is not None
+    assert (known[0].name, [rate.name for rate in known[1].rates]) == ("ceiling_1.json", ["bf16", "fp32", "copy"])
+    assert find_ceiling(run, on_gpu("NVIDIA H100 PCIe")) is None
+    # One that is named may be of another card.
+    named = find_ceiling(run, on_gpu("NVIDIA H100 PCIe"), tmp_path / "ceiling_2.json")
+    assert named is not None
+    assert "NVIDIA A100-SXM4-80GB, power limit 700 W" in roofline(with_run(EAGER), named).figures["roofline"]["ceiling"]
+    with pytest.raises(UsageError, match="no record of `lmbench ceiling`"):
+        find_ceiling(run, on_gpu("NVIDIA H200"), tmp_path / "ceiling_4.json")
+
+
+def test_the_command_shows_it_and_json_has_it(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(EAGER, run)
+    (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | FULL))
+    (tmp_path / "ceiling_NVIDIA_H200.json").write_text(json.dumps(ceiling_record()))
+    assert main(["kernels", str(run), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul forward  13.45  TFLOP     0.534" in out
+    assert "78.2 %" in out
+    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
+    assert main(["kernels", str(run), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["roofline"]
+    assert "ceiling_NVIDIA_H200.json" in record["ceiling"]
+    assert record["rows"][0]["burst_per_s"] == 5.08e13
