@@ -15,7 +15,7 @@ from lmbench.records.guard import not_passed
 from lmbench.records.instruments import DtypeRecord, KernelSummary, MemoryHistoryRecord, PhaseKernels
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import RunRecord
+from lmbench.records.run import AttentionCheck, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table
@@ -186,7 +186,7 @@ def details(run: RunRecord) -> list[Line]:
     history, dtypes = run.memory_history or MemoryHistoryRecord(), run.dtypes or DtypeRecord()
     kernels, breaks = run.kernels or KernelSummary(), run.compile.graph_break_count
     step, power_w = kernels.phases.step or PhaseKernels(), run.device_state.mean_power_w
-    joules = run.throughput.joules_per_token
+    joules, check = run.throughput.joules_per_token, run.model.attention_check or AttentionCheck()
     parts = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
     names = {name: name.removesuffix("_bytes").replace("_", " ") for name, _ in parts}
     by_tensor = _listed(
@@ -196,8 +196,12 @@ def details(run: RunRecord) -> list[Line]:
     return _lines(
         ("unseen", run.unseen_phases, f"{_listed(*run.unseen_phases or ())}: the module optimizes by hand; their time "
          "is in other, a step is a batch"),
+        ("compiled", run.compile.is_attention_fused,
+         f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"),
         ("compiled", breaks, f"with {breaks} graph break{'' if breaks == 1 else 's'}: what lies between graphs runs "
          "eagerly; --trainer.compile.fullgraph true tells where"),
+        ("checked", check.deviation_fraction is not None, f"against the formula at {check.cases} shapes: off by "
+         f"{check.deviation_fraction or 0:.1e} of a row's size at most, {check.tolerance_fraction or 0:.1e} allowed"),
         ("peak is", history.reason, f"not known: {history.reason}"),
         ("peak is", parts and not history.reason,
          f"in {history.peak_phase}: {_listed(*(f'{names[name]} {gib(size)}' for name, size in parts))}"),
