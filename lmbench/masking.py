@@ -93,23 +93,24 @@ def masked_whole(tree: Any) -> Any:
 
 def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of a tree's secrets; of those within a list, the list's name."""
-    for path, value in _leaves(tree, name):
+    for path, value in leaves(tree, name):
         if masked(value, path) != value:
             yield path, value
 
 
 def to_fill_in(tree: Any) -> list[str]:
     """Dotted names of the masked values of a stored tree."""
-    return list(dict.fromkeys(path for path, value in _leaves(tree, "") if value == MASK))
+    return list(dict.fromkeys(path for path, value in leaves(tree) if value == MASK))
 
 
-def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of what a tree holds beside mappings and lists."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _leaves(value, _dotted(name, key))
+            yield from leaves(value, _dotted(name, key))
     elif isinstance(tree, list | tuple):
         for value in tree:
-            yield from _leaves(value, name)
+            yield from leaves(value, name)
     else:
         yield name, tree
 

@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 # Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
 # slower. What the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Sweeps that tests begin are none of the user's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="lmbench-tests-")
 
 import pytest
 import torch

@@ -33,6 +33,7 @@ def sweep(
     results_dir: Path = Path("results"),
     name: str | None = None,
     dry_run: bool = False,
+    trust: bool = False,
     repeats: int | None = None,
     timeout_s: float | None = None,
     settings: list[str] | None = None,
@@ -57,6 +58,7 @@ def sweep(
         results_dir: where the sweep's folder goes
         name: name of the sweep's folder, the file's by default
         dry_run: list the cells and what each would run
+        trust: go on with a folder that you did not begin here
         repeats: processes of each cell, instead of the file's
         timeout_s: seconds a run may take, instead of the file's
         settings: options of `lmbench fit` for every cell
@@ -64,7 +66,7 @@ def sweep(
     if os.path.lexists(Path(study) / SWEEP_FILE):
         if name is not None:
             raise UsageError("--name names a new sweep; a sweep's folder has its name")
-        path, file = Path(study).absolute(), read_sweep_folder(Path(study))
+        path, file = Path(study).absolute(), read_sweep_folder(Path(study), trust)
     else:
         source = find_sweep(study)
         path, file = results_dir / (name or source.stem), read_sweep_file(source)

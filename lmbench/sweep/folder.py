@@ -1,12 +1,18 @@
-"""A sweep's folder: what it is, which of its runs are done, and who may write into it. All paths in it are relative."""
+"""A sweep's folder: what it is, who began it, which of its runs are done, and who may write into it.
+
+All paths in it are relative. Going on with a sweep runs what its files name. So the user's own state folder keeps a
+digest of these files, which no folder that comes from elsewhere can put there; a folder that is moved keeps its digest.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,9 +21,10 @@ import psutil
 import yaml
 from msgspec import Struct
 
-from lmbench.errors import UsageError
+from lmbench.configs import MAX_YAML_BYTES, parse_yaml
+from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, read_file
-from lmbench.masking import masked_whole
+from lmbench.masking import leaves, masked, masked_whole
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.process import is_running
@@ -30,6 +37,7 @@ from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 #: Copies of configurations, the base's and those of sides, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
 SIDE_CONFIG_FILE = "side-{}.yaml"
+_FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
 #: The name of a run for every process that was started.
 ATTEMPTS_FILE = "attempts.txt"
 #: What compiling left for later repeats; gone when the sweep is done.
@@ -38,6 +46,10 @@ CHILD_LOG = "child.log"
 #: The environment variable that every process of a sweep has: which folder it works for.
 MARK = "LMBENCH_SWEEP"
 _LOCK = ".lock"
+
+#: Settings that may name code, a file or a server: paths, dotted names, and names of classes.
+_NAMES_CODE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]|[/~]|^[A-Z]\w*$")
+_MOST_SHOWN = 40
 
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
@@ -107,11 +119,12 @@ class SweepFolder:
 
     def _write_plan(self, plan: Plan) -> None:
         file = plan.file.as_mapping()
+        texts = dict[str, str]()
         for options, name in _with_configs(file):
             text = plan.configs[str(options[CONFIG])]
             content = yaml.safe_load(text)
             stored = masked_whole(content)
-            write_whole(self.path / name, text if stored == content else yaml.safe_dump(stored, sort_keys=False))
+            texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -121,7 +134,15 @@ class SweepFolder:
             "cells": [{"id": cell.id, "axes": cell.axes, "options": masked_whole(cell.options)} for cell in plan.cells],
             "file": masked_whole(file),
         }
-        write_whole(self.path / SWEEP_FILE, indented_json(content))
+        texts[SWEEP_FILE] = indented_json(content)
+        # What a sweep of other sides left takes no part.
+        for name in set(_FILES) - texts.keys():
+            (self.path / name).unlink(missing_ok=True)
+        # First, so that a sweep that is killed here can be gone on with.
+        with suppress(OSError, RuntimeError):
+            _trust(_digest({name: text.encode() for name, text in texts.items()}))
+        for name, text in texts.items():
+            write_whole(self.path / name, text)
 
     def finished(self, job: Job) -> RunRecord | None:
         """The record of the job's run, where it has one that is not to be tried again."""
@@ -182,30 +203,85 @@ class SweepFolder:
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration. A side without a configuration has the base's."""
-        names = (SIDE_CONFIG_FILE.format(cell.axes.get(SIDE)), CONFIG_FILE)
-        return next((self.path / name for name in names if is_file(self.path / name)), None)
+        names = [SIDE_CONFIG_FILE.format(cell.axes[SIDE])] if SIDE in cell.axes else []
+        return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
 
     def remove_compile_cache(self) -> None:
         shutil.rmtree(self.path / COMPILE_CACHE, ignore_errors=True)
 
 
-def read_sweep_folder(path: Path) -> SweepFile:
-    """The file of the sweep that a folder holds.
+def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
+    """The file of the sweep that a folder holds, to go on with.
+
+    Where this user did not begin it, tells on standard error what going on would run, import and send; `trusts` makes
+    it the user's own.
 
     Raises:
-        UsageError: it holds none that this lmbench can read.
+        UsageError: it holds none that this lmbench can read, or the user did not begin it.
     """
+    contents = dict[str, bytes]()
+    for name in _FILES:
+        try:
+            contents[name] = read_file(path / name, MAX_SWEEP_BYTES if name == SWEEP_FILE else MAX_YAML_BYTES)
+        except Unreadable as error:
+            if name == SWEEP_FILE or not error.is_missing:
+                raise UsageError(f"{str(path)!r} holds no sweep: {name} cannot be read ({error})") from error
     try:
-        file = decode(read_file(path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep).file
-    except (Unreadable, DamagedRecord) as error:
-        raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE} cannot be read ({error})") from error
-    try:
-        content = sweep_from(file).as_mapping()
+        content = sweep_from(decode(contents[SWEEP_FILE], StoredSweep).file).as_mapping()
         for options, name in _with_configs(content):
             options[CONFIG] = str(path / name)
-        return sweep_from(content)
-    except UsageError as error:
-        raise UsageError(f"{path / SWEEP_FILE}: {error}") from error
+        file = sweep_from(content)
+    except (UsageError, DamagedRecord) as error:
+        raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
+    digest = _digest(contents)
+    if trusts:
+        with suppress(OSError, RuntimeError):
+            _trust(digest)
+    elif not _is_trusted(digest):
+        lines = list(dict.fromkeys(_actions(content, contents)))
+        tell(f"{path} was not begun here by you, or was changed since; going on would use")
+        for line in [*lines[:_MOST_SHOWN], *([f"and {len(lines) - _MOST_SHOWN} more"] if lines[_MOST_SHOWN:] else [])]:
+            tell(f"  {line}")
+        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {path} --trust` takes it over")
+    return file
+
+
+def _actions(file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[str]:
+    """In a line each, the settings of a sweep that may run, import or read something, or send."""
+    copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
+    for source, text in contents.items():
+        tree = file if source == SWEEP_FILE else parse_yaml(text.decode(errors="replace"), source)
+        for name, value in leaves(masked(tree)):
+            is_code = isinstance(value, str) and _NAMES_CODE.search(value) and not value.startswith("lmbench.")
+            if name.startswith("environments."):
+                yield f"program {name.removeprefix('environments.')}: {value}"
+            elif "wandb" in name and value is not None:
+                yield f"W&B {name}: {value}"
+            elif is_code and not name.startswith("view") and name not in copies:
+                yield f"code {name}: {value} ({source})"
+
+
+def _digest(contents: Mapping[str, bytes]) -> str:
+    return hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
+
+
+def _trusted_file() -> Path:
+    """Digests of the sweeps that this user began or took over. Raises RuntimeError for a user without a home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "lmbench" / "sweeps"
+
+
+def _is_trusted(digest: str) -> bool:
+    with suppress(OSError, RuntimeError):
+        return digest in _trusted_file().read_text().split()
+    return False
+
+
+def _trust(digest: str) -> None:
+    if not _is_trusted(digest):
+        _trusted_file().parent.mkdir(parents=True, exist_ok=True)
+        with _trusted_file().open("a") as file:
+            file.write(f"{digest}\n")
 
 
 def _with_configs(file: dict[str, Any]) -> list[tuple[Options, str]]:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from simulated_cells import SimulatedServers, records, sweep
 
+from lmbench.cli import main
+from lmbench.errors import UsageError
 from lmbench.records.process import boot_id, process_start_s
-from lmbench.sweep.folder import MARK, SweepFolder
+from lmbench.sweep.folder import MARK, SweepFolder, read_sweep_folder
 
 ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
@@ -65,3 +67,66 @@ def test_compiled_code_that_lies_there_is_removed_before_anything_runs(run: Path
     (run / "run.json").unlink()
     sweep(tmp_path, SimulatedServers(lambda name: "error" if planted.exists() else "ok"), ONE)
     assert [row.outcome for row in records(tmp_path).values()] == ["ok"]
+
+
+#: What a foreign sweep may name, by where it stands: in sweep.json's file, or in the configuration beside it.
+FOREIGN = {
+    "program": ({"environments": {"x": {"python": "./evil.sh"}}}, {}, "x.python: ./evil.sh"),
+    "variable": ({"environments": {"x": {"variables": {"LD_PRELOAD": "evil.so"}}}}, {}, "LD_PRELOAD: evil.so"),
+    "revision": ({"environments": {"x": {"revision": "HEAD", "tree": "dl"}}}, {}, "x.tree: dl"),
+    "class": ({"matrix": {"case": [{"model": {"class_path": "evil.Model"}}]}}, {}, "class_path: evil.Model"),
+    "callback": ({}, {"trainer": {"callbacks": [{"class_path": "evil.Call"}]}}, "evil.Call (base.yaml)"),
+    "logger": ({"base": {"trainer.logger": "WandbLogger"}}, {}, "trainer.logger: WandbLogger"),
+    "destination": ({}, {"wandb": {"mode": "online", "entity": "thief"}}, "wandb.entity: thief"),
+    "many": ({"include": [{"ckpt_path": f"/{number}"} for number in range(99)]}, {}, "more"),
+}
+
+
+@pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
+    what: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, config, shown = FOREIGN[what]
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('ran', 'w')")
+    Path("evil.sh").write_text("#!/bin/sh\ntouch ran")
+    Path("evil.sh").chmod(0o755)
+    (tmp_path / "dl").mkdir()
+    content = {"base": {"config": "base.yaml"}, "matrix": {"data.batch_size": [1]}} | file
+    (tmp_path / "dl" / "sweep.json").write_text(json.dumps({"file": content}))
+    (tmp_path / "dl" / "base.yaml").write_text(json.dumps(config))
+    before = sorted(tmp_path.rglob("*"))
+    assert main([words[0], "dl", *words[1:]]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
+    assert any(shown in line for line in told[1:-1])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = (tmp_path / "sim").rename(tmp_path / "moved")
+
+    def refusal() -> str | None:
+        try:
+            read_sweep_folder(folder)
+        except UsageError as error:
+            return str(error)
+        return None
+
+    assert refusal() is None
+    (folder / "side-A.yaml").write_text("model: evil.Model")
+    assert "--trust" in str(refusal())
+    (folder / "side-A.yaml").unlink()
+    assert refusal() is None
+    path = folder / "sweep.json"
+    path.write_text(path.read_text().replace('"repeats": 1', '"repeats": 2'))
+    assert "--trust" in str(refusal())
+    assert read_sweep_folder(folder, trusts=True).repeats == 2
+    assert refusal() is None
+    # Another user's, or one without a home.
+    monkeypatch.setenv("XDG_STATE_HOME", "moved")
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    assert "--trust" in str(refusal())
