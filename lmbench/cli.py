@@ -25,7 +25,8 @@ _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 COMMANDS = {
     "fit": "measure training: forward, backward and optimizer times, memory, MFU",
     "validate": "measure inference on the validation data",
-    "show": "print a result again",
+    "list": "what has been measured, the newest first; names for results",
+    "show": "print a result again; alone, the newest",
     "fields": "what a number of a result means, and its unit",
     "sweep": "measure a grid of configurations, each in a process of its own",
     "report": "results as tables to paste, as CSV, or as one page with charts",

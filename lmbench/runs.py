@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmbench.records import load as _load
 from lmbench.records.codec import as_dict
+from lmbench.records.named import find_result
 from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.answer import Answer, Line
@@ -50,10 +51,12 @@ class Run(_load.Run):
 def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:
     """Every run at or below a folder (also of a sweep), sorted by name; one that is damaged says so in `damage`.
 
+    `last`, `last~1` or a name that was given to a result stands for it, as on the command line.
+
     Raises:
         UsageError: there is no such folder, no result in it, or one of another version of lmbench.
     """
-    return [read_run(folder, with_steps) for folder in _load.find_runs([path])]
+    return [read_run(folder, with_steps) for folder in _load.find_runs([find_result(str(path))])]
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "result": (
         ("--measure.results_dir", "DIR", "where result folders go (results)"),
+        ("--measure.run_id", "NAME", "the result folder's name, instead of one that is made up"),
         ("--wandb.mode", "NAME", "offline (a W&B run beside the result), online, disabled"),
         ("--print_config", "", "all settings as YAML, and nothing else"),
         ("--json", "", "the record on standard output"),

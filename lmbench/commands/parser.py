@@ -3,8 +3,8 @@
 Positional parameters are the command's arguments (`*results: str` takes several, `device: str | None = None, /` is
 optional), keyword parameters its options: a `tuple[str, str]` takes two words, a `list` may be given again, a `bool` is
 a flag. Options that the signature does not have are collected for a parameter called `settings`, if there is one: they
-belong to `fit`. The docstring's text is the help, its Args section tells each option. A function that returns an
-`Answer` has the options of `report.render.Output` beside its own.
+belong to `fit`. Results may be given by their names, such as `last`. The docstring's text is the help, its Args section
+tells each option. A function that returns an `Answer` has the options of `report.render.Output` beside its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.interruption import received
 
+#: Parameters that are results, or may be.
+_RESULTS = {"results", "runs", "source", "study"}
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> int:
     """Run a command's function with the words of a command line; returns the exit code."""
     # Here: `lmbench -h` does without them.
+    from lmbench.records.named import find_result
     from lmbench.report.answer import Answer
     from lmbench.report.render import Output, give
 
@@ -42,6 +46,9 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
             raise UsageError(f"{name}: {error}{hint}; `lmbench {name} -h` tells the options") from None
         keys = Output.__dataclass_fields__ if "Answer" in str(signature.return_annotation) else ()
         output = Output(**{key: options.pop(key) for key in keys})
+        for key in _RESULTS & options.keys():
+            given = options[key]
+            options[key] = [*map(find_result, given)] if isinstance(given, list) else given and find_result(given)
         arguments: list[Any] = []
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:

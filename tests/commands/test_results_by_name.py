@@ -1,0 +1,144 @@
+"""Results are found again: `lmbench list`, and names wherever a result is asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import ended, make_run, make_sweep
+
+import lmbench
+from lmbench.cli import main
+
+STEP = "phases.step.mean_s"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Runs of three days, and between the last two a sweep of four cells with two repeats; one cell of it ran out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "90")
+    folder = tmp_path / "results"
+    for day, precision in ((3, "bf16-mixed"), (1, "32-true"), (2, "32-true")):
+        changes = {"started_at": f"2026-11-0{day}T10:00:00+00:00", "run_id": f"day{day}", "pid": day, STEP: day / 10}
+        make_run(folder / f"day{day}", {"model.size": "small", "trainer.precision": precision}, changes)
+    make_sweep(
+        folder / "grid",
+        {"model.size": ["small", "medium"], "trainer.precision": ["32-true", "bf16-mixed"]},
+        repeats=2,
+        change=lambda run, repeat: {
+            "started_at": "2026-11-02T12:00:00+00:00",
+            "pid": 10 + hash(run["run_id"]) % 1000,
+            **(ended("oom", "forward") if run["run_id"] == "medium-32-true-r0" else {}),
+        },
+    )
+    return folder
+
+
+def listed(capsys, *words):
+    assert main(["list", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)["tables"]["results"]
+
+
+def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
+    rows = listed(capsys)
+    assert [(row["name"], row["path"], row["outcome"]) for row in rows] == [
+        ("last", "results/day3", "ok"),
+        ("last~1", "results/grid", "7 ok, 1 oom"),
+        ("last~2", "results/day2", "ok"),
+        ("last~3", "results/day1", "ok"),
+    ]
+    assert [row["step_s"] for row in rows] == [0.3, None, 0.2, 0.1]
+    assert rows[1]["step_low_s"] < rows[1]["step_high_s"]
+    assert rows[1]["what"] == "8 runs of 4 cells"
+    main(["list"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("last")]
+    assert len(lines) == 4
+    assert "small, fp32" in lines[2]
+
+
+def test_of_many_the_newest_and_how_to_see_the_others(results, capsys):
+    assert [row["name"] for row in listed(capsys, "--limit", "2")] == ["last", "last~1"]
+    main(["list", "--limit", "2"])
+    assert "2 older; --limit 4 shows them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("precision=bf16-mixed", ["last", "last~1"]),
+        ("size=medium,precision=bf16-mixed", ["last~1"]),
+        ("matmul=highest", ["last", "last~1", "last~2", "last~3"]),
+        ("trainer.precision=32-true", ["last~1", "last~2", "last~3"]),
+        ("run_id=day1", ["last~3"]),
+        ("outcome=oom", ["last~1"]),
+    ],
+)
+def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
+    assert [row["name"] for row in listed(capsys, "--where", where)] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["list", "--where", "precison=bf16-mixed"], "did you mean precision?"),
+        (["list", "--where", "precision=bf16"], "precision is one of 32-true, bf16-mixed"),
+        (["list", "--where", "bf16"], "give NAME=VALUE"),
+        (["list", "--name", "baseline"], "names one result"),
+        (["list", "--name", "last", "results/day1"], "not 'last'"),
+        (["list", "--name", "a/b", "results/day1"], "only letters"),
+        (["list", "--name", "day2", "results/day1"], "is a result itself"),
+        (["list", "--name", "smoke", "results/day1"], "shipped"),
+        (["list", "--name", "baseline", "results/none"], "does not exist"),
+        (["show", "last~9"], "'results' holds 4 results; `lmbench list`"),
+        (["show", "gone"], "was the name of results/day0"),
+        (["show", "basline"], "'basline' does not exist"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_one_line(words, told, results, capsys):
+    (results / "gone").symlink_to("day0")
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_every_command_takes_names_for_results(results, capsys):
+    assert main(["list", "--name", "baseline", "last~3"]) == 0
+    assert main(["list", "--name", "baseline", "results/day2"]) == 0
+    assert [row["name"] for row in listed(capsys.readouterr() and capsys)] == ["last", "last~1", "baseline", "last~3"]
+    for words, told in (
+        (["show"], "results/day3"),
+        (["show", "baseline", "last~3"], "results/day1"),
+        (["show", "results/last~3"], "results/day1"),
+        (["report", "last~1"], "grid"),
+        (["compare", "baseline", "last"], "UNDECIDED"),
+        (["compare", "last~1@precision=32-true,model.size=small", "last~1/small-bf16-mixed"], "results/grid/small-bf"),
+    ):
+        code = main(words)
+        printed = capsys.readouterr()
+        assert code in (0, 11), printed.err
+        assert told in printed.out, words
+    for command, told in (("kernels", "day3"), ("memory", "day3"), ("dtypes", "day3"), ("noise", "1 repeats")):
+        main([command, "last"])
+        assert told in capsys.readouterr().err, command
+    assert [run.run_id for run in lmbench.load("baseline")] == ["day2"]
+    # A name is a link: whoever walks over the results meets each once.
+    assert len(lmbench.load("results")) == 11
+
+
+def test_show_of_a_folder_of_many_is_their_list(results, capsys):
+    assert main(["show", "results"]) == 0
+    assert "see one      lmbench show last" in capsys.readouterr().out
+    assert main(["show", "results/grid"]) == 0
+    printed = capsys.readouterr().out
+    assert len([line for line in printed.splitlines() if "grid/last" in line]) == 9
+    assert main(["show", "results/grid/last~2"]) == 0
+
+
+def test_what_is_damaged_or_of_another_lmbench_is_a_line_too(results, capsys):
+    (results / "day1" / "run.json").write_text("{")
+    (results / "day2" / "run.json").write_text('{"schema_version": 99, "started_at": "soon"}')
+    rows = {row["path"]: row for row in listed(capsys)}
+    assert rows["results/day1"]["outcome"] == "damaged"
+    assert "this lmbench reads" in rows["results/day2"]["what"]
