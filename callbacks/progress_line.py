@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import threading
 import time
 from typing import TextIO
@@ -14,13 +11,13 @@ import torch
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.schedule import ProbeKind
+from lmbench.progress import StatusLine
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 from lmbench.report.units import duration, gib
 
-#: How often the line is written where it cannot be written over itself.
-LOG_EVERY_S = 10.0
-_LIVE_EVERY_S = 1.0
+#: A thread that wakes up now and then is nothing beside a step of this length.
+_LONG_STEP_S = 5.0
 
 
 class ProgressLine(Observer):
@@ -28,21 +25,16 @@ class ProgressLine(Observer):
 
     In the window it speaks only when the timer hands over its records, about once a second; that moment is taken out of
     the steps and the window (`excluded_s`). Before the window, where a first step may compile for minutes, a thread of
-    its own says how long that has gone on; it has ended when the window opens.
-
-    On a terminal the line is written over itself; elsewhere (a pipe, a file, a terminal that is dumb) it is a line
-    every 10 s.
+    its own says how long that has gone on; it has ended when the window opens, unless steps are long.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream: TextIO | None = stream or sys.stderr
-        self._is_live = bool(self._stream and self._stream.isatty()) and os.environ.get("TERM") != "dumb"
-        self._width = 0
+        self._line = StatusLine(stream)
         self._waiting: threading.Thread | None = None
         self._window_opens = threading.Event()
 
     def run_started(self) -> None:
-        self._began_s = self._written_s = time.monotonic()
+        self._began_s = self._step_began_s = time.monotonic()
         self._warmup_step_s: float | None = None
         self._stop_waiting()
         self._window_opens.clear()
@@ -50,11 +42,12 @@ class ProgressLine(Observer):
         self._waiting.start()
 
     def before_window(self) -> None:
-        self._stop_waiting()
+        if (self._warmup_step_s or 0.0) < _LONG_STEP_S:
+            self._stop_waiting()
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         session, schedule = self.session, self.session.schedule
-        self._warmup_step_s = records[-1].step_s
+        self._warmup_step_s, self._step_began_s = records[-1].step_s, time.monotonic()
         steps = session.window_steps
         if session.stage is not Stage.WINDOW or not steps:
             return
@@ -68,26 +61,29 @@ class ProgressLine(Observer):
             parts.append(f"{tokens / taken_s:,.0f} tokens/s")
         is_gpu = session.device.type == "cuda"
         parts.append(gib(torch.cuda.memory_reserved(session.device) if is_gpu else peak_rss_bytes()))
-        self._say(", ".join(parts))
+        self._line.show(", ".join(parts))
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._say(f"probe steps: {kind.value}")
+        self._line.show(f"probe steps: {kind.value}")
 
     def run_ended(self, exception: BaseException | None) -> None:
         self._stop_waiting()
-        if self._is_live:
-            self._write(f"\r{' ' * self._width}\r")
+        self._line.clear()
 
     def _wait(self) -> None:
-        """In a thread: until the window opens, how long it has been coming."""
-        while not self._window_opens.wait(_LIVE_EVERY_S if self._is_live else LOG_EVERY_S):
+        """In a thread: until the window opens how long it has been coming, in it how long a step has taken."""
+        while not self._window_opens.wait(self._line.wait_s):
             session, warmup = self.session, self.session.schedule.warmup_steps
+            if session.stage is Stage.WINDOW:
+                step_s = time.monotonic() - self._step_began_s
+                self._line.show(f"step {session.window_steps + 1}, {duration(step_s)} so far")
+                continue
             so_far = f"{duration(time.monotonic() - self._began_s)} so far"
             if session.steps_done and self._warmup_step_s is not None:
                 left = self._time_left(self._warmup_step_s, session.steps_done - warmup)
-                self._say(f"warm-up {session.steps_done}/{warmup}, {so_far}, {left}")
+                self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}, {left}")
             else:
-                self._say(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
+                self._line.show(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
 
     def _time_left(self, step_s: float, steps: int, elapsed_s: float = 0.0) -> str:
         """The time up to the last probe step, where probe steps take as long as others; `steps` of the window are over,
@@ -96,25 +92,6 @@ class ProgressLine(Observer):
         warmup_s = max(-steps, 0) * step_s
         window_s = max(((schedule.steps or 0) - max(steps, 0)) * step_s, schedule.min_window_s - elapsed_s, 0.0)
         return f"{duration(warmup_s + window_s + len(schedule.probe_plan()) * step_s)} left"
-
-    def _say(self, line: str) -> None:
-        if self._is_live:
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self._write(f"\r{line.ljust(self._width)}")
-            self._width = len(line)
-        elif time.monotonic() - self._written_s >= LOG_EVERY_S:
-            self._written_s = time.monotonic()
-            self._write(f"{line}\n")
-
-    def _write(self, text: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The terminal is gone; the measurement goes on.
-            self._stream = None
 
     def _stop_waiting(self) -> None:
         self._window_opens.set()

@@ -19,6 +19,7 @@ from torch.nn import functional
 from lmbench.errors import UsageError
 from lmbench.instruments.environment import capture_environment
 from lmbench.model.layers import NextTokenLoss, RMSNorm
+from lmbench.progress import progress
 from lmbench.reference.published import Accumulation, load_accumulations
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import Unit
@@ -153,7 +154,8 @@ def measure_numerics(device_name: str | None, width: int) -> Answer:
         raise UsageError(f"--width is {width:,}; it must be an even number from 2 to {MOST_WIDTH:,}")
     device = torch.device(device_name or devices[0])
     environment = capture_environment(device)
-    sums, overflows = published_sums(device), overflow_table(width, device)
+    with progress("numerics"):
+        sums, overflows = published_sums(device), overflow_table(width, device)
     half = next(row for row in sums.records() if row["total_addend"] == "float16 += float16")
     failing = [
         f"{row['operator']} ({row['form']}) from x = {row['float16']:.4g}"

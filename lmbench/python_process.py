@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 
 from lmbench.errors import ExitCode, UsageError
 
@@ -18,22 +20,36 @@ class ProcessFailed(Exception):
         self.exit_code = exit_code
 
 
-def run_python(*words: str) -> str:
+def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) -> str:
     """Run the installed lmbench's Python with these words, such as `-m lmbench fit`; returns what it printed.
+
+    `heard` is called with each line that it tells on standard error meanwhile, of where it stands.
 
     Raises:
         UsageError: the words are wrong.
         ProcessFailed: it did not end well.
     """
     # -P: the installed lmbench, as this process, whatever lies in the working directory.
-    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == ExitCode.USAGE:
+    command, lines = [sys.executable, "-P", *words], list[str]()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace")
+        try:
+            for line in process.stderr or ():
+                lines.append(line.strip())
+                if line.startswith("lmbench: "):
+                    heard(lines[-1].removeprefix("lmbench: "))
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        printed = output.read()
+    if code == ExitCode.USAGE:
         # The user's own code may have said something before it, and after it.
-        raise UsageError(done.stderr.rpartition("lmbench: ")[2].partition("\n")[0])
-    if done.returncode != ExitCode.OK:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = " | ".join(lines[-_LAST_LINES:]) or "nothing on standard error"
-        is_known = done.returncode == ExitCode.OUT_OF_MEMORY
-        exit_code = ExitCode.OUT_OF_MEMORY if is_known else ExitCode.INTERNAL
-        raise ProcessFailed(f"failed with exit code {done.returncode}: {last}", exit_code)
-    return done.stdout
+        raise UsageError("\n".join(lines).rpartition("lmbench: ")[2].partition("\n")[0])
+    if code != ExitCode.OK:
+        last = " | ".join(list(filter(None, lines))[-_LAST_LINES:]) or "nothing on standard error"
+        exit_code = ExitCode.OUT_OF_MEMORY if code == ExitCode.OUT_OF_MEMORY else ExitCode.INTERNAL
+        raise ProcessFailed(f"failed with exit code {code}: {last}", exit_code)
+    return printed

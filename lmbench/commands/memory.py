@@ -64,7 +64,6 @@ def memory(
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
     if loaded is None or loaded.outcome != "oom":
         return history_answer(examine(source, device), top)
-    tell("predicting what would fit; about a minute")
     shortage = shortage_answer(explain(loaded.record, loaded.path))
     if not (loaded.path / SNAPSHOT_FILE).is_file():
         return shortage

@@ -10,6 +10,7 @@ from lmbench.compare.sides import step_sample_s
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
 from lmbench.overhead.arms import run_fit
+from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
 
@@ -50,10 +51,12 @@ def noise(
     if run:
         folder = results_dir / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         try:
-            for index in range(repeats):
-                record = run_fit([*results, *words], folder / f"r{index}")
-                step_ms = (step_sample_s(record) or 0.0) * 1e3
-                tell(f"noise: {index + 1} of {repeats}: {step_ms:.3f} ms/step")
+            with progress("noise", repeats) as task:
+                for index in range(repeats):
+                    task.begin("")
+                    record = run_fit([*results, *words], folder / f"r{index}", task.note)
+                    step_ms = (step_sample_s(record) or 0.0) * 1e3
+                    task.keep(f"{index + 1} of {repeats}: {step_ms:.3f} ms/step")
         except ProcessFailed as failure:
             tell(f"noise: {failure}")
             return failure.exit_code

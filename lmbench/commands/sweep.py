@@ -158,7 +158,7 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     if gpu is None or cell.environment is not None or cell.command != "fit":
         return None
     config = folder.config_path(cell)
-    progress.noted(f"predicting the largest {option} of {cell.id}")
+    progress.said(f"predicting the largest {option} of {cell.id}")
     try:
         words = [*([] if config is None else [f"--config={config}"]), *cell.words()[1:]]
         forecast = ask_forecast(words, Request(gpu, finds_largest=True))

@@ -2,7 +2,7 @@
 
     python -m lmbench.fit.prediction REQUEST [OPTIONS OF lmbench fit]
 
-prints the forecast as JSON after a record separator.
+prints the forecast as JSON, and tells each step that it tries on standard error.
 """
 
 from __future__ import annotations
@@ -185,6 +185,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     is_compiled = plan.compile_options is not None
 
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+        tell(f"a step of batch {batch_size}" + (f" x context {context_length}" if context_length else ""))
         with _told_in_a_line():
             return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
 

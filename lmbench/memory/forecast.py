@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from lmbench.hardware import matmul_workspace_bytes, named_gpu
 from lmbench.memory.categories import Category
+from lmbench.progress import progress
 from lmbench.python_process import run_python
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Phase
@@ -128,5 +129,7 @@ def ask_forecast(words: list[str], request: Request) -> Forecast:
         UsageError: the words are wrong, or the module cannot be run on fake tensors.
         ProcessFailed: the process broke.
     """
-    printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words)
+    with progress("predicting memory") as task:
+        asked = msgspec.json.encode(request).decode()
+        printed = run_python("-m", "lmbench.fit.prediction", asked, *words, heard=task.note)
     return msgspec.json.decode(printed, type=Forecast)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from lmbench.errors import tell
 from lmbench.interruption import received
 from lmbench.overhead.result import ARMS, Arm, Measurement, overhead_answer
+from lmbench.progress import Task, progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer
 
-# More than rounding and the order of sums makes: the arms did not do the same work.
+# More than rounding and the order of sums makes: the arms did not do the same task.
 LOSS_TOLERANCE_FRACTION = 1e-3
 
 
@@ -32,8 +33,14 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         UsageError: the options are wrong.
         ProcessFailed: a process did not end well, or did other work than the others.
     """
-    pilot = run_fit(fit_options, folder / "pilot")
-    tell(f"overhead: a first run of lmbench fit settled on {pilot.window.steps} steps a window")
+    with progress("overhead", 1 + rounds * len(ARMS)) as task:
+        return _measure(fit_options, rounds, folder, command, task)
+
+
+def _measure(fit_options: list[str], rounds: int, folder: Path, command: str, task: Task) -> Answer:
+    task.begin("a first run")
+    pilot = run_fit(fit_options, folder / "pilot", task.note)
+    task.keep(f"a first run of lmbench fit settled on {pilot.window.steps} steps a window")
     fixed = ["--measure.steps", str(pilot.window.steps), "--measure.min_window_s", "0"]
     options = [*fit_options, *fixed, "--measure.probe_steps", "0", "--measure.strict", "false"]
     measurements: list[Measurement] = []
@@ -41,17 +48,18 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         for index in range(rounds):
             turn = index % len(ARMS)
             for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
-                record = measure_arm(arm, options, folder / f"{arm}-{index}")
+                task.begin(arm)
+                record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
                 measurements.append(Measurement.of(arm, index, record))
                 check_same_work(measurements)
-                tell(f"overhead: round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
+                task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
     except BaseException:
         complete = len(measurements) // len(ARMS)
         # An interval needs two rounds; with them, what was measured before a signal is shown.
         if received() is None or complete < 2:
             raise
         del measurements[complete * len(ARMS) :]
-        tell(f"overhead: stopped; below is what {complete} complete rounds say")
+        task.keep(f"stopped; below is what {complete} complete rounds say")
     return overhead_answer(pilot, measurements, command)
 
 
@@ -70,7 +78,9 @@ def check_same_work(measurements: list[Measurement]) -> None:
             raise ProcessFailed(f"{m.arm}: its first loss is {losses[0]}, that of {reference.arm} {losses[1]}")
 
 
-def measure_arm(arm: Arm, options: list[str], folder: Path) -> RunRecord:
+def measure_arm(
+    arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None
+) -> RunRecord:
     """Measure an arm once, with options of `lmbench fit`; `folder` is new and takes what it leaves.
 
     Returns a record with a closed window, memory and losses.
@@ -80,17 +90,17 @@ def measure_arm(arm: Arm, options: list[str], folder: Path) -> RunRecord:
         ProcessFailed: the process did not end well.
     """
     if arm == "harness":
-        return run_fit(options, folder)
+        return run_fit(options, folder, heard)
     file = folder.with_suffix(".json")
     words = ["fit", *options, "--measure.results_dir", str(folder)]
-    run_python("-m", "lmbench.overhead.control", arm, str(file), *words)
+    run_python("-m", "lmbench.overhead.control", arm, str(file), *words, heard=heard)
     return msgspec.json.decode(file.read_bytes(), type=RunRecord)
 
 
-def run_fit(options: list[str], folder: Path) -> RunRecord:
+def run_fit(options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None) -> RunRecord:
     """`lmbench fit` with its results in `folder`; returns its record. Raises like `measure_arm`."""
     try:
-        run_python("-m", "lmbench", "fit", *options, "--measure.results_dir", str(folder))
+        run_python("-m", "lmbench", "fit", *options, "--measure.results_dir", str(folder), heard=heard)
     except ProcessFailed as failure:
         runs = find_runs([folder]) if folder.is_dir() else []
         error = load_run(runs[0]).record.error if runs else None

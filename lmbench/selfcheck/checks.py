@@ -18,6 +18,7 @@ from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
+from lmbench.progress import Task, progress
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import busy_machine
 from lmbench.records.measured import TrainingFacts
@@ -261,20 +262,8 @@ def check_truths(wanted: str | None) -> Answer:
     device = torch.device(wanted or ("cuda" if has_gpu else "cpu"))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    load, results = "", list[CheckResult]()
-    for name, check in CHECKS.items():
-        if check.on_cpu and device.type == "cpu":
-            results.append(CheckResult(name, "n/a", "", f"on a CPU {check.on_cpu}"))
-            continue
-        before = read_host()
-        lines = list(check.run(device))
-        state = host_state(before, read_host())
-        guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
-        if check.is_timed and guard.status == "warn":
-            # A clock that fails on a busy machine is undecided.
-            lines = [line._replace(status="busy") if line.status == "fail" else line for line in lines]
-            load = guard.message
-        results += lines
+    with progress("selfcheck", len(CHECKS), is_measured_here=True) as task:
+        load, results = _check(device, task)
     counts = Counter(result.status for result in results)
     passed = f"{counts['pass']} passed, {counts['fail']} failed, {counts['busy']} undecided, {counts['n/a']} need a GPU"
     notes, code = [Line("result", passed)], ExitCode.INTERNAL if counts["fail"] else ExitCode.OK
@@ -292,3 +281,23 @@ def check_truths(wanted: str | None) -> Answer:
         notes=notes,
         exit_code=code,
     )
+
+
+def _check(device: torch.device, task: Task) -> tuple[str, list[CheckResult]]:
+    """What made the machine too busy, if anything did, and the results of every check."""
+    load, results = "", list[CheckResult]()
+    for name, check in CHECKS.items():
+        task.begin(name)
+        if check.on_cpu and device.type == "cpu":
+            results.append(CheckResult(name, "n/a", "", f"on a CPU {check.on_cpu}"))
+            continue
+        before = read_host()
+        lines = list(check.run(device))
+        state = host_state(before, read_host())
+        guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
+        if check.is_timed and guard.status == "warn":
+            # A clock that fails on a busy machine is undecided.
+            lines = [line._replace(status="busy") if line.status == "fail" else line for line in lines]
+            load = guard.message
+        results += lines
+    return load, results

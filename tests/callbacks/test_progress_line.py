@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmbench.callbacks import progress_line
+from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.run import Compile, RunRecord
@@ -53,14 +53,14 @@ def test_a_log_file_and_a_dumb_terminal_get_a_line_now_and_then_that_says_all(mo
     records = [StepRecord(step_s=0.1, tokens=2048), StepRecord(step_s=0.3, tokens=2048)]
     line.steps_recorded(records)
     assert log.getvalue() == ""
-    monkeypatch.setattr(progress_line, "LOG_EVERY_S", 0.0)
+    line._line._pause_s = 0.0
     line.steps_recorded(records)
     line.run_ended(None)
-    assert re.fullmatch(WINDOW + "\n", log.getvalue())
+    assert re.fullmatch(f"lmbench: {WINDOW}\n", log.getvalue())
 
 
 def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
-    monkeypatch.setattr(progress_line, "_LIVE_EVERY_S", 0.01)
+    monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.01)
     line = in_a_run(terminal := Terminal())
     line.run_started()
     while "compiling" not in terminal.getvalue():
@@ -75,6 +75,6 @@ def test_a_live_line_keeps_to_a_narrow_terminal_is_written_over_itself_and_wiped
     monkeypatch.setenv("TERM", "xterm")
     line = in_a_run(terminal := Terminal(), Stage.WINDOW, window_steps=12, window_elapsed_s=1.2)
     line.steps_recorded([StepRecord(step_s=0.2, tokens=2048)])
-    line._say("short")
+    line._line.show("short")
     line.run_ended(None)
     assert terminal.getvalue().split("\r")[1:] == ["step 12/20, 2.8 s left,", "short" + " " * 18, " " * 5, ""]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import PhaseSummary, RunError
@@ -46,16 +45,6 @@ def test_a_line_for_each_run_says_how_it_ended_what_is_left_and_a_reason_once():
     assert again.endswith(jobs[5].name)
 
 
-def test_a_log_file_hears_of_a_long_run_once_a_minute():
-    progress, jobs = progress_on(log := io.StringIO())
-    for tenth in range(1500):
-        progress.running(jobs[0], tenth / 10)
-    lines = log.getvalue().splitlines()
-    assert len(lines) == 2
-    assert "running for 60 s" in lines[0]
-    assert "\r" not in log.getvalue()
-
-
 def test_a_terminals_last_line_fits_it_and_is_gone_at_the_end(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
@@ -63,10 +52,10 @@ def test_a_terminals_last_line_fits_it_and_is_gone_at_the_end(monkeypatch):
     progress.running(jobs[0], 3.0)
     progress.noted("writing for W&B: 0 of 4")
     progress.close()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert ("running for 3.0 s" in text, "writing for W&B" in text) == (True, True)
-    assert all(len(line) <= 40 for line in re.split(r"[\r\n]", text))
-    assert "\x1b[2K" in terminal.getvalue().rpartition("W&B")[2]
+    running, writing, *rest = terminal.getvalue().split("\r")[1:]
+    assert ("running for 3.0 s" in running, writing.strip()) == (True, "writing for W&B: 0 of 4")
+    assert max(len(running), len(writing)) <= 40
+    assert [line.strip() for line in rest] == ["", ""]
 
 
 def test_the_least_time_and_what_runs_took_say_what_is_left():

@@ -19,6 +19,7 @@ from lmbench.instruments.clock import make_clock, synchronize
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
 from lmbench.instruments.environment import capture_environment
 from lmbench.kernels.ceiling import CeilingRecord, Rate
+from lmbench.progress import progress
 from lmbench.records.environment import Environment
 from lmbench.records.measured import DeviceReading, DeviceState
 
@@ -43,7 +44,13 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
     """The rates of every kind of work on this process's device, each held for that many seconds."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = list(MATMULS) if device.type == "cuda" else ["bf16", "fp32"]
-    rates = [*(matmul_rate(name, device, sustained_s) for name in names), copy_rate(device, sustained_s)]
+    rates = []
+    with progress("ceiling", len(names) + 1, is_measured_here=True) as task:
+        for name in names:
+            task.begin(name)
+            rates.append(matmul_rate(name, device, sustained_s))
+        task.begin("copy")
+        rates.append(copy_rate(device, sustained_s))
     environment = msgspec.convert(capture_environment(device), Environment)
     return CeilingRecord(1, datetime.now(UTC).isoformat(timespec="seconds"), environment, rates)
 

@@ -1,0 +1,71 @@
+"""Where work stands, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from lmbench import progress
+from lmbench.progress import StatusLine
+from lmbench.python_process import run_python
+
+CHILD = "import sys, time; print('lmbench: batch 7', file=sys.stderr, flush=True); time.sleep(0.5); print('done')"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.02)
+    # Standard error itself is pytest's while a test runs.
+    monkeypatch.setattr(progress, "StatusLine", partial(StatusLine, stream := Terminal()))
+    return stream
+
+
+def test_parts_what_a_process_tells_and_the_time_left_are_said_and_taken_away(terminal):
+    with progress.progress("counting", 3) as task:
+        task.begin("one")
+        assert run_python("-c", CHILD, heard=task.note) == "done\n"
+        task.begin("two")
+        task.keep("one took long")
+    told = terminal.getvalue()
+    assert re.search(r"\rcounting: 1 of 3 one, batch 7, [\d.]+ s so far", told)
+    assert re.search(r"\rcounting: 2 of 3 two, [\d.]+ s so far, about [\d.]+ s left", told)
+    assert "lmbench: counting: one took long\n" in told
+    assert told.endswith("\r")
+    assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
+
+
+def test_where_the_process_is_measured_nothing_is_drawn_between_parts(terminal):
+    with progress.progress("measuring", is_measured_here=True) as task:
+        task.begin("one")
+        before = terminal.getvalue()
+        time.sleep(0.1)
+        assert terminal.getvalue() == before
+
+
+def test_a_log_hears_after_5_s_and_then_ever_less_often(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
+    line = StatusLine(log := io.StringIO())
+    for second in range(600):
+        now_s[0] = float(second)
+        line.show(f"at {second}")
+    assert [int(words.split()[-1]) for words in log.getvalue().splitlines()[:6]] == [5, 15, 35, 75, 135, 195]
+
+
+def test_a_stream_that_is_gone_ends_nothing():
+    stream = Terminal()
+    line = StatusLine(stream)
+    stream.close()
+    line.keep("lost")
+    line.show("lost as well")
