@@ -120,6 +120,9 @@ def _headline(findings: Findings) -> list[Line]:
         if clock.comm_s:
             hidden, exposed = milliseconds(clock.comm_overlapped_s), milliseconds(clock.comm_exposed_s)
             lines.append(Line("", f"communication: {hidden} ms beside kernels that compute, {exposed} ms exposed"))
+    for place, key in (("before the trace", "before_s"), ("outside the traced steps", "outside_steps_s")):
+        if uncounted_s := findings.completeness[key]:
+            lines.append(Line("", f"{place}: {milliseconds(uncounted_s)} ms, not counted"))
     for phase, clock in findings.phases[findings.phases.verdict.notna()].iterrows():
         lag = f" (without the profiler {clock.lag_verdict})" if clock.lag_verdict not in (None, clock.verdict) else ""
         lines += [Line(phase, f"{clock.verdict}{lag}: {clock.reason}"), Line("", clock.advice)]

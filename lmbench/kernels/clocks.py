@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.kernels.events import Events, TraceEvents
-from lmbench.kernels.phases import NO_PHASE, OUTSIDE, PHASE_ORDER, UNLINKED, PhaseTimeline
+from lmbench.kernels.phases import NO_PHASE, PHASE_ORDER, UNLINKED, PhaseTimeline
 from lmbench.records.intervals import NONE, Integers, covered, paint, union
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to
@@ -78,31 +78,35 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
     by events on the stream. A kernel without a launch is of no phase: it has `unlinked` for itself, unless
     another runs beside it.
 
-    With lmbench's steps the clock runs over them, without the first of several: the recording starts on an idle device,
-    where the host first has to get ahead. Else it runs over the whole trace.
+    The clock runs over the steps, of lmbench's without the first of several: the recording starts on an idle device,
+    where the host first has to get ahead. Where kernels were queued before, it runs from the first to the last that the
+    steps launched. Without steps it runs over the whole trace.
     """
-    begun = len(timeline.step_start_ns)
-    is_whole = not (begun and len(timeline.start_ns))
-    skipped = int(not is_whole and 1 < begun == timeline.steps)
+    is_whole = not len(timeline.step_ns)
+    skipped = int(timeline.source == "lmbench" and 1 < len(timeline.step_ns) == timeline.steps)
     steps = timeline.steps - skipped
     if kernels.empty:
         return Clocks(pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
+    # Kernels of other launches behind the last of the steps do not matter.
+    counted = kernels[kernels.is_counted]
+    kernels = kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())].reset_index(drop=True)
     queue = _queue(kernels, events.launches)
-    moments = np.concatenate((queue.start_ns, queue.end_ns, timeline.borders_ns))
+    ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
+    moments = np.concatenate((queue.start_ns, queue.end_ns, ranges))
+    # Kernels in a queue start after their launches, and launches can go on after the last kernel.
+    first, last = min(moments.min(), queue.begun_ns.min()), max(moments.max(), queue.returned_ns.max()) + 1
     begin_ns, end_ns = int(moments.min()), int(moments.max())
+    if not is_whole:
+        begin_ns, end_ns = int(timeline.step_ns[skipped, 0]), int(timeline.step_ns[:, 1].max())
     # What the host did when: place k, from one border to the next, is of one phase. Behind these pieces, without a
     # length, are places of kernels without a launch: of those that are clocked, and of those before the clock begins.
-    # Kernels in a queue start after their launches, and launches can go on after the last kernel.
-    first, last = min(begin_ns, int(queue.begun_ns.min())), max(end_ns, int(queue.returned_ns.max()))
-    inner = np.column_stack((timeline.start_ns, timeline.end_ns)).ravel()
-    borders = np.array([first, *inner, last, last, last])
-    phases = [OUTSIDE, *(name for phase in timeline.phases for name in (phase, OUTSIDE)), UNLINKED, UNLINKED]
-    is_clocked = np.arange(len(phases)) < len(phases) - 1
-    if not is_whole:
-        # lmbench's steps: no more than from the first that counts to the end of the last phase.
-        begin_ns, end_ns = int((timeline.step_start_ns if skipped else timeline.start_ns)[skipped]), int(inner[-1])
-        is_clocked[:-2] = (borders[:-3] >= begin_ns) & (borders[:-3] < end_ns)
-    place = np.searchsorted(inner, queue.begun_ns, side="right")
+    borders = np.unique(np.concatenate(([first, begin_ns, end_ns, last], ranges)))
+    phases = [*timeline.at(borders[:-1]), UNLINKED, UNLINKED]
+    is_clocked = np.append(is_whole | ((borders[:-1] >= begin_ns) & (borders[:-1] < end_ns)), [True, False])
+    place = np.searchsorted(borders, queue.begun_ns, side="right") - 1
+    borders = np.append(borders, [last, last])
+    if (~kernels.is_counted & (kernels.end_ns > begin_ns)).any():
+        begin_ns, end_ns = int(counted.start_ns.min()), int(counted.end_ns.max())
     place = np.where(queue.launch != NONE, place, len(phases) - np.where(queue.start_ns >= begin_ns, 2, 1))
     times = {
         device: _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns)).assign(phase=phases)[is_clocked]
@@ -186,9 +190,9 @@ def _device_times(queue: Events, place: Integers, borders: Integers, span: tuple
     busy_start, busy_end, busy = paint(start, queue.end_ns, rank)
     comm_start, comm_end, comm = paint(start[is_comm], queue.end_ns[is_comm], place[is_comm])
     computing = covered(*union(start[is_compute], queue.end_ns[is_compute]))
-    # When the device became idle.
+    # When the device became idle, at the earliest when the clock begins.
     ends = np.maximum.accumulate(queue.end_ns)
-    done = np.minimum(np.append(min(span[0], int(start[0])), ends[:-1]), start)
+    done = np.minimum(np.maximum(np.append(span[0], ends[:-1]), span[0]), start)
     is_queued = is_linked & (queue.is_next | (queue.returned_ns + QUEUED_LEAD_NS <= done))
     # The first kernel of all has none in front.
     is_queued[0] = False

@@ -24,7 +24,7 @@ from lmbench.kernels.recorded import NOTES, TraceNotes
 from lmbench.records.intervals import NONE, Flags, locate, union
 
 #: Events as columns: `name`, `category`, `start_ns` and `end_ns` from the first event, `thread`, and numbers, NONE
-#: where an event has none: `device`, `stream`, `correlation`, `sequence`, `forward_thread`. It is an
+#: where an event has none: `device`, `correlation`, `sequence`, `forward_thread`. It is an
 #: np.recarray, whose columns a type checker does not know.
 Events = Any
 
@@ -52,7 +52,6 @@ _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 class _Arguments(Struct, frozen=True, gc=False):
     correlation: _Number = NONE
     device: _Number = 0
-    stream: _Number = NONE
     sequence: _Number = field(default=NONE, name="Sequence number")
     forward_thread: _Number = field(default=NONE, name="Fwd thread id")
 

@@ -75,7 +75,7 @@ def examine(path: str | Path) -> Findings:
     """Read a run's folder or a trace file and compute everything. Raises UsageError for what is no trace."""
     trace = load_trace(path)
     record, count = trace.record, count_missing(trace)
-    work = Work.of(trace.kernels, trace.timeline.steps)
+    work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
     clocks = phase_clocks(trace.kernels, trace.events, trace.timeline)
     phases = judge_phases(clocks, work, record, trace.run.steps if trace.run else [])
     why = ""
@@ -104,24 +104,26 @@ def examine(path: str | Path) -> Findings:
 def count_missing(trace: Trace) -> dict[str, Any]:
     """Launches and kernels that lack each other, and kernels that start before their launch; numbers of all steps.
 
-    Of the kernels without launch `launched_before` were launched before the trace began, as their ids tell.
+    Kernels without launch are those that should have one; `before_s` is the time of those that were launched before the
+    trace began, `outside_steps_s` of those that were launched outside of the traced steps, neither of them counted.
     `launch_without_kernel_count` are those that should have one: a call while a stream is captured into a graph starts
     nothing (`captured_launches`), and a fill of no bytes neither (`empty_fills`: all fills that the device shows
     nothing of, as the trace does not tell their sizes).
     """
     kernels, launches = trace.kernels, trace.events.launches
-    linked, unlinked = kernels[kernels.launch != NONE], kernels[kernels.launch == NONE]
+    is_linked, is_counted = kernels.launch != NONE, kernels.is_counted
+    linked, unlinked = kernels[is_linked], kernels[~is_linked & is_counted]
+    uncounted_ns = kernels.duration_ns.where(~is_counted, 0)
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
     is_fill = ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
-    # Correlation ids rise with the calls.
-    first_id = min(launches.correlation[launches.correlation != NONE], default=0)
     is_early = launches.start_ns[linked.launch] - linked.start_ns > EARLY_TOLERANCE_NS
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),
         "kernel_without_launch_count": len(unlinked),
         "without_launch_fraction": float(unlinked.duration_ns.sum() / max(kernels.duration_ns.sum(), 1)),
-        "launched_before": int(unlinked.correlation.between(0, first_id - 1).sum()),
+        "before_s": float(uncounted_ns[~is_linked].sum() / 1e9),
+        "outside_steps_s": float(uncounted_ns[is_linked].sum() / 1e9),
         "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
         "captured_launches": int((is_alone & launches.is_captured).sum()),
         "empty_fills": int((is_alone & is_fill).sum()),
@@ -147,8 +149,6 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
         advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
         return [Guard("device_recorded", "fail", launches, 0, "1", why_no_kernels, advice), *guards]
     again = "record the trace again, with fewer steps if it is large"
-    # Nothing was lost where all kernels without a launch are the end of what came before.
-    is_lost = count["launched_before"] < count["kernel_without_launch_count"]
     missing = count["launch_without_kernel_count"] / max(launches, 1)
     # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
     long = phases[(phases.verdict == "queued") & (phases.device_span_s > 1e-3)]
@@ -160,9 +160,9 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
         at_most(
             "kernels_without_launch", unlinked, 0.0, "fraction",
             f"{count['kernel_without_launch_count']:,} of {count['captured_kernel_count']:,} kernels have no launch in "
-            f"the trace, {count['launched_before']:,} of them launched before it began",
-            f"their phase is {UNLINKED}, their part {UNCLASSIFIED}; synchronize before the profiler starts",
-            otherwise="fail" if is_lost and unlinked > UNCLASSIFIED_LIMIT else "warn",
+            "the trace",
+            f"their phase is {UNLINKED}, their part {UNCLASSIFIED}; {again}",
+            otherwise="fail" if unlinked > UNCLASSIFIED_LIMIT else "warn",
         ),
         at_most(
             "launches_without_kernel", missing, 0.0, "fraction",

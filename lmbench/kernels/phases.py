@@ -44,9 +44,8 @@ class PhaseTimeline:
     """Pieces of time beside each other, each of one phase.
 
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
-    trace, 1 where nothing tells (`has_step_count`). `step_start_ns` are the beginnings of lmbench's steps, in order.
-    `borders_ns` are beginnings and ends of steps and phases, empty where nothing tells either.
-    `inferred` are phases that no range tells, only what autograd runs.
+    trace, 1 where nothing tells (`has_step_count`). `step_ns` has a row with start and end for each step that has a
+    range, in order. `inferred` are phases that no range tells, only what autograd runs.
     """
 
     start_ns: Integers
@@ -55,8 +54,7 @@ class PhaseTimeline:
     source: str
     steps: int
     has_step_count: bool
-    step_start_ns: Integers
-    borders_ns: Integers
+    step_ns: Integers
     inferred: tuple[str, ...]
 
     def at(self, moments: Integers) -> list[str]:
@@ -76,28 +74,25 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
     pieces = [(start, end, name.removeprefix(PHASE)) for name, start, end in spans if name.startswith(PHASE)]
     if unknown := {phase for *_, phase in pieces}.difference(PHASES):
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
-    starts: list[int] = []
-    step_spans: list[tuple[int, int]] = []
     inferred: list[_Range] = []
     if pieces:
-        source, starts = "lmbench", sorted(start for name, start, _ in spans if name.startswith(STEP))
+        source, step_spans = "lmbench", sorted((start, end) for name, start, end in spans if name.startswith(STEP))
         # Each step has a phase or more.
         count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(pieces) else 0
-        if 0 < count < len(starts):
+        if 0 < count < len(step_spans):
             # The last began and did not end: its kernels are outside, and no mean counts it.
-            pieces = [piece for piece in pieces if piece[0] < starts[count]]
-            starts = starts[:count]
-        steps = len(starts) or count
+            pieces = [piece for piece in pieces if piece[0] < step_spans[count][0]]
+            step_spans = step_spans[:count]
+        steps = len(step_spans) or count
     else:
         pieces = [(*span, phase) for name, *span in spans for phase, test in _FOREIGN.items() if test.search(name)]
         inferred = _inferred(host, {phase for *_, phase in pieces})
-        step_spans = [(start, end) for name, start, end in spans if _FOREIGN_STEP.match(name)]
+        step_spans = sorted((start, end) for name, start, end in spans if _FOREIGN_STEP.match(name))
         pieces, steps = pieces + inferred, len(step_spans)
         source = "foreign" if pieces else "none"
     # A range without a length has no time.
     pieces = [piece for piece in pieces if piece[1] > piece[0]]
-    times = np.array([piece[:2] for piece in pieces] + step_spans, dtype=np.int64).reshape(-1, 2)
-    start, end, owner = paint(*times[: len(pieces)].T)
+    start, end, owner = paint(*np.array([piece[:2] for piece in pieces], dtype=np.int64).reshape(-1, 2).T)
     return PhaseTimeline(
         start,
         end,
@@ -105,8 +100,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         source,
         max(steps, 1),
         steps > 0,
-        np.array(starts, dtype=np.int64),
-        times.ravel(),
+        np.array(step_spans, dtype=np.int64).reshape(-1, 2),
         tuple(phase for phase in PHASES if any(phase == piece[2] for piece in inferred)),
     )
 

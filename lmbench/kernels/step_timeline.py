@@ -47,9 +47,9 @@ class StepTimeline(Struct):
 def step_timeline(trace: Trace) -> StepTimeline | None:
     """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's."""
     kernels, launches, line = trace.kernels, trace.events.launches, trace.timeline
-    if not len(kernels) or not len(line.step_start_ns):
+    if not len(kernels) or line.source != "lmbench" or not len(line.step_ns):
         return None
-    begin = int(line.step_start_ns[-1])
+    begin = int(line.step_ns[-1, 0])
     # Behind the launches stands what a kernel without a launch has.
     launch_start, launch_end = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
     is_own = (kernels.launch != NONE) & (launch_start >= begin) & (launch_start < line.end_ns.max())

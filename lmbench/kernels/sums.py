@@ -147,6 +147,7 @@ def annotation_times(trace: Trace) -> tuple[list[Row], float]:
     by_thread, by_main = (nesting.around(thread, launches.start_ns) for thread in (launches.thread, main))
     innermost = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[trace.kernels.launch]
     durations = trace.kernels.duration_ns
+    innermost, durations = innermost[trace.kernels.is_counted], durations[trace.kernels.is_counted]
     rows = []
     for index, duration in zip(innermost.tolist(), durations.tolist(), strict=True):
         # The outermost of each name.

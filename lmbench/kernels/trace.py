@@ -28,8 +28,9 @@ class Trace:
     """All that is known of a trace; `run` is None for a bare trace file.
 
     `kernels` has a row for each kernel, copy and fill, by start, with the columns of an event and `duration_ns`,
-    `launch`, `phase`, `kind` and `part`. `launch` is an index into the launches, NONE where the trace has none: when
-    the host started that kernel, and in which phase, is then unknown, and its phase is `unlinked`.
+    `launch`, `phase`, `kind`, `part` and `is_counted`. `launch` is an index into the launches, NONE where the trace has
+    none: when the host started that kernel, and in which phase, is then unknown, and its phase is `unlinked`.
+    `is_counted` are those that the traced steps launched; what was queued before the trace began is not theirs.
     """
 
     path: Path
@@ -85,6 +86,15 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
     phases = [at_launch[index] for index in launch]
     # The innermost operator or module range around each launch.
     around = np.append(host.nesting.around(launches.thread, launches.start_ns), NONE)[launch]
+    is_counted = launch != NONE
+    if len(timeline.step_ns):
+        launched_ns = np.append(launches.start_ns, NONE)[launch]
+        is_counted &= (launched_ns >= timeline.step_ns[0, 0]) & (launched_ns < timeline.step_ns[:, 1].max())
+    # Correlation ids rise with the calls; a kernel with a later one has lost its launch.
+    first_id = min(launches.correlation[launches.correlation != NONE], default=0)
+    is_counted |= (launch == NONE) & ~kernels.correlation.between(0, first_id - 1)
+    # Of a trace whose steps launched nothing everything counts.
+    is_counted |= not is_counted.any()
     names = [*host.names, ""]
     operators = [names[event] for event in around]
     kinds = [*map(lru_cache(None)(kind_of), kernels.name, kernels.category, operators)]
@@ -105,4 +115,4 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
                 part = "loss"
         # These kinds do a part of the model and nothing else.
         parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
-    return kernels.assign(launch=launch, phase=phases, kind=kinds, part=parts)
+    return kernels.assign(launch=launch, phase=phases, kind=kinds, part=parts, is_counted=is_counted)
