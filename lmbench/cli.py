@@ -20,7 +20,7 @@ _MEASURING = ("fit", "validate")
 #: With one of these a command's standard output is for programs, and holds nothing else.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
-#: By name, what it does. `fit` and `validate` are `lmbench.fit.run`, every other one is a module of its name, with a
+#: By name, what it does. `fit` and `validate` are `commands.fit`, every other one is a module of its name, with a
 #: typed function of its name, or `run(args: list[str]) -> int`.
 COMMANDS = {
     "fit": "measure training: forward, backward and optimizer times, memory, MFU",
@@ -122,7 +122,7 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     keep_words_secret(args)
     module = f"lmbench.commands.{args[0]}"
     if args[0] in _MEASURING:
-        module = "lmbench.commands.fit_help" if args[1:] == ["-h"] else "lmbench.fit.run"
+        module = "lmbench.commands.fit"
     # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}
     is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not {"-h", "--help"} & options

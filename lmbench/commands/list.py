@@ -22,10 +22,10 @@ from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
-from lmbench.report.units import COUNT, GIB, MS
+from lmbench.report.units import COUNT, GIB, MS, milliseconds
 
-#: Facts that tell what a run was, in the order in which people say them.
-_WORDS = ("size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "optimizer")
+#: Facts that tell what a run was, those first that should be read where the screen is narrow.
+_WORDS = ("size", "precision", "matmul", "compile", "batch", "context", "mode", "attention", "optimizer")
 #: Those of them that every line tells; of the others only those that are not the same in all lines.
 _ALWAYS = ("size", "precision")
 _FIGURES = (
@@ -155,8 +155,10 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     result, runs = entry.result, entry.runs
     cells = {run.record.sweep.cell if run.record.sweep else None for run in runs}
     words = in_words(entry.facts, names) or runs[0].damage or ""
-    if result.is_sweep:
-        words = ", ".join(filter(None, [f"{len(runs)} runs of {len(cells)} cell{'s' * (len(cells) > 1)}", words]))
+    if len(cells) > 1:
+        words = ", ".join(filter(None, [f"{len(cells)} cells", words]))
+    elif runs[1:]:
+        words = f"{words} x {len(runs)}"
     elif not (look := pass_of(runs[0].record)).has_timing:
         words = f"{words}, {look.label}"
     counted = [run.record for run in runs if run.outcome == "ok" and pass_of(run.record).has_timing]
@@ -164,12 +166,11 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     for column, field in _FIGURES:
         values = [value for record in counted if (value := value_at(record, field)) is not None]
         figures.append(_figure(column, values, is_one_cell=len(cells) == 1))
-    outcomes = Counter(run.outcome for run in runs)
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    ended = ended if len(outcomes) > 1 else runs[0].outcome
+    failed = Counter(run.outcome for run in runs if run.outcome != "ok")
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common()) if runs[1:] else runs[0].outcome
     began = result.began[0]
     when = Cell(began or None, text=_local(began) if began else "")
-    return [entry.name, when, words, *figures, ended, entry.facts.get("commit"), shown_path(result.path)]
+    return [entry.name, when, words, *figures, ended or "ok", entry.facts.get("commit"), shown_path(result.path)]
 
 
 def _local(began: str) -> str:
@@ -189,4 +190,5 @@ def _figure(column: Column, values: Sequence[float], is_one_cell: bool) -> Cell:
     if is_one_cell or min(values) == max(values):
         return Cell(mean, std=sample_std(values, mean) if column.unit is MS else None)
     low, high = min(values), max(values)
-    return Cell(None, low=low, high=high, text=f"{column.unit.text(low)} .. {column.unit.text(high)}")
+    ends = [milliseconds(end, high - low) if column.unit is MS else column.unit.text(end) for end in (low, high)]
+    return Cell(None, low=low, high=high, text=" .. ".join(ends))

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
@@ -34,6 +35,7 @@ from lmbench.compare.sides import (
 from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide, holm
 from lmbench.errors import UsageError
 from lmbench.records.load import Run
+from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import Difference, differences
 from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, ratio_from, ratio_of
@@ -207,6 +209,10 @@ def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellCompa
         remarks = [*notes(a, b, figures[0].ratio), *remarks]
         if rounds is None and not invalid and figures[0].noise_floor_fraction is None:
             remarks.append("no A/A noise floor is known; `lmbench noise` measures it")
+        for side, runs in zip("AB", samples, strict=True):
+            if rounds is None and not invalid and len(runs) < MIN_REPEATS:
+                config = quote(shown_path(runs[0].path / "config.yaml"))
+                remarks.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
     return CellComparison(
         cell.name,
         verdict=INVALID if invalid else UNDECIDED,

@@ -29,10 +29,6 @@ class Result(NamedTuple):
     runs: list[Path]
     began: tuple[str, int]
 
-    @property
-    def is_sweep(self) -> bool:
-        return self.runs != [self.path]
-
 
 class _Start(Struct):
     """What run.json tells of when the run began."""

@@ -1,0 +1,73 @@
+"""`lmbench fit --repeats`: fresh processes by the sweep's engine, and a verdict against an earlier result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fit_process import QUICK
+from runs import make_run
+from warm_servers import warm_servers
+
+from lmbench.cli import main
+from lmbench.records.load import find_runs, load_run
+
+
+def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    smoke = ["fit", "smoke", *QUICK, "--measure.mode", "forward"]
+    with warm_servers() as servers:
+        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
+        assert main([*smoke, "--model.num_layers", "1", "--repeats=3", "--measure.run_id", "before", "--quiet"]) == 0
+        assert capsys.readouterr().out == "results/before\n"
+        assert main(["list", "--name", "baseline", "last"]) == 0
+        capsys.readouterr()
+        # Twelve times the layers of the baseline.
+        code = main([*smoke, "--model.num_layers", "12", "--compare", "baseline", "--gate", "5%", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    # On a busy machine it is told that nothing can be decided there.
+    assert (code, told["verdict"]) in [(10, "slower"), (11, "undecided")]
+    step = told["cells"][0]["metrics"][0]
+    assert (told["a"]["given"], step["ratio"]["n_a"], step["ratio"]["n_b"]) == ("results/before", 3, 3)
+    assert step["ratio"]["point"] > 1.5
+    before = [load_run(folder).record for folder in find_runs(["results/before"])]
+    facts = [(run.mode, run.model.num_layers, run.sweep.repeat) for run in before]
+    assert facts == [("forward", 1, repeat) for repeat in range(3)]
+    assert len({run.pid for run in before}) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--repeats", "3"], "take a configuration"),
+        (["smoke", "--repeats", "some"], "--repeats is 'some'"),
+        (["smoke", "--repeats"], "--repeats needs a value"),
+        (["smoke", "--repeats", "0"], "repeats"),
+        (["smoke", "--gate", "2%"], "belongs to --compare"),
+        (["smoke", "--compare", "last~7"], "'results' holds 1 results"),
+        (["smoke", "--compare", "nowhere"], "'nowhere' does not exist"),
+        (["smoke", "--repeats", "3", "--model.size=tiny", "--model.size", "small"], "--model.size is given twice"),
+        (["smoke", "--repeats", "3", "--measure.run_id", "there"], "`lmbench sweep results/there` goes on with it"),
+    ],
+)
+def test_what_cannot_be_repeated_or_compared_is_said_before_anything_is_measured(
+    words, told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "results" / "there", {})
+    assert main(["fit", *words]) == 2
+    printed = capsys.readouterr().err
+    assert told in printed
+    assert printed.count("\n") == 1
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["there"]
+
+
+def test_compare_of_single_runs_tells_the_command_that_repeats_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    for index, name in enumerate("ab"):
+        make_run(tmp_path / "results" / name, {}, {"pid": index})
+    assert main(["compare", "results/a", "results/b"]) == 11
+    told = capsys.readouterr().out
+    for side, name in zip("AB", "ab", strict=True):
+        assert f"repeats of {side}: lmbench fit --config results/{name}/config.yaml --repeats 3" in told
