@@ -34,9 +34,13 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("--dtypes.record", "true", "which dtype everything has, by `lmbench dtypes`"),
         ("--measure.strict", "true", "exit with 4 when a guard fails"),
     ),
+    "again": (
+        ("--repeats", "N", "fresh processes, as a sweep of one cell"),
+        ("--compare", "RESULT", "3 repeats, and a verdict against it (last, baseline)"),
+    ),
     "result": (
         ("--measure.results_dir", "DIR", "where result folders go (results)"),
-        ("--measure.run_id", "NAME", "the result folder's name, instead of one that is made up"),
+        ("--measure.run_id", "NAME", "name of the result folder (one is made up)"),
         ("--wandb.mode", "NAME", "offline (a W&B run beside the result), online, disabled"),
         ("--print_config", "", "all settings as YAML, and nothing else"),
         ("--json", "", "the record on standard output"),

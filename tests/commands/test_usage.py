@@ -86,7 +86,7 @@ def test_the_short_help_names_real_options(capsys):
     full = capsys.readouterr().out
     for name in (name for options in OPTIONS.values() for name, _, _ in options):
         # Taken before the parser sees the words.
-        assert name in ("--json", "--quiet") or re.search(rf"{re.escape(name)}\b", full), name
+        assert name in ("--json", "--quiet", "--repeats", "--compare") or re.search(rf"{re.escape(name)}\b", full), name
 
 
 def test_a_word_after_the_command_names_the_configuration(capsys):
