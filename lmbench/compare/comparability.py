@@ -178,6 +178,16 @@ def failed_guards(side: str, runs: Sequence[Run]) -> list[str]:
 _SCORE_LIMIT_FRACTION = 0.10
 
 
+def earlier_side(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """The side all of whose runs came before the other's, None where the sides took turns or nobody knows."""
+    before, after = ([run.record.started_at or "" for run in side] for side in (a, b))
+    if len(before) + len(after) < 3:
+        return None
+    if "" < max(before, default="") < min(after, default=""):
+        return "A"
+    return "B" if "" < max(after, default="") < min(before, default="") else None
+
+
 def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
     """Lines on what differs between runs of one cell, `step` the ratio of their step times."""
 
@@ -195,10 +205,8 @@ def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
     cards = known("environment.gpu.uuid")
     if all(cards) and {*cards[0]} != {*cards[1]}:
         lines.append("A and B ran on different cards of the same SKU")
-    starts = known("started_at")
-    for first, before, after in (("A", *starts), ("B", *reversed(starts))):
-        if len(a) + len(b) > 2 and all(starts) and max(before) < min(after):
-            lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
+    if (first := earlier_side(a, b)) is not None:
+        lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
     for name in ("python_iteration_s", "kernel_launch_s") if is_host_counted else ():
         scores = [statistics.median(values) for values in known(f"environment.host.{name}") if values]
         if len(scores) == 2 and abs(scores[1] / scores[0] - 1) > _SCORE_LIMIT_FRACTION:

@@ -15,7 +15,7 @@ from shlex import quote
 import numpy as np
 import scipy  # type: ignore[import-untyped]
 
-from lmbench.compare.comparability import busy_reason, check_about, failed_guards, invalid_reasons, notes
+from lmbench.compare.comparability import busy_reason, check_about, earlier_side, failed_guards, invalid_reasons, notes
 from lmbench.compare.noise import Floors
 from lmbench.compare.rounds import ratio_by_rounds
 from lmbench.compare.sides import (
@@ -103,6 +103,7 @@ class CellComparison:
     by_rounds: bool
     slow: Sequence[SlowProcess]
     busy: str | None
+    is_apart: bool
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellCompa
         slow=slow_processes(rounds, figures[0].ratio) if rounds else [],
         # Rounds measure both sides under the same load, and take out drift from one side to the other.
         busy=busy_reason(a, b) if rounds is None else None,
+        is_apart=rounds is None and earlier_side(a, b) is not None,
     )
 
 
@@ -256,6 +258,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
                 family=family,
                 words=TIME_WORDS if is_time else SIZE_WORDS,
                 has_hint=is_step,
+                is_apart=is_time and cell.is_apart,
             )
             slow_side = one_sided(cell.slow) if is_step and figure.finding == SAME else None
             if cell.busy is not None and is_time and figure.finding != UNDECIDED:

@@ -14,7 +14,8 @@ from lmbench.errors import ExitCode
 from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, POWER, Ratio
 from lmbench.report.units import change_percent, change_range, percent_short
 
-DEFAULT_TOLERANCE_FRACTION = 0.01
+#: A machine that was not seen to be busy may be slower by so much an hour later.
+DRIFT_FRACTION = 0.1
 
 SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
 SLOWER, FASTER = TIME_WORDS
@@ -59,6 +60,7 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     family: int,
     words: tuple[str, str] = TIME_WORDS,
     has_hint: bool = True,
+    is_apart: bool = False,
 ) -> Decision:
     """The verdict of a comparison that is valid.
 
@@ -68,6 +70,7 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         adjusted_p: p after Holm's correction over a family of so many tests.
         words: what a ratio above 1 and one below are called.
         has_hint: say of one that is undecided how many repeats would do.
+        is_apart: it is a time, and one side was measured before the other: a drift of the machine is in the ratio.
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
@@ -84,6 +87,10 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if adjusted_p < 1.0 - CONFIDENCE:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
+        if is_apart and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+            remedy = "`lmbench noise` measures it, `lmbench compare --run` takes turns"
+            drift = f"one side was measured before the other, and no A/A noise floor is known: {remedy}"
+            return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
         above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
         above = f"after {ratio.n_a} rounds" if by_rounds else above
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
@@ -94,13 +101,17 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
     if ratio.low is None:
         return Decision(UNDECIDED, f"{ratio.n_a} rounds bound nothing yet ({change} so far)")
+    reach = f"the interval {limits} includes 0 and reaches beyond {gate}"
+    if ratio.persistence:
+        shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
+        return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
     hint, noun = "", "rounds" if by_rounds else "repeats a side"
     needed = ratio.needed(tolerance) if has_hint else 0
     if needed is None:
         hint = f"; at this spread no number of {noun} is likely to give a verdict: widen the gate, or quiet the machine"
     elif needed > repeats:
         hint = f"; at this spread {needed} {noun} in all give a verdict with {percent_short(POWER)} probability"
-    return Decision(UNDECIDED, f"the interval {limits} includes 0 and reaches beyond {gate}{hint}")
+    return Decision(UNDECIDED, f"{reach}{hint}")
 
 
 def interval(low: float | None, high: float | None) -> str:

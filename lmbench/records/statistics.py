@@ -166,6 +166,8 @@ class Ratio:
     equal_high: float | None
     #: Differences of logarithms of sides that were measured in turn, a round each; empty where they were not.
     differences: tuple[float, ...] = ()
+    #: Autocorrelations over rounds of A, of B and of the differences, where these are not independent.
+    persistence: tuple[float, ...] = ()
 
     @property
     def change(self) -> float:

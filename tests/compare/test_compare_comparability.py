@@ -7,7 +7,9 @@ from comparison_runs import H200, SLOWER, TIMES, make_run, make_runs
 
 from lmbench.compare.comparability import HOST_MUST_MATCH, MUST_MATCH
 from lmbench.compare.comparison import compare
+from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
 from lmbench.compare.sides import METRICS
+from lmbench.records.load import load_run
 from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
@@ -125,7 +127,6 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
     assert compared(tmp_path, **changes).notes == [
         "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
         "A and B ran on different cards of the same SKU",
-        "all runs of A came before the others: what the machine drifted is in the ratio",
         "code of B differs from its commit (project): the commit does not tell what ran",
         "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)",
         "data is not compared: not every run has it",
@@ -140,3 +141,31 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
     (reason,) = cell.reasons
     assert reason.startswith("+4.00 %, and busy machine in 3 of 3 runs of B (load 3.1 a core): measure again")
     assert compared(tmp_path / "queued", guards=busy).verdict == "slower"
+
+
+@pytest.mark.parametrize(
+    ("factor", "has_floor", "is_turned", "verdict"),
+    [
+        (1.02, False, False, "undecided"),
+        (0.97, False, False, "undecided"),
+        (1.02, False, True, "slower"),
+        (1.02, True, False, "slower"),
+        # No drift of a machine that was not busy.
+        (2.0, False, False, "slower"),
+        (1.0, False, False, "same"),
+    ],
+)
+def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
+    tmp_path, factor, has_floor, is_turned, verdict
+):
+    for repeat, step_s in enumerate(TIMES):
+        make_run(tmp_path / "a", step_s, started_at=f"2026-11-21T00:00:{2 * repeat:02}")
+        start = f"2026-11-21T00:00:{2 * repeat + 1 if is_turned else 30 + repeat:02}"
+        make_run(tmp_path / "b", step_s * factor, started_at=start)
+    if has_floor:
+        key = noise_key(load_run(next((tmp_path / "a").iterdir())).record)
+        store_noise(tmp_path, [NoiseEntry(key, {}, "", {"step_s": measure_noise([*TIMES, *TIMES])})])
+    (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
+    assert cell.verdict == verdict
+    assert any("all runs of A came before" in note for note in cell.notes) != is_turned
+    assert ("takes turns" in cell.reasons[0]) == (verdict == "undecided")

@@ -167,6 +167,7 @@ def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
         sweep = {"name": "s", "axes": {"model.size": "small"}, "repeat": repeat, "environment": "branch"}
         make_run(
             tmp_path / "s" / "runs", step_s, sweep=sweep, environment__variables={"NCCL_ALGO": "Ring"},
+                started_at=f"2026-11-21T00:00:{repeat:02}",
             environment__versions__torch="2.11",
         )  # fmt: skip
     found = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch")

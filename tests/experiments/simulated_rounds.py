@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmbench.compare.rounds import looks
+from lmbench.compare.rounds import FIRST_LOOK, is_changed, is_same
 
 GATE = 0.01
 EFFECT = 0.02
@@ -25,7 +25,8 @@ class Noise:
 
     `spread` is between processes; `drift` is from round to round, half of it from one process to the next; so many of
     `slow_share` processes take `slow` longer; `clock` is how much slower the second of two clocks is, which each
-    process meets by chance (`by_round`: each round).
+    process meets by chance (`by_round`: each round). `persistence` is the autocorrelation of a side's spread from round
+    to round, on so many `sides` (1: B's only).
     """
 
     spread: float
@@ -34,6 +35,8 @@ class Noise:
     slow_share: float = 0.2
     clock: float = 0.0
     by_round: bool = False
+    persistence: float = 0.0
+    sides: int = 2
 
 
 CONDITIONS = {
@@ -49,6 +52,12 @@ CONDITIONS = {
     "0.5 %, 1 in 5 slow by 5 %": Noise(0.005, slow=0.05),
     "0.5 %, 1 in 5 slow by 10 %": Noise(0.005, slow=0.10),
     "1 %, 1 in 5 slow by 30 %": Noise(0.01, slow=0.30),
+    "1 %, 0.3 persists": Noise(0.01, persistence=0.3),
+    "1 %, 0.6 persists": Noise(0.01, persistence=0.6),
+    "1 %, 0.9 persists": Noise(0.01, persistence=0.9),
+    "4 %, 0.9 persists": Noise(0.04, persistence=0.9),
+    "1 %, B's 0.6 persists": Noise(0.01, persistence=0.6, sides=1),
+    "1 %, B's 0.9 persists": Noise(0.01, persistence=0.9, sides=1),
 }
 
 
@@ -65,6 +74,10 @@ class Rates:
 def differences(noise, trials, rounds, effect, generator):
     """Differences of the logarithms of a round's two step times, B's first in every other round."""
     values = generator.normal(0.0, noise.spread, (trials, rounds, 2))
+    kept, fresh = noise.persistence, math.sqrt(1 - noise.persistence**2)
+    for at in range(1, rounds):
+        values[:, at, -noise.sides :] *= fresh
+        values[:, at, -noise.sides :] += kept * values[:, at - 1, -noise.sides :]
     order = np.arange(2.0 * rounds).reshape(rounds, 2)
     order[1::2] = order[1::2, ::-1].copy()
     values += noise.drift / 2 * order
@@ -77,14 +90,15 @@ def differences(noise, trials, rounds, effect, generator):
 def simulate(noise, trials, effect=0.0, rounds=ROUNDS, seed=0):
     """Verdicts at the first look that has one."""
     drawn = differences(noise, trials, rounds, effect, np.random.default_rng(seed))
-    found = looks(drawn, GATE)
-    ends = found.same | found.changed
-    at = np.where(ends.any(axis=-1), ends.argmax(axis=-1), rounds - 1)
-    each = np.arange(trials)
-    same, changed = found.same[each, at], found.changed[each, at]
-    # As the ratio's sign is told: where there is the least evidence, which no more than the median is of either half.
-    up = np.array([np.median(drawn[i, : at[i] + 1]) > 0 for i in each])
-    return Rates(same.mean(), (changed & up).mean(), (changed & ~up).mean(), float(np.median(at + 1)))
+    words, ends = np.full(trials, "undecided"), np.full(trials, rounds)
+    for look in range(FIRST_LOOK, rounds + 1):
+        open_ones = np.flatnonzero(words == "undecided")
+        seen = drawn[open_ones, :look]
+        changed = np.where(np.median(seen, axis=-1) > 0, "slower", "faster")
+        words[open_ones] = np.select([is_same(seen, GATE), is_changed(seen)], ["same", changed], "undecided")
+        ends[open_ones] = look
+    shares = [float((words == word).mean()) for word in ("same", "slower", "faster")]
+    return Rates(*shares, float(np.median(ends)))
 
 
 def table(trials, conditions=CONDITIONS):

@@ -31,7 +31,9 @@ def make_run(folder: Path, step_s: float = 0.05, /, steps: int = 100, **changes:
     """One result in `folder`, of a process of its own; `changes` by dotted name, `__` for the dot."""
     number = next(_pids)
     run = put(copy.deepcopy(BASE), copy.deepcopy(_SETTINGS))
-    run |= {"pid": number, "started_at": f"2026-11-21T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"}
+    # Folders are filled in turn, as it were: no side was measured before the other.
+    order = len(list(folder.glob("*")))
+    run |= {"pid": number, "started_at": f"2026-11-21T00:{order // 60:02}:{order % 60:02}"}
     run["window"] |= {"steps": steps, "wall_s": step_s * steps, "tokens": 2048 * steps}
     run["phases"] = {name: {"mean_s": share * step_s, "n": steps} for name, share in _PHASES.items()}
     path = folder / changes.get("run_id", f"run-{number}")
