@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from lmbench.instruments.compiling import (
 )
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.records.vocabulary import Stage
+from lmbench.scratch import ScratchFolder
 
 
 class Compiler(Observer):
@@ -45,7 +45,7 @@ class Compiler(Observer):
             torch._dynamo.utils.counters.clear()
             if self.options.cache == "private":
                 # Removed with this object, at the latest when the process ends.
-                self._cache = TemporaryDirectory(prefix="lmbench-compile-", ignore_cleanup_errors=True)
+                self._cache = ScratchFolder("compile")
                 use_cache(empty_cache() or self._cache.name)
             for name, value in vars(self.options).items():
                 setattr(facts, name, value)

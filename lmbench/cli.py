@@ -52,8 +52,8 @@ def help_text() -> str:
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
         "options:\n  -h, --help   this text\n  --version    which lmbench this is\n\n"
         "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal error, 2 usage,\n"
-        "3 out of memory, 4 a guard failed under --measure.strict, 5 error in your code, 10 slower,\n"
-        "11 undecided, 12 invalid, 130 interrupted, 143 terminated."
+        "3 out of memory, 4 a guard failed under --measure.strict, 5 error in your code, 6 W&B did not\n"
+        "get it, 10 slower, 11 undecided, 12 invalid, 130 interrupted, 143 terminated."
     )
 
 

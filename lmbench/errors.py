@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     OUT_OF_MEMORY = 3
     GUARD_FAILED = 4
     USER_CODE = 5
+    NOT_SENT = 6
     SLOWER = 10
     UNDECIDED = 11
     INVALID = 12

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 
 from lmbench.errors import ExitCode, UsageError
 
 _LAST_LINES = 3
+# Of Linux's prctl: the signal that a process gets when its parent ends, however it does.
+_SET_PARENT_DEATH_SIGNAL = 1
 
 
 class ProcessFailed(Exception):
@@ -18,6 +24,12 @@ class ProcessFailed(Exception):
     def __init__(self, reason: str, exit_code: ExitCode = ExitCode.INTERNAL) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
+
+
+def tied_python(*words: str) -> list[str]:
+    """The command line of a Python with these words that a SIGKILL of this process ends too."""
+    # -P: the installed lmbench, as in this process, whatever lies in the working directory.
+    return [sys.executable, "-P", "-m", "lmbench.python_process", str(os.getpid()), *words]
 
 
 def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) -> str:
@@ -29,10 +41,11 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
         UsageError: the words are wrong.
         ProcessFailed: it did not end well.
     """
-    # -P: the installed lmbench, as this process, whatever lies in the working directory.
-    command, lines = [sys.executable, "-P", *words], list[str]()
+    lines = list[str]()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace")
+        process = subprocess.Popen(
+            tied_python(*words), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
         try:
             for line in process.stderr or ():
                 lines.append(line.strip())
@@ -53,3 +66,10 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
         exit_code = ExitCode.OUT_OF_MEMORY if code == ExitCode.OUT_OF_MEMORY else ExitCode.INTERNAL
         raise ProcessFailed(f"failed with exit code {code}: {last}", exit_code)
     return printed
+
+
+if __name__ == "__main__":
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == int(sys.argv[1]):
+        os.execv(sys.executable, [sys.executable, "-P", *sys.argv[2:]])

@@ -37,7 +37,7 @@ def board(
     from lmbench.kernels.parts import PARTS
     from lmbench.report.view import GENERIC
     from lmbench.wandb.board import Request, board_of
-    from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards
+    from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
     catalogue = make_catalogue()
@@ -58,10 +58,11 @@ def board(
         return Answer([count], [Table("panels", "What would be made", columns, rows)], figures=figures, first=())
     saved = []
     try:
+        tell(f"sending {len(boards)} boards to {write([], timeout_s)}")
         for line in save_boards(request, timeout_s):
             done, _, rest = line.partition("  ")
             saved.append(Line(done, masked_text(rest), is_whole=True))
     except WandbProblem as problem:
         tell(f"board: {problem}")
-        return Answer(saved, exit_code=ExitCode.INTERNAL)
+        return Answer(saved, exit_code=ExitCode.NOT_SENT)
     return Answer(saved)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from pathlib import Path
 
 from lmbench.errors import UsageError, tell
@@ -11,6 +10,7 @@ from lmbench.masking import masked_words
 from lmbench.overhead.arms import measure_overhead
 from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
+from lmbench.scratch import ScratchFolder
 
 
 def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
@@ -28,7 +28,7 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
         raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
     repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
     try:
-        with tempfile.TemporaryDirectory(prefix="lmbench-overhead-") as folder:
+        with ScratchFolder("overhead") as folder:
             return measure_overhead(settings, rounds, Path(folder), repeat)
     except ProcessFailed as error:
         tell(f"overhead: {error}")

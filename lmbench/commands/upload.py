@@ -66,12 +66,12 @@ def upload(
     try:
         # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
         if due:
-            write(due, timeout_s)
+            tell(f"sending {len(due)} of the results to {write(due, timeout_s)}")
         while due:
             url = sync(due[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
             print(shown(f"uploaded          {due.pop(0)}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
     except WandbProblem as problem:
         more = f"; {len(due) - 1} more not tried" if due[1:] else ""
         tell(f"not uploaded: {due[0]}: {problem}{more}")
-        return ExitCode.INTERNAL
+        return ExitCode.NOT_SENT
     return code

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from copy import deepcopy
 from itertools import repeat
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -37,6 +36,7 @@ from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
 from lmbench.runs import Run, read_run
+from lmbench.scratch import ScratchFolder
 
 _DATA = "give a DataLoader, an instance of a LightningDataModule, or a batch as data"
 #: One measurement at a time: two would measure each other.
@@ -151,9 +151,7 @@ def _measured(
     is_kept = bool(settings.results_dir)
     with ExitStack() as stack:
         if not is_kept:
-            settings.results_dir = stack.enter_context(
-                TemporaryDirectory(prefix="lmbench-", ignore_cleanup_errors=True)
-            )
+            settings.results_dir = stack.enter_context(ScratchFolder("run"))
         stack.enter_context(undisturbed())
         quiet()
         command = "validate" if settings.mode == "inference" else "fit"

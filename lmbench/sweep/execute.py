@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
+from lmbench.scratch import ScratchFolder
 from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.executor import End, Executor, Launch
 from lmbench.sweep.file import LargestSpec
@@ -179,7 +179,7 @@ class Execution:
         new = new_record(job.name, words)
         new.started_at = _now()
         # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
-        with tempfile.TemporaryDirectory(prefix="lmbench-cell-", ignore_cleanup_errors=True) as scratch:
+        with ScratchFolder("cell") as scratch:
             variables = {
                 "TMPDIR": scratch,
                 "TORCHINDUCTOR_CACHE_DIR": str(cache),
@@ -271,7 +271,7 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
     say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
     try:
         executor.await_ready(map(plan.environment_of, asked))
-        with tempfile.TemporaryDirectory(prefix="lmbench-check-") as scratch:
+        with ScratchFolder("check") as scratch:
             config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
             for cell in asked:
                 words = [*cell.words(), "--print_config"]

@@ -17,6 +17,7 @@ from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.report.logged import STEP
 from lmbench.wandb.content import began_at, config_of, name_of, series_of, summary_of, tables_of
+from lmbench.wandb.publish import SERVER
 
 
 def main(results: list[str]) -> int:
@@ -25,16 +26,27 @@ def main(results: list[str]) -> int:
     os.environ.pop("WANDB_API_KEY", None)
     # A full disk would otherwise be told of again with every line that wandb logs.
     logging.raiseExceptions = False
+    try:
+        import wandb
+
+        # As an upload will have it: the settings of a working directory are read too, and this one is empty.
+        print(f"{SERVER}{wandb.setup(wandb.Settings(silent=True)).settings.base_url}", flush=True)
+    except Exception as error:
+        return _complain(error)
     code = 0
     for result in results:
         try:
             write_run(Path(result))
         except Exception as error:
-            is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
-            problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
-            print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
-            code = 1
+            code = _complain(error)
     return code
+
+
+def _complain(error: Exception) -> int:
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
+    problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
+    print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
+    return 1
 
 
 def write_run(result: Path) -> None:

@@ -10,26 +10,31 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.files import is_folder
-from lmbench.masking import masked_message
+from lmbench.masking import masked_message, masked_text
+from lmbench.python_process import tied_python
 from lmbench.records.load import load_run
 from lmbench.records.run import WandbFiling, WandbMode
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.scratch import ScratchFolder
 from lmbench.text import one_line
 from lmbench.wandb.board import Request
 
 DEFAULT_TIMEOUT_S = 60.0
 
+#: Before the server's address, in what the process that writes prints.
+SERVER = "server: "
 _URL = re.compile(r"https?://\S+/runs/\S+")
 # What wandb's line about a fault begins with; one of them only names a file with more about it.
 _FAULT = re.compile(r"(?:wandb: )?(?:ERROR|Error:) (?!Find detailed)(?:\[\S+\] )?")
@@ -44,7 +49,8 @@ class WandbSettings:
 
     Args:
         mode: offline writes a W&B run beside the result when that is closed; online uploads it too; disabled does
-            nothing. The variable WANDB_MODE can only take away from that.
+            nothing. Without a mode it is offline for who has a key for W&B or sets WANDB_MODE, else disabled. The
+            variable WANDB_MODE can only take away from that.
         project: its project.
         entity: the user or team that it belongs to; W&B knows a default.
         group: what it is grouped with; in a sweep that is the sweep.
@@ -53,7 +59,7 @@ class WandbSettings:
         timeout_s: seconds that W&B may take to write, and again to upload.
     """
 
-    mode: WandbMode = "offline"
+    mode: WandbMode | None = None
     project: str = "lmbench"
     entity: str | None = None
     group: str | None = None
@@ -71,8 +77,22 @@ class WandbSettings:
             raise UsageError(f"wandb.timeout_s is {self.timeout_s:g}; it must be above 0")
         modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
         allowed = {"disabled": 0, "offline": 1, "dryrun": 1}.get(os.environ.get("WANDB_MODE", ""), 2)
-        mode = modes[min(modes.index(self.mode), allowed)]
+        asked = self.mode or ("offline" if "WANDB_MODE" in os.environ or _has_key() else "disabled")
+        mode = modes[min(modes.index(asked), allowed)]
         return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
+
+
+def _has_key() -> bool:
+    """Whether WANDB_API_KEY or the user's netrc has a key for a host of W&B's or for the user's own server."""
+    addresses = ["https://api.wandb.ai", "https://api.forge.coreweave.com", os.environ.get("WANDB_BASE_URL", "")]
+    with suppress(OSError, RuntimeError):
+        # Where `wandb login --host` notes the server.
+        addresses += (Path.home() / ".config" / "wandb" / "settings").read_text().split()
+    hosts = {urlsplit(address).netloc for address in addresses}
+    with suppress(OSError, RuntimeError, NetrcParseError):
+        if not hosts.isdisjoint(netrc(os.environ.get("NETRC")).hosts):
+            return True
+    return bool(os.environ.get("WANDB_API_KEY"))
 
 
 def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
@@ -120,22 +140,26 @@ class Ended:
 def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
     """Run `python -m module words`, at most so long; whatever ends the wait ends the process too.
 
-    It hears no Ctrl-C of the terminal, so that this process decides.
+    It hears no Ctrl-C of the terminal, so that this process decides. Its working directory is an empty one: wandb would
+    send where a `wandb/settings` in the user's says.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    environment["WANDB_ERROR_REPORTING"] = "false"
+    if path := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     with (
         # By itself wandb would leave logs and caches in the working directory and in the user's home.
-        tempfile.TemporaryDirectory(prefix="lmbench-wandb-", ignore_cleanup_errors=True) as scratch,
+        ScratchFolder("wandb") as scratch,
         # A file, not a pipe: wandb's own background process would keep a pipe open.
         tempfile.TemporaryFile() as output,
     ):
         process = subprocess.Popen(
-            # -P: the installed modules, as in this process, whatever lies in the working directory.
-            [sys.executable, "-P", "-m", module, *words],
+            tied_python("-m", module, *words),
+            cwd=scratch,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**environment, "WANDB_DIR": scratch, "WANDB_CACHE_DIR": scratch, "WANDB_ERROR_REPORTING": "false"},
+            env=environment | dict.fromkeys(("TMPDIR", "WANDB_DIR", "WANDB_CACHE_DIR"), scratch),
             start_new_session=True,
         )
         exit_code: int | None = None
@@ -172,12 +196,13 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
     command = shlex.join(["lmbench", "upload", str(result), *upload_options([filing])])
     problem = "W&B got nothing of this run"
     try:
-        write([result], timeout_s)
+        server = write([result], timeout_s)
         if filing.mode == "offline":
             return Published("offline, beside the result", command=command)
         problem = "not uploaded to W&B"
         if is_interrupted:
             raise WandbProblem("the run was interrupted")
+        tell(f"sending the result to {server}")
         return Published(f"uploaded: {sync(result, timeout_s) or 'the server told no address'}")
     # Whatever it is, a second Ctrl-C included: the result is complete, and the run ends as it ended.
     except BaseException as error:
@@ -185,8 +210,8 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
         return Published(f"{problem}: {why}; later: {command}", is_problem=True)
 
 
-def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> None:
-    """Write a sweep's runs that W&B is to have and that were not written yet; `tell` hears how many those are.
+def write_new(results: Iterable[Path], say: Callable[[str], None]) -> None:
+    """Write a sweep's runs that W&B is to have and that were not written yet; `say` hears how many those are.
 
     Raises:
         WandbProblem: not all could be written.
@@ -194,12 +219,14 @@ def write_new(results: Iterable[Path], tell: Callable[[str], None]) -> None:
     filings = {result: load_run(result, with_steps=False).record.wandb for result in results}
     asked = (result for result, filing in filings.items() if filing and filing.mode != "disabled")
     if new := [result for result in asked if not _files(result, "*.wandb")]:
-        tell(f"runs to be written for W&B: {len(new)}")
+        say(f"runs to be written for W&B: {len(new)}")
         write(new, DEFAULT_TIMEOUT_S)
 
 
-def write(results: Sequence[Path], timeout_s: float) -> None:
+def write(results: Sequence[Path], timeout_s: float) -> str:
     """Write the results' offline runs, in the place of those that are there; `timeout_s` is for each.
+
+    Returns the address of the server that W&B sends to, by the user's environment and home; also without results.
 
     Raises:
         WandbProblem: not all could be written. (wandb itself says nothing of steps that a full disk has no room for;
@@ -207,7 +234,10 @@ def write(results: Sequence[Path], timeout_s: float) -> None:
     """
     for result in results:
         _check_folder(result)
-    run_module("lmbench.wandb.child", [str(result) for result in results], timeout_s * len(results)).check()
+    words = [str(result.absolute()) for result in results]
+    ended = run_module("lmbench.wandb.child", words, timeout_s * max(1, len(results)))
+    ended.check()
+    return next((masked_text(line.removeprefix(SERVER)) for line in ended.lines if line.startswith(SERVER)), "W&B")
 
 
 def is_uploaded(result: Path) -> bool:
@@ -234,7 +264,7 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
         WandbProblem: it is not at the server, or not all of it.
     """
     _check_folder(result)
-    ended = run_module("wandb", ["sync", *options, str(result / "wandb")], timeout_s)
+    ended = run_module("wandb", ["sync", *options, str(result.absolute() / "wandb")], timeout_s)
     faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
     if ended.exit_code == 0 and is_uploaded(result) and not faults:
         return next((address.group() for line in ended.lines if (address := _URL.search(line))), None)
@@ -254,7 +284,7 @@ def save_boards(request: Request, timeout_s: float) -> Iterator[str]:
     Raises:
         WandbProblem: (after them) not all are.
     """
-    with tempfile.TemporaryDirectory(prefix="lmbench-boards-") as scratch:
+    with ScratchFolder("boards") as scratch:
         file = Path(scratch) / "request.json"
         file.write_bytes(msgspec.json.encode(request))
         ended = run_module("lmbench.wandb.board", [str(file)], timeout_s)

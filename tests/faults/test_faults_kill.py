@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, pairwise
+from pathlib import Path
 
+import psutil
 from fit_process import start_fit
 from warm_server import warm_server
 
@@ -20,6 +23,7 @@ from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RUN_FILE, RunFolder
+from lmbench.scratch import ScratchFolder
 
 BATCH = 25
 
@@ -62,18 +66,18 @@ def kill_at(instants, folder):
         return list(pool.map(kill, enumerate(instants)))
 
 
-def test_a_kill_at_any_of_100_instants_loses_at_most_a_second_or_50_steps(tmp_path):
+def test_a_kill_at_any_of_36_instants_loses_at_most_a_second_or_50_steps(tmp_path):
     # Counted in steps, so that most of them meet the window on a machine of any speed.
-    before = [(None, 0.3 * random.random()) for _ in range(15)]
-    within = [(random.randrange(SEEN), 0.01 * random.random()) for _ in range(70)]
-    after = [(SEEN, 0.2 * random.random()) for _ in range(15)]
+    before = [(None, 0.3 * random.random()) for _ in range(5)]
+    within = [(SEEN * index // 26, 0.01 * random.random()) for index in range(26)]
+    after = [(SEEN, 0.2 * random.random()) for _ in range(5)]
     found = kill_at([*before, *within, *after], tmp_path)
     outcomes = [outcome for outcome, _ in found]
-    assert outcomes.count("killed") > 50
+    assert outcomes.count("killed") > 18
     assert "nothing yet" in outcomes
     # They did meet the run everywhere: each quarter of its steps holds some.
-    met = [4 * done // SEEN for _, done in found[15:85]]
-    assert all(met.count(quarter) >= 3 for quarter in range(4)), met
+    met = [4 * done // SEEN for _, done in found[5:31]]
+    assert all(met.count(quarter) for quarter in range(4)), met
 
 
 def write_for_ever(results_dir, name):
@@ -106,10 +110,33 @@ def killed_after(seconds, results_dir, name):
     return finished
 
 
-def test_a_kill_at_any_of_100_instants_loses_at_most_the_last_batch(tmp_path):
-    for index in range(100):
+def test_a_kill_at_any_of_30_instants_loses_at_most_the_last_batch(tmp_path):
+    for index in range(30):
         finished = killed_after(random.uniform(0, 0.1), tmp_path, f"run{index}")
         run = load_run(tmp_path / f"run{index}")
         assert (run.outcome, run.damage) == ("killed", None)
         assert [step.step for step in run.steps] == list(range(len(run.steps)))
         assert finished * BATCH <= len(run.steps) <= (finished + 1) * BATCH
+
+
+def test_a_kill_while_w_and_b_writes_ends_its_process_and_the_next_one_clears_what_it_left(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    slow = "import os, time; open(os.environ['PID_FILE'], 'w').write(str(os.getpid())); time.sleep(600)"
+    (tmp_path / "site" / "wandb.py").write_text(slow)
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE")
+    fit = start_fit(tmp_path / "fit", "--measure.steps", "4", "--wandb.mode", "offline")
+    fit.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    (left,) = tmp_path.glob("lmbench-wandb-*")
+    fit.process.send_signal(signal.SIGKILL)
+    fit.wait()
+    child.wait(timeout=10)
+    assert fit.results[0].outcome == "ok"
+    (tmp_path / "lmbench-of-mine").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with ScratchFolder("first") as first, ScratchFolder("second"):
+        assert (left.exists(), Path(first).exists(), (tmp_path / "lmbench-of-mine").exists()) == (False, True, True)
+    assert [path.name for path in tmp_path.glob("lmbench-*")] == ["lmbench-of-mine"]

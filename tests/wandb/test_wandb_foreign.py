@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from wandb_loopback import Server
 from wandb_results import write_result
 
 from lmbench.cli import main
@@ -54,7 +55,7 @@ def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(
     assert not publish.is_uploaded(result)
     code = main(["upload", str(result)])
     if link == "wandb":
-        assert code == 1
+        assert code == 6
         assert "is a link; remove it" in capsys.readouterr().err
         assert sent == []
         with pytest.raises(OSError, match="symbolic link"):
@@ -95,6 +96,25 @@ def test_a_record_does_not_choose_where_it_goes(
     told = capsys.readouterr()
     assert told.out.count("uploaded  ") == 1 + goes
     assert str(plain) in told.out
-    assert told.err.count("\n") == (not goes)
+    assert told.err.count("\n") == 1 + (not goes)
     assert goes or "your settings do not; give --as_filed" in told.err
     assert sum(words[0] == "wandb" for words in sent) == 1 + goes
+
+
+@pytest.mark.parametrize("words", [["upload", "."], ["board", "sweep"]])
+def test_settings_in_a_folder_choose_neither_server_nor_entity(
+    words: list[str], planted_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = write_result(tmp_path / "results")
+    with Server() as thief, Server() as own:
+        for folder in ("results/wandb", f"results/{result.name}/wandb", f"results/{result.name}/wandb/wandb"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "settings").write_text(f"[default]\nentity = thief\nbase_url = {thief.url}\n")
+        monkeypatch.chdir(tmp_path / "results")
+        monkeypatch.delenv("WANDB_BASE_URL")
+        (tmp_path / "home" / ".config" / "wandb").mkdir(parents=True)
+        (tmp_path / "home" / ".config" / "wandb" / "settings").write_text(f"[default]\nbase_url = {own.url}\n")
+        assert main(words) == 0
+        assert (thief.questions, thief.authorizations) == ([], set())
+        assert bool(own.filed or own.views)
+        assert {filed.get("entity") for filed in own.filed.values()} <= {"me", None}

@@ -53,7 +53,9 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     states = Counter(line.split("  ")[0] for line in output.out.splitlines())
     assert states == {"uploaded": 3, "still running": 1}
     assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out
-    assert ("damaged: run.json" in output.err, output.err.count("\n")) == (True, 1)
+    damage, sending = output.err.splitlines()
+    assert "damaged: run.json" in damage
+    assert sending == f"lmbench: sending 3 of the results to {server.url}"
 
     assert set(server.history) == {id_of(plain), id_of(filed), id_of(killed)}
     loaded, history = load_run(plain), server.history[id_of(plain)]
@@ -92,8 +94,8 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
     result = write_result(tmp_path / "results")
     with Server(upload_status=403) as refusing:
         monkeypatch.setenv("WANDB_BASE_URL", refusing.url)
-        assert main(["upload", str(result)]) == 1
-    error = capsys.readouterr().err
+        assert main(["upload", str(result)]) == 6
+    error = capsys.readouterr().err.partition("\n")[2]
     assert "Fatal error while uploading data" in error
     assert error.count("\n") == 1
     assert not is_uploaded(result)
@@ -112,8 +114,8 @@ def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys):
     first, second = sorted(write_result(tmp_path / "results") for _ in range(2))
     with Server(status=401) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert main(["upload", str(tmp_path / "results")]) == 1
-    error = capsys.readouterr().err
+        assert main(["upload", str(tmp_path / "results")]) == 6
+    error = capsys.readouterr().err.partition("\n")[2]
     assert error == f"lmbench: not uploaded: {first}: the server refused it; is the key right?; 1 more not tried\n"
     assert not is_uploaded(first)
     assert not is_uploaded(second)
@@ -160,7 +162,7 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     def fail(*_):
         raise raised
 
-    monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: None)
+    monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: "the server")
     monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
     told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted)
     assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
