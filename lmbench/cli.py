@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import nullcontext
 
+from lmbench.commands import COMMANDS, MEASURING
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode, suggest, tell
 from lmbench.instruments.milestones import begin
@@ -16,37 +17,12 @@ from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
-_MEASURING = ("fit", "validate")
 #: With one of these a command's standard output is for programs, and holds nothing else.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
-#: By name, what it does. `fit` and `validate` are `commands.fit`, every other one is a module of its name, with a
-#: typed function of its name, or `run(args: list[str]) -> int`.
-COMMANDS = {
-    "fit": "measure training: forward, backward and optimizer times, memory, MFU",
-    "validate": "measure inference on the validation data",
-    "list": "what has been measured, the newest first; names for results",
-    "show": "print a result again; alone, the newest",
-    "fields": "what a number of a result means, and its unit",
-    "sweep": "measure a grid of configurations, each in a process of its own",
-    "report": "results as tables to paste, as CSV, or as one page with charts",
-    "upload": "bring results to W&B, each exactly once",
-    "board": "boards at W&B for each study, made or brought up to date",
-    "compare": "is B slower than A? ratio with interval, and a verdict for CI",
-    "noise": "how far a configuration is from itself: the floor that compare relies on",
-    "kernels": "where the time went: kernels by phase, kind and part of the model",
-    "memory": "where the memory goes: a recorded peak explained, or one to come predicted",
-    "dtypes": "which dtype every tensor of a step had, and the reason for each cast",
-    "nsys": "run a fit under Nsight Systems, limited to the profiled steps",
-    "ceiling": "what matrix products and copies attain on this device, for kernels",
-    "numerics": "how wrong a sum in 16 bit is, and when norms and softmax overflow",
-    "overhead": "compare a bare loop, a plain Trainer and the harness",
-    "selfcheck": "show that the numbers are true on this machine",
-}
-
 
 def help_text() -> str:
-    lines = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    lines = "\n".join(f"  {name:<10}  {what}" for name, what in COMMANDS.items())
     return (
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
@@ -121,7 +97,7 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     args = [re.sub(r"^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in args]
     keep_words_secret(args)
     module = f"lmbench.commands.{args[0]}"
-    if args[0] in _MEASURING:
+    if args[0] in MEASURING:
         module = "lmbench.commands.fit"
     # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lmbench.commands.signatures import check_options
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import RESULTS
 
@@ -25,6 +26,7 @@ def run(args: list[str]) -> int:
         return print_help(args)
     try:
         settings = _taken(words)
+        check_options(words)
         if settings and "--print_config" not in words:
             return _repeat(command, words, **settings)
     except UsageError as error:

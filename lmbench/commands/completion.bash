@@ -1,0 +1,6 @@
+# Completes lmbench's command line in bash; files where lmbench has nothing to offer.
+_lmbench() {
+    local IFS=$'\n'
+    COMPREPLY=($("$1" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _lmbench lmbench

@@ -1,0 +1,120 @@
+"""What the Tab key offers, and options that are known without PyTorch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import make_run
+
+from lmbench.cli import main
+from lmbench.commands.signatures import GROUPS, check_options, group_options
+from lmbench.errors import UsageError
+from lmbench.fit.command_line import CommandLine
+
+#: Where `lmbench` lies, and what else the scripts call.
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+SHELLS = {
+    "bash": 'COMP_WORDS=({words}); COMP_CWORD={last}; _lmbench lmbench; printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "zsh": "words=({words}); CURRENT=$(({last} + 1)); _lmbench",
+}
+#: zsh's own functions, which exist only while its completion is at work.
+ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("fi", {"fit", "fields"}),
+        ("fit sm", {"smoke", "small_fp32", "small_bf16"}),
+        ("fit --config smo", {"smoke"}),
+        ("fit smoke --trainer.prec", {"--trainer.precision"}),
+        ("fit smoke --trainer.precision bf16-m", {"bf16-mixed"}),
+        ("fit smoke --trainer.gradient_clip_v", {"--trainer.gradient_clip_val"}),
+        ("fit smoke --compare ba", {"baseline"}),
+        ("sweep tiny_st", {"tiny_step_times"}),
+        ("sweep tiny_step_times --dry", {"--dry_run"}),
+        ("show la", {"last", "last~1"}),
+        ("compare results/", {"results/a run"}),
+        ("report last --for", {"--format"}),
+        ("upload last --for", set()),
+        ("nsys fit smo", {"smoke"}),
+        ("completion b", {"bash"}),
+    ],
+)
+def test_the_tab_key_offers_what_can_stand_there(line, some, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "results" / "a run", {})
+    (tmp_path / "results" / "baseline").symlink_to("a run")
+    assert main(["completion", "--words", *line.split()]) == 0
+    assert set(capsys.readouterr().out.splitlines()) == some
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, capsys):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    asked = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
+    before = ZSH if shell == "zsh" else ""
+    done = subprocess.run(
+        [shell, "-c", f"{before}\n{script}\n{asked}"], env={"PATH": PATH}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["bf16-mixed"]
+
+
+def test_neither_completion_nor_a_typo_imports_what_is_slow():
+    code = (
+        "import sys; from lmbench.cli import main\n"
+        "main(['completion', '--words', 'fit', '--trainer.prec'])\n"
+        "assert main(['fit', 'smoke', '--trainer.precison', 'x']) == 2\n"
+        "slow = {'torch', 'lightning', 'jsonargparse', 'numpy', 'pandas', 'rich'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "--trainer.precision\n"
+    assert "did you mean --trainer.precision?" in done.stderr
+
+
+def test_every_option_that_the_real_parser_has_is_known_without_it():
+    real = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
+    known = {option for group in GROUPS for option in group_options(group)}
+    of_groups = {name.removeprefix("--") for name in real if "." in name}
+    assert known == {name.removesuffix("+") for name in of_groups if name.count(".") == 1} - {"trainer.help"}
+    check_options([word for name in real for word in (name, "x") if name.startswith("--") and name != "--print_shtab"])
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["smoke", "--trainer.precison", "x"], "--trainer.precision?"),
+        (["--config=smoke", "--mesure.steps=3"], "--measure.steps?"),
+        (["--batch_size", "4"], "--data.batch_size?"),
+        (["smoke", "--model.atention=sdpa"], "--model.attention?"),
+        (["smoke", "--trainer.callback+=X"], "--trainer.callbacks?"),
+        (["mine.yaml", "--timer.clok", "sync"], "--timer.clock?"),
+    ],
+)
+def test_a_typo_is_told_with_the_nearest_option(words, near):
+    with pytest.raises(UsageError, match="unknown option") as error:
+        check_options(words)
+    assert near in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "my.Module", "--model.width", "3"],
+        ["mine.yaml", "--model.width=3"],
+        ["toy_fp16", "--model.width=3"],
+        ["--data=my.Data", "--data.path", "x"],
+        ["smoke", "--trainer.profiler.steps=3", "--trainer.strategy.x", "1", "--optimizer.lr", "1"],
+        ["smoke", "--model.init_args.size=tiny"],
+    ],
+)
+def test_options_of_classes_are_left_to_their_parser(words):
+    check_options(words)
