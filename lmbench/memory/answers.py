@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -34,12 +35,15 @@ _HEADINGS = {
     "activations_bytes": "acts", "temporaries_bytes": "temps", "workspaces_bytes": "work", "count": "n",
     "size_bytes": "GiB", "total_bytes": "GiB", "each_bytes": "MiB each",
 }  # fmt: skip
+#: The folder of a line of code.
+_FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: What makes less of the largest category, each in a clause.
 _REMEDIES: Mapping[Category, str] = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
     "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
     "optimizer_state": "an optimizer with less state, or its state over several ranks; a smaller batch changes nothing",
-    "activations": "checkpoints (--model.checkpoint block or selective), or a smaller batch accumulated",
+    "activations": "checkpoints (torch.utils.checkpoint; lmbench's model: --model.checkpoint block or selective), or a "
+    "smaller batch accumulated",
     "logits": "a loss in pieces of the vocabulary or of the sequence, or a smaller batch accumulated",
     "temporaries": "a smaller batch accumulated, or compiling, which does without most of them",
     "inputs": "fewer batches on the device at a time",
@@ -74,13 +78,14 @@ def _table(
 def history_answer(findings: Findings, top: int = 15) -> Answer:
     """What the peak is made of, where it is from, and how to make it smaller; `top` of the largest allocations."""
     played, run, notes = findings.played, findings.run, findings.notes
+    entry_count = played.entry_count if played.has_history else 0
     tables = [
         _category_table(findings), _phase_table(findings), _part_table(findings),
-        _largest_table(findings, top), _saved_table(findings), _operator_table(findings),
+        _largest_table(findings, top), _segment_table(findings), _saved_table(findings), _operator_table(findings),
         _recorded_table(findings),
     ]  # fmt: skip
     figures = {
-        "path": str(findings.path), "device": played.device, "entries": played.entry_count,
+        "path": str(findings.path), "device": played.device, "entries": entry_count,
         "is_complete": findings.is_complete, "cuts": findings.cuts,
         "peak": {
             "allocated_bytes": findings.peak_bytes, "requested_bytes": findings.peak_requested_bytes,
@@ -93,7 +98,7 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
         "free_at_end": {"total_bytes": played.free_bytes, "largest_bytes": played.largest_free_bytes},
     }  # fmt: skip
     name, steps = (run and run.run_id) or findings.path.name, len(findings.attribution.bands.steps)
-    history = f"device {played.device}, {played.entry_count:,} entries, {steps} steps"
+    history = f"device {played.device}, {entry_count:,} entries, {steps} steps"
     return Answer(
         headline=_head(findings),
         tables=[table for table in tables if table.rows],
@@ -104,7 +109,7 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
         charts=lambda: [memory_chart(f"Memory over time: {name}", memory_timeline(findings))],
         figures=figures,
         data=lambda: _table("allocations", "Held at the peak", findings.largest),
-        first=("peak",),
+        first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
     )  # fmt: skip
 
 
@@ -114,13 +119,19 @@ def _head(findings: Findings) -> list[Line]:
     def share(name: str, size_bytes: int) -> str:
         return f"{name} {gib(size_bytes)} ({percent(size_bytes / (findings.peak_bytes or 1))})"
 
-    lines = [] if findings.is_complete else [Line("INCOMPLETE", "; ".join(findings.cuts))]
+    lines = []
+    if not findings.is_complete:
+        lines += [Line("INCOMPLETE", "; ".join(findings.cuts)), Line("", findings.remedy_of_cuts)]
     step = f" of step {findings.peak_step}" if findings.peak_step else ""
     largest = sorted(findings.by_category.items(), key=lambda item: -item[1])
     made_of = ", ".join(share(CATEGORY_LABELS[name], size) for name, size in largest[:3])
-    lines.append(Line("peak", f"{gib(findings.peak_bytes)} in {findings.peak_phase}{step}: {made_of}"))
-    parts = findings.parts.sum(axis=1)
-    lines += [Line("most", share(part, size)) for part, size in parts.items() if part][:1]
+    when = f"in {findings.peak_phase}{step}" if findings.played.has_history else "held at the end"
+    lines.append(Line("peak", f"{gib(findings.peak_bytes)} {when}: {made_of}"))
+    most = findings.parts.sum(axis=1)
+    if not any(most.index):
+        by_line = findings.largest.groupby("user_frame")["total_bytes"].sum().sort_values(ascending=False)
+        most = by_line.rename(index=lambda line: _FOLDER.sub("", line))
+    lines += [Line("most", share(name, size)) for name, size in most.items() if name][:1]
     reserved, unused = findings.peak_reserved_bytes, findings.peak_reserved_bytes - findings.peak_bytes
     # Segments may be missing in somebody else's snapshot.
     if unused >= 0:
@@ -133,6 +144,8 @@ def _head(findings: Findings) -> list[Line]:
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
         )
     for guard in not_passed(findings.guards):
+        if guard.name == "memory_history":
+            continue
         lines += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
     return lines
 
@@ -173,13 +186,23 @@ def _largest_table(findings: Findings, top: int) -> Table:
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by"})
     rows["part"] = rows["owner"].str.removeprefix(findings.shared_path)
     # The file without its folder, and without the function.
-    rows["line"] = rows["user_frame"].str.extract(r"([^/]*:\d+)", expand=False).fillna("")
+    rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
     keys = ["each_bytes", "count", "total_bytes", "category", "part", "line", "phase", "saved_by"]
-    caption = (
-        "n alike, together GiB; the first frame that is not PyTorch's or Lightning's; "
-        f"{len(rows[top:])} more kinds have {gib(rows['total_bytes'][top:].sum())}"
-    )
+    keys = [key for key in keys if (rows[key] != "").any()]
+    caption = "n alike, together GiB; the first line that is not PyTorch's or Lightning's, or the operator"
+    if len(rows) > top:
+        caption += f"; {len(rows) - top} more kinds have {gib(rows['total_bytes'][top:].sum())}"
     return _table("largest", "Largest at the peak", rows[keys][:top], caption, extra=("phase", "saved_by"))
+
+
+def _segment_table(findings: Findings) -> Table:
+    """What the allocator held at the end of the history."""
+    frame = findings.played.segments.groupby("kind").agg(
+        count=("total_bytes", "size"), total_bytes=("total_bytes", "sum"), free_bytes=("free_bytes", "sum"),
+        largest_free_bytes=("largest_free_bytes", "max"),
+    )  # fmt: skip
+    caption = "GiB that was reserved when the snapshot was taken; free: in no block"
+    return _table("segments", "Segments", frame.reset_index(), caption)
 
 
 def _saved_table(findings: Findings) -> Table:

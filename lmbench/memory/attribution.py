@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from msgspec.structs import astuple
 from lmbench.memory.categories import Category
 from lmbench.memory.recorded import BACKWARD, MOMENT, WORKSPACES, MemoryNotes
 from lmbench.memory.replay import BEFORE, Replay
-from lmbench.memory.snapshot import NO_STACK, Annotation, Frame, Snapshot
+from lmbench.memory.snapshot import Annotation, Snapshot
+from lmbench.memory.stacks import StackRoles
 from lmbench.records.intervals import Integers, locate, paint
 from lmbench.records.vocabulary import MODULE, PHASE, STEP
 
@@ -117,6 +118,10 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     """Categories, owners and phases of a device's blocks."""
     bands, blocks = bands_of(snapshot.external_annotations, played.device), played.blocks
     start_us, end_us = played.clock(blocks["start"]), played.clock(blocks["end"])
+    roles = StackRoles(played)
+    if notes is None and not len(bands.phases):
+        times = np.append(played.time_us, played.time_us[-1] + 1).tolist()
+        bands = replace(bands, phases=Ranges((name, times[first], times[past]) for name, first, past in roles.phases()))
     module = bands.modules.at(start_us)
     # Autograd's thread has no ranges of modules: a gradient tells whose backward begins.
     columns = {
@@ -126,7 +131,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     blocks = blocks.assign(category="unknown", operator="", **columns).astype({"category": object, "operator": object})
     blocks.loc[blocks["start"] == BEFORE, list(columns)] = ""
     if notes is None:
-        return Attribution(blocks.assign(category=_by_stacks(played)), bands)
+        return Attribution(blocks.assign(category=roles.categories()), bands)
     noted = _noted(notes, bands, played)
     matched = noted[noted["block"] >= 0]
     streams = matched.loc[matched["category"] == _STREAM, "block"].unique().tolist()
@@ -177,56 +182,6 @@ def _noted(notes: MemoryNotes, bands: Bands, played: Replay) -> Any:
     return noted.assign(block=block)
 
 
-#: Which frames tell what a stack does: "file function", a line each.
-_FRAMES = {
-    "module": r"torch/nn/modules/module\.py (_call_impl|_wrapped_call_impl)$",
-    "engine": r" _engine_run_backward$|torch::autograd::Engine",
-    "optimizer": r"/torch/optim/\S* (?!zero_grad$)",
-    "state": r"/torch/optim/\S* (_init_group|_init_state)$",
-    "zeroing": r" zero_grad$",
-    "loader": r"/torch/utils/data/| (move_data_to_device|transfer_batch_to_device)$",
-    "builder": r"/torch/nn/\S* (_apply|__init__|reset_parameters|load_state_dict|_load_from_state_dict)$",
-}
-
-
-def _by_stacks(played: Replay) -> Any:
-    """Categories of a history without notes.
-
-    Parameters are made by a module's constructor or moved by it; optimizer state by an optimizer's initialisation;
-    inputs by a loader. What the forward of a module makes is an activation if autograd frees it, temporary if the
-    forward does. What autograd makes (on a thread of its own, without a Python stack) is temporary if autograd frees
-    it, and a gradient if it is there when an optimizer runs, or when gradients are zeroed.
-    """
-    blocks, count = played.blocks, played.entry_count
-    texts = ["\n".join(f"{frame.filename} {frame.name}" for frame in frames) for frames in played.stacks.frames]
-    # NO_STACK is the last place.
-    flags = {
-        name: np.array([*(bool(re.search(p, text, re.M)) for text in texts), False]) for name, p in _FRAMES.items()
-    }
-    start, end, freed_by = (blocks[name].to_numpy() for name in ("start", "end", "free_stack"))
-    made, freed = ({name: flag[blocks[column]] for name, flag in flags.items()} for column in ("stack", "free_stack"))
-    is_begun, is_ended, has_no_stack = start != BEFORE, end < count, blocks["stack"].to_numpy() == NO_STACK
-    # Without stacks of Python's anywhere, their absence says nothing.
-    has_stacks = bool((is_begun & ~has_no_stack).any())
-    by_forward = made["module"] & ~made["engine"]
-    by_engine = is_begun & has_stacks & (has_no_stack | made["engine"])
-    engine_frees = is_ended & has_stacks & ((freed_by == NO_STACK) | freed["engine"])
-    # Blocks that are held while an optimizer allocates or frees something.
-    optimizing = np.append(np.flatnonzero(flags["optimizer"][played.actions["stack"]]), np.iinfo(np.int64).max)
-    meets_optimizer = optimizing[np.searchsorted(optimizing, start, side="right")] < end
-    rules = (
-        ("optimizer_state", made["state"] & ~freed["optimizer"]),
-        ("parameters", made["builder"]),
-        ("inputs", made["loader"] & ~made["module"]),
-        ("temporaries", made["optimizer"] & freed["optimizer"]),
-        ("gradients", by_engine & ~engine_frees & (meets_optimizer | freed["zeroing"])),
-        ("temporaries", by_engine & engine_frees),
-        ("activations", by_forward & engine_frees),
-        ("temporaries", by_forward & freed["module"]),
-    )
-    return np.select([is_of_it for _, is_of_it in rules], [name for name, _ in rules], "unknown").astype(object)
-
-
 def collapsed(owner: str) -> str:
     """A module's path with `*` for its indices: `blocks.3.attention.q` is one of `blocks.*.attention.q`."""
     return _INDEX.sub("*", owner)
@@ -236,16 +191,3 @@ def block_of(owner: str) -> str | None:
     """The path of the outermost indexed module around a module, such as `blocks.3`: None for what lies in none."""
     match = _INDEX.search(owner)
     return owner[: match.end()] if match else None
-
-
-#: Not the user's: PyTorch's, Lightning's, lmbench's own around the step, and what the interpreter makes up.
-_NOT_USERS = re.compile(
-    r"/(torch|lightning|pytorch_lightning|lightning_fabric|triton|functorch)/|/torch_compile_debug/|torchinductor"
-    r"|/lmbench/(measure|callbacks|fit|memory|kernels)/|^<|/contextlib\.py$|/functools\.py$|/_ops\.py$"
-    r"|\.(cpp|h|cu|c|so)$|^$"
-)
-
-
-def user_frame(frames: Iterable[Frame]) -> str:
-    """The innermost frame of the user's code, or of a library that is not PyTorch's or Lightning's, as text."""
-    return next((str(frame) for frame in frames if not _NOT_USERS.search(frame.filename)), "")

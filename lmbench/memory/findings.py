@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.memory.attribution import Attribution, Ranges, attribute, block_of, collapsed, user_frame
+from lmbench.memory.attribution import Attribution, Ranges, attribute, block_of, collapsed
 from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, read_notes
 from lmbench.memory.replay import BEFORE, Replay, replay
 from lmbench.memory.snapshot import NO_STACK, Frame, read_snapshot
+from lmbench.memory.stacks import user_frame
 from lmbench.records.guard import Guard, at_most
 from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.load import is_run_folder, load_run
@@ -150,9 +151,9 @@ class Findings:
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
         return rows.sort_values("total_bytes", ascending=False, kind="stable", ignore_index=True)
 
-    def frames_of(self, stack: int, limit: int = 30) -> list[Frame]:
+    def frames_of(self, stack: int) -> list[Frame]:
         """A stack's frames from the innermost; none where nobody looked."""
-        return [] if stack == NO_STACK else self.played.stacks.frames[stack][:limit]
+        return [] if stack == NO_STACK else self.played.stacks.frames[stack]
 
     @cached_property
     def saved_storages(self) -> Any:
@@ -196,6 +197,8 @@ class Findings:
     def cuts(self) -> list[str]:
         """The ways in which the history is not complete, each in a clause."""
         played, notes, cuts = self.played, self.notes, []
+        if not played.has_history:
+            cuts.append("it has no history, only what was held when it was taken")
         if notes is not None and 0 < notes.max_entries <= played.entry_count:
             allowed = "all that `--memory.max_entries` allows: older ones are lost"
             cuts.append(f"it holds {played.entry_count:,} entries, {allowed}")
@@ -218,16 +221,26 @@ class Findings:
         return not self.cuts
 
     @property
+    def remedy_of_cuts(self) -> str:
+        remedy = "record fewer steps, or more entries (--memory.max_entries)"
+        if self.notes is None:
+            remedy = "call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the model is built"
+        return f"An earlier peak may have been higher: {remedy}."
+
+    @property
     def guards(self) -> list[Guard]:
         """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
         counter of what was asked for: how it rounds depends on what it splits."""
         fraction, cuts = self.unknown_fraction, "; ".join(self.cuts)
-        advice = "Switch the history on before the model is built, with Python stacks; what others made stays unknown."
+        advice = "Switch the history on before the model is built; what no stack tells stays unknown."
         message = f"{percent(fraction)} of the peak has no category"
+        older = self.held[(self.held["category"] == "unknown") & (self.held["start"] == BEFORE)]
+        if len(older) and self.played.has_history:
+            message += f": {gib(int(older['size_bytes'].sum()))} are older than the history"
         guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice=advice)]
         complete = Guard("memory_history", "pass", message="the history is complete")
-        advice = "An earlier peak may have been higher: record fewer steps, or more entries (--memory.max_entries)."
-        cut = Guard("memory_history", "warn", message=f"the history is not complete: {cuts}", advice=advice)
+        message = f"the history is not complete: {cuts}"
+        cut = Guard("memory_history", "warn", message=message, advice=self.remedy_of_cuts)
         guards.append(cut if cuts else complete)
         if self.notes is not None and self.notes.peaks is not None and self.notes.peaks.requested_bytes:
             replayed, counted = int(self.played.requested_bytes.max()), self.notes.peaks.requested_bytes

@@ -14,7 +14,7 @@ import pandas as pd
 from msgspec.structs import astuple
 
 from lmbench.memory.allocator import ROUNDED_TO_BYTES
-from lmbench.memory.snapshot import NO_STACK, Snapshot, Stacks
+from lmbench.memory.snapshot import NO_STACK, Entry, Snapshot, Stacks
 from lmbench.records.intervals import Integers
 
 #: A block's start before the first entry.
@@ -28,11 +28,13 @@ class Replay:
 
     `blocks` is a frame with a row for each block: its `address`, `size_bytes` (as the allocator took it),
     `requested_bytes`, held from entry `start` (BEFORE the history) up to entry `end` (the number of entries: to the end
-    and longer), `stack` and `free_stack` (places in `stacks`). `holes` are blocks whose allocation or freeing must have
-    happened, and is not in the history. `free_bytes` were in no block at the end, `largest_free_bytes` in one piece.
+    and longer), and `stack` (its place in `stacks`). `holes` are blocks whose allocation or freeing must have
+    happened, and is not in the history. `segments` is a frame of what was reserved at the end, a row for each: its
+    `kind`, `total_bytes`, and `free_bytes` in no block, `largest_free_bytes` of them in one piece.
     """
 
     device: int
+    has_history: bool
     actions: Any
     time_us: Integers
     blocks: Any
@@ -42,8 +44,15 @@ class Replay:
     reserved_bytes: Integers
     pending_bytes: Integers
     holes: int
-    free_bytes: int
-    largest_free_bytes: int
+    segments: Any
+
+    @property
+    def free_bytes(self) -> int:
+        return int(self.segments["free_bytes"].sum())
+
+    @property
+    def largest_free_bytes(self) -> int:
+        return int(max(self.segments["largest_free_bytes"], default=0))
 
     @property
     def entry_count(self) -> int:
@@ -60,17 +69,25 @@ class Replay:
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
-    """The history of a device that has one."""
+    """The history of a device."""
     stacks = Stacks()
     names = ["action", "address", "requested_bytes", "time_us", "stack"]
-    log = pd.DataFrame(map(astuple, snapshot.device_traces[device]), columns=names)
+    entries = snapshot.device_traces[device : device + 1]
+    has_history = any(entries)
+    # Without a history, what was held when the snapshot was taken is all that there is, as if after one entry.
+    log = pd.DataFrame(map(astuple, entries[0] if has_history else [Entry("snapshot")]), columns=names)
     log = log.assign(stack=stacks.places(log["stack"]), entry=log.index)
     segments = [segment for segment in snapshot.segments if segment.device == device]
     names = ["address", "size_bytes", "state", "requested_bytes", "stack"]
     pieces = pd.DataFrame([astuple(block) for segment in segments for block in segment.blocks], columns=names)
     held = pieces[pieces["state"] == "active_allocated"].drop(columns="state")
     held = held.assign(stack=stacks.places(held["stack"])).astype(np.int64)
-    free = pieces.loc[pieces["state"] == "inactive", "size_bytes"].tolist()
+    free = [[block.size for block in segment.blocks if block.state == "inactive"] for segment in segments]
+    reserved = pd.DataFrame({
+        "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],
+        "total_bytes": [segment.total_size for segment in segments], "free_bytes": [*map(sum, free)],
+        "largest_free_bytes": [max(sizes, default=0) for sizes in free],
+    })  # fmt: skip
     blocks, holes = _blocks(log, held)
 
     def summed(shares: dict[str, int]) -> Integers:
@@ -83,10 +100,9 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     if not (log["action"] == "free_requested").any():
         pending = np.zeros_like(pending)
     return Replay(
-        device, log[["action", "stack"]], log["time_us"].to_numpy(), blocks, stacks,
+        device, has_history, log[["action", "stack"]], log["time_us"].to_numpy(), blocks, stacks,
         held_bytes(blocks, len(log)), held_bytes(blocks, len(log), "requested_bytes"),
-        sum(segment.total_size for segment in segments) - int(grown[-1]) + grown,
-        np.maximum(pending, 0), holes, sum(free), max(free, default=0),
+        reserved["total_bytes"].sum() - int(grown[-1]) + grown, np.maximum(pending, 0), holes, reserved,
     )  # fmt: skip
 
 
@@ -106,23 +122,22 @@ def _blocks(log: Any, held: Any) -> tuple[Any, int]:
     events = log[log["action"].isin(["alloc", freeing])].sort_values(["address", "entry"])
     # An address is allocated and freed in turn.
     of_address, is_alloc = events.groupby("address"), events["action"] == "alloc"
-    before, following = of_address["action"].shift(), of_address["action"].shift(-1)
+    before = of_address["action"].shift()
     events = events.assign(
         start=events["entry"],
         end=of_address["entry"].shift(-1).fillna(len(log)).astype(np.int64),
-        free_stack=of_address["stack"].shift(-1).where(following == freeing, NO_STACK).astype(np.int64),
     )
     # The allocator says how large it took what is still held.
     rounded = -(-events["requested_bytes"] // ROUNDED_TO_BYTES) * ROUNDED_TO_BYTES
     taken = events["address"].map(held.drop_duplicates("address").set_index("address")["size_bytes"])
     events["size_bytes"] = taken.where(events["end"] == len(log)).fillna(rounded).astype(np.int64)
     older = events[~is_alloc & before.isna()]
-    older = older.assign(start=BEFORE, end=older["entry"], free_stack=older["stack"], stack=NO_STACK)
+    older = older.assign(start=BEFORE, end=older["entry"], stack=NO_STACK)
     last = events.drop_duplicates("address", keep="last")
     is_held, ends_held = last["address"].isin(held["address"]), last["action"] == "alloc"
     # Freed or allocated twice in a row; held at the end and freed last, or the other way round.
     holes = int((events["action"] == before).sum() + (is_held != ends_held).sum())
     untouched = held[~held["address"].isin(last.loc[ends_held, "address"])]
-    untouched = untouched.assign(start=BEFORE, end=len(log), free_stack=NO_STACK)
+    untouched = untouched.assign(start=BEFORE, end=len(log))
     parts = [events[is_alloc], older, untouched]
     return pd.concat([part[list(untouched)] for part in parts], ignore_index=True).astype(np.int64), holes

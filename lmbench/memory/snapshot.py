@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -26,6 +27,8 @@ MAX_FILE_BYTES = 2 << 30
 #: No Python stack is deeper; frames of a damaged file beyond are not read.
 MAX_FRAMES = 400
 NO_STACK = -1
+#: The files of C and C++ frames: none, or a source's, a header's or a library's.
+_NOT_PYTHON = re.compile(r"^\W*$|\.([cCS]|cc|cpp|cxx|cu|cuh|h|hpp|inl|o|pyx|pxd|dll|exe|so[.\d]*)$|/include/")
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 #: Up to a PiB, beyond which sums would overflow.
@@ -41,6 +44,16 @@ class Frame(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line} {self.name}"
+
+    @property
+    def path(self) -> str:
+        """The file, with / between folders on Windows too."""
+        return self.filename.replace("\\", "/")
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is no frame of C or C++."""
+        return "::" not in self.name and not _NOT_PYTHON.search(self.filename)
 
 
 class Entry(Struct):
@@ -72,6 +85,8 @@ class Segment(Struct):
     address: _Int64
     total_size: _Bytes
     blocks: list[Block] = []
+    segment_type: str = ""
+    is_expandable: bool = False
 
 
 class Annotation(Struct):
@@ -91,20 +106,19 @@ class Snapshot(Struct):
     external_annotations: list[Annotation] = []
 
     def choose_device(self, device: int | None) -> int:
-        """The device to look at: `device`, or the only one with a history.
+        """The device to look at: `device`, or the only one with a history; without any history, with memory.
 
         Raises:
-            UsageError: that device has no history, or several have and none was named.
+            UsageError: the snapshot has nothing of that device, or of several and none was named.
         """
-        present = [index for index, trace in enumerate(self.device_traces) if trace]
+        traces = enumerate(self.device_traces)
+        with_history = [index for index, trace in traces if any(entry.action != "snapshot" for entry in trace)]
+        present = with_history or sorted({segment.device for segment in self.segments})
         if not present:
-            raise UsageError(
-                "this snapshot has no history, only what was held when it was taken: call "
-                "torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks='python') before the steps"
-            )
+            raise UsageError("this snapshot is empty: it has neither a history nor memory that was held")
         chosen = present[0] if device is None and len(present) == 1 else device
         if chosen is None or chosen not in present:
-            raise UsageError(f"name a device with a history: --device {', '.join(map(str, present))}")
+            raise UsageError(f"name a device of the snapshot: --device {', '.join(map(str, present))}")
         return chosen
 
 

@@ -3,7 +3,7 @@ that a page never has to read the snapshot, and as a chart."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from lmbench.memory.categories import CATEGORY_LABELS, Category
 from lmbench.memory.replay import held_bytes
+from lmbench.memory.stacks import frame_lines
 from lmbench.records.codec import read_packed, write_packed
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryHistoryRecord
@@ -29,8 +30,6 @@ MAX_COLUMNS = 480
 MAX_BLOCKS = 600
 MAX_FRAMES = 12
 MAX_BANDS = 200
-#: Between a module and the one that calls it are three frames of this file, which tell nothing.
-_CALLING = "/torch/nn/modules/module.py:"
 
 #: From the bottom of the stack: what stays, then what comes and goes.
 STACKED: tuple[Category, ...] = (
@@ -81,15 +80,14 @@ def memory_timeline(findings: Any) -> MemoryTimeline:
     first, last = np.searchsorted(moments, blocks["start"]), np.searchsorted(moments, blocks["end"]) - 1
     chosen = blocks.assign(first=first, last=last, area=(last - first + 1).clip(0) * blocks["size_bytes"])
     chosen = chosen[chosen["area"] > 0].nlargest(MAX_BLOCKS, "area").sort_values("start", kind="stable")
-    stacks = [map(str, findings.frames_of(stack, 60)) for stack in chosen["stack"]]
-    frames = ["\n".join([frame for frame in stack if _CALLING not in frame][:MAX_FRAMES]) for stack in stacks]
+    frames = ["\n".join(islice(frame_lines(findings.frames_of(stack)), MAX_FRAMES)) for stack in chosen["stack"]]
     chosen = chosen.assign(
         category=chosen["category"].map(CATEGORY_LABELS),
         phase=chosen["phase"].replace("", "before"),
         frames=[text or "none: made before the history, or by autograd's own thread" for text in frames],
     )
     columns = ["first", "last", "size_bytes", "category", "owner", "phase", "operator", "frames"]
-    ranges = bands.phases if len(bands.phases) else bands.others.outermost()
+    ranges = bands.others.outermost() if findings.notes is None and len(bands.others) else bands.phases
     entries = np.searchsorted(played.time_us, [ranges.start, ranges.end])
     places = np.clip(np.searchsorted(borders, entries, side="right") - 1, 0, len(moments))
     return MemoryTimeline(

@@ -7,7 +7,9 @@ from typing import Any
 
 import planted_memory
 import pytest
-from planted_memory import ENGINE, FORWARD, MIB, OPTIMIZER, Allocator, Step, notes_of, planted_run, write
+from planted_memory import (
+    ENGINE, FORWARD, MIB, OPTIMIZER, USER, Allocator, Stack, Step, notes_of, planted_run, write,
+)  # fmt: skip
 
 from lmbench.errors import UsageError
 from lmbench.memory.findings import Findings, examine
@@ -125,6 +127,73 @@ def test_a_strangers_history_has_the_categories_that_its_stacks_allow(tmp_path: 
     }  # fmt: skip
 
 
+PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"
+#: What every stack with C++ frames begins with, and what its Python frames lie between.
+CPP: Stack = (
+    ("torch::unwind::unwind()", "??", 0),
+    ("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc()", "CUDACachingAllocator.cpp", 0),
+    ("at::_ops::empty_strided::call(c10::ArrayRef<c10::SymInt>)", "", 0),
+    ("at::_ops::bmm::call(at::Tensor const&, at::Tensor const&)", "??", 0),
+    ("cfunction_call", "/usr/local/src/conda/python-3.10.14/Objects/methodobject.c", 543),
+    ("start", "libc.so.6", 0), ("run_mod.llvm.9196", "pythonrun.o", 0),
+)  # fmt: skip
+CPP_ENGINE: Stack = (*CPP, ("torch::autograd::Engine::thread_main(std::shared_ptr<>)", "??", 0))
+CALL = ("_call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+#: A training step of Lightning's runs in the closure that the optimizer's step calls.
+CLOSURE: Stack = (
+    ("training_step", USER, 7), ("closure", f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 135),
+    ("step", f"{PACKAGES}/torch/optim/adamw.py", 220), ("wrapper", f"{PACKAGES}/torch/optim/optimizer.py", 500),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (CPP + (("einsum", f"{PACKAGES}/einops/einops.py", 9), ("forward", USER, 21), CALL), f"{USER}:21 forward"),
+        (((("bmm", rf"{WINDOWS}\site-packages\torch\functional.py", 1), ("inner", rf"{WINDOWS}\contextlib.py", 2),
+           ("loss", r"D:\work\lib\model.py", 3))), r"D:\work\lib\model.py:3 loss"),
+        ((*CPP, ("run", "/usr/lib/python3.12/threading.py", 1), ("go", "/home/me/torch/train.py", 4)),
+         "/home/me/torch/train.py:4 go"),
+        ((*CPP, ("<module>", "<ipython-input-3-5bf1>", 2)), "<ipython-input-3-5bf1>:2 <module>"),
+        ((*CPP, CALL, ("forward", f"{PACKAGES}/transformers/models/llama/modeling_llama.py", 3)),
+         f"{PACKAGES}/transformers/models/llama/modeling_llama.py:3 forward"),
+        (CPP_ENGINE, "aten::bmm"),
+        ((("forward", f"{PACKAGES}/torch/nn/modules/linear.py", 134), CALL),
+         f"{PACKAGES}/torch/nn/modules/linear.py:134 forward"),
+        (CPP[:2], ""),
+    ],
+    ids=["user", "windows", "standard library", "notebook", "library's model", "operator", "module", "nothing"],
+)  # fmt: skip
+def test_a_stacks_line_is_the_users_or_the_operator_or_the_module(stack: Stack, line: str, tmp_path: Path) -> None:
+    memory = Allocator()
+    memory.alloc(MIB, stack)
+    findings = examine(write(tmp_path / "theirs.pickle", memory))
+    assert findings.largest["user_frame"].tolist() == [line]
+
+
+def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path: Path) -> None:
+    made = {
+        "activations": (*CPP, ("forward", USER, 20), CALL, *CLOSURE),
+        "optimizer_state": (*CPP, ("step", USER, 70), *CLOSURE[2:]),
+        "parameters": (*CPP, ("__init__", USER, 5), ("main", USER, 99)),
+        "inputs": (*CPP, ("send_to_device", f"{PACKAGES}/accelerate/utils/operations.py", 150), *CLOSURE[2:]),
+        "workspaces": (("at::cuda::getCurrentCUDABlasHandle()", "??", 0), *CPP, ("forward", USER, 20), CALL),
+        "gradients": CPP_ENGINE,
+        "unknown": (*CPP, ("elsewhere", "/home/someone/data.py", 5)),
+    }
+    memory, held = Allocator(), {}
+    for size, (category, stack) in enumerate(made.items(), start=1):
+        held[category] = memory.alloc(size * MIB, stack)
+    passing = memory.alloc(10 * MIB, CPP_ENGINE)
+    saved = memory.alloc(20 * MIB, made["unknown"])
+    for address in (passing, saved, held["activations"]):
+        memory.free(address, CPP_ENGINE)
+    memory.free(held["gradients"], (("zero_grad", f"{PACKAGES}/torch/optim/optimizer.py", 1000), *CLOSURE))
+    sizes = {category: size for size, category in enumerate(made, start=1)}
+    sizes |= {"temporaries": 10, "activations": 1 + 20}
+    assert mib(examine(write(tmp_path / "theirs.pickle", memory)).by_category) == sizes
+
+
 def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     step = planted_run()
     findings = examine(write(tmp_path / "theirs.pickle", step.memory))
@@ -144,10 +213,10 @@ def test_a_device_with_a_history_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "s.pickle", first, second)
     assert examine(path, device=1).peak_bytes == 2 * MIB
     for device in (None, 3):
-        with pytest.raises(UsageError, match="a history: --device 0, 1"):
+        with pytest.raises(UsageError, match="--device 0, 1"):
             examine(path, device)
-    with pytest.raises(UsageError, match="_record_memory_history"):
-        examine(write(tmp_path / "s.pickle", silent))
+    held = examine(write(tmp_path / "s.pickle", silent))
+    assert (held.peak_bytes, held.cuts) == (3 * MIB, ["it has no history, only what was held when it was taken"])
 
 
 def test_damaged_notes_are_said(tmp_path: Path) -> None:

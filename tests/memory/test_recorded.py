@@ -1,15 +1,20 @@
-"""A history that an H200 recorded (tests/data/memory), against the allocator's own counters and a count of our own."""
+"""Histories that an H200 recorded (tests/data/memory), against the allocator's own counters, what the process counted
+and a count of our own."""
 
 from __future__ import annotations
 
+import json
+import lzma
 import pickle
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import MEMORY
 from recorded_memory import GOLDEN, printed, unpack
 
+from lmbench.cli import main
 from lmbench.memory.findings import Findings, examine
 
 MIB = 1 << 20
@@ -100,3 +105,60 @@ def test_its_tables_say_first_what_the_peak_is_made_of(run: Path) -> None:
     text = printed(run.parent)
     assert text == GOLDEN.read_text(encoding="utf-8"), "python tests/support/recorded_memory.py writes it anew"
     assert max(map(len, text.splitlines())) <= 80
+
+
+#: What the process of the foreign histories counted: bytes of its tensors, and what its forward left.
+PARAMETERS, GRADIENTS, STATES = 70_565_888, 70_565_888, 141_131_776
+LEFT = {"all": 128_983_552, "late": 128_983_552, "python": 128_983_552, "ck": 41_951_744}
+
+
+def foreign(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.pickle"
+    path.write_bytes(lzma.decompress((MEMORY / f"h200_{name}.pickle.xz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_stacks_of_a_stranger_tell_what_its_process_counted(name: str, tmp_path: Path) -> None:
+    """With C++ frames and without, with a checkpointed forward in the backward; parameters in a module's constructor
+    and moved. What lay there before the history, nobody knows."""
+    path = foreign(tmp_path, name)
+    findings = examine(path)
+    # Allocations are rounded up to 512 bytes, and blocks may be left whole.
+    sizes = findings.phases.fillna(0)
+    assert sizes.loc["optimizer", "gradients"] == pytest.approx(GRADIENTS, rel=0.002)
+    assert sizes.loc["forward", "activations"] == pytest.approx(LEFT[name], rel=0.025)
+    stays = {"parameters": PARAMETERS, "optimizer_state": STATES}
+    if name == "late":
+        stays = {"unknown": PARAMETERS + STATES}
+    for category in ("parameters", "optimizer_state", "unknown"):
+        assert sizes[category].max() == pytest.approx(stays.get(category, 0), rel=0.015, abs=20_000), category
+    assert sum(findings.by_category.values()) == findings.peak_bytes
+    held = held_over_time(pickle.loads(path.read_bytes()))
+    assert int(findings.played.requested_bytes.max()) == max(size for _, size in held)
+    files = {line.partition(":")[0] for line in findings.largest["user_frame"]}
+    assert files - {"aten", ""} == {"/tmp/s.py"}
+
+
+def test_memory_that_ran_out_in_a_forward_leaves_nothing_wrong(tmp_path: Path) -> None:
+    sizes = examine(foreign(tmp_path, "oom")).by_category
+    assert sizes["parameters"] == pytest.approx(PARAMETERS, rel=0.015)
+    assert sizes["optimizer_state"] == pytest.approx(STATES, rel=0.015)
+    assert "gradients" not in sizes
+
+
+def test_without_a_history_segments_and_blocks_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = foreign(tmp_path, "none")
+    segments = pickle.loads(path.read_bytes())["segments"]
+    held = sum(block["size"] for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
+    assert main(["memory", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("INCOMPLETE   it has no history")
+    for words in ("held at the end: workspaces 66.0 MiB", "aten::mm", "Segments"):
+        assert words in text
+    assert main(["memory", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["entries"], answer["peak"]["allocated_bytes"]) == (0, held)
+    rows = answer["tables"]["segments"]
+    assert sum(row["total_bytes"] for row in rows) == sum(segment["total_size"] for segment in segments)
+    assert {row["kind"]: row["count"] for row in rows} == {"large": 16, "small": 9}

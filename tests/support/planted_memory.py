@@ -62,7 +62,7 @@ class Allocator:
             total = max(held, 20 * MIB)
             self.segments.append((self._next, total))
             self._free.append((self._next, total))
-            self._enter("segment_alloc", self._next, total, FORWARD)
+            self._enter("segment_alloc", self._next, total, stack)
             self._next += total + 2 * MIB
         address, length = next(piece for piece in self._free if piece[1] >= held)
         self._free.remove((address, length))

@@ -1,0 +1,146 @@
+"""What the stacks of a history tell of a block: the line of code that made it and, without lmbench's notes, what it is
+for.
+
+PyTorch records frames of C++ among those of Python unless it is asked for `stacks="python"`. Autograd's own thread has
+no frames of Python, those of C++ name its engine.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from lmbench.memory.categories import CATEGORIES, Category
+from lmbench.memory.replay import BEFORE, Replay
+from lmbench.memory.snapshot import NO_STACK, Frame
+
+#: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
+#: several frames the innermost counts: a forward in the closure that an optimizer's step calls is a forward.
+_ROLES: Mapping[str, str] = {
+    "workspaces": r" at::cuda::get\w*(BlasHandle|Workspace)",
+    # Buckets of DistributedDataParallel, which gradients are views of.
+    "gradients": r"/torch/nn/parallel/distributed\.py _ddp_init_helper$| c10d::Reducer::initialize_buckets",
+    "inputs": r"/torch/utils/data/| (move_data_to_device|transfer_batch_to_device|send_to_device|_prepare_inputs?)$",
+    "parameters": r"/torch/nn/\S* (_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$"
+    r"|/torch/nn/parallel/replicate\.py | (from_pretrained|module constructor)$",
+    "zero_grad": r" zero_grad$",
+    "backward": r" (_engine_run_backward|backward)$| torch::autograd::Engine::|/torch/autograd/function\.py apply\Z"
+    r"|/torch/utils/checkpoint\.py (unpack_hook|recompute_fn)$",
+    "forward": r" (forward|_call_impl|training_step|closure)$",
+    "optimizer": r"/torch/optim/",
+}
+_ROLE = re.compile("|".join(f"(?P<{role}>{frame})" for role, frame in _ROLES.items()), re.MULTILINE)
+_PHASES = ("forward", "backward", "optimizer", "zero_grad")
+#: What is there when the phase that made it is over.
+_LEFT: Mapping[str, Category] = {
+    **{name: name for name in CATEGORIES}, "forward": "activations", "backward": "gradients",
+    "optimizer": "optimizer_state",
+}  # fmt: skip
+
+#: PyTorch's, Lightning's and what wraps functions: their lines do not tell one part of a model from another.
+_LIBRARY = re.compile(
+    r"/(site-packages|dist-packages|pytorch)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
+    r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
+    r"|/torch_compile_debug/|torchinductor|/lib(64)?/python[\d.]+/(?!site-packages|dist-packages)|^<(?!ipython|stdin)"
+    rf"|(?i:/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
+)
+_OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
+#: Between a module and the one that calls it are three frames of this file, which tell nothing.
+_CALLING = "/torch/nn/modules/module.py"
+
+
+def frame_lines(frames: Iterable[Frame]) -> Iterator[str]:
+    """A stack for a reader, from the innermost: the operator, where C++ frames name it, and the frames of Python."""
+    frames = list(frames)
+    operator = next(filter(None, (_OPERATOR.match(frame.name) for frame in frames)), None)
+    if operator is not None:
+        yield f"aten::{operator[1]}"
+    for frame in frames:
+        if frame.is_python and not frame.path.endswith(_CALLING):
+            yield str(frame)
+
+
+def user_frame(frames: list[Frame]) -> str:
+    """The innermost frame of the user's code, or of a library's that holds models; without one, the operator, or the
+    innermost frame of PyTorch's modules."""
+    users = (str(frame) for frame in frames if frame.is_python and not _LIBRARY.search(frame.path))
+    return next(users, "") or next(frame_lines(frames), "")
+
+
+class StackRoles:
+    """What the stacks of a history without notes say, by _ROLES.
+
+    A role is empty where a stack tells none. `made` and `freed` are of each block, `phase` of each entry: what follows
+    a forward and has no role, such as the loss, belongs to it. `rounds` counts the changes of the phase.
+    """
+
+    def __init__(self, played: Replay) -> None:
+        self._played = played
+        log, blocks = played.actions, played.blocks
+        of_stack = _roles_of_stacks(played.stacks.frames)
+        # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
+        has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
+        recorded = (played.stacks.frames[place] for place in log["stack"].unique() if place != NO_STACK)
+        is_python = all(frame.is_python for frames in recorded for frame in frames)
+        is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
+        entries = np.where(is_engine, "backward", of_stack[log["stack"]])
+        self.start, self.end = np.maximum(blocks["start"], 0), blocks["end"].to_numpy()
+        self.made = np.where(blocks["start"] == BEFORE, of_stack[blocks["stack"]], entries[self.start])
+        self.freed = np.append(entries, "")[self.end]
+        latest = entries[_latest(entries != "")]
+        self.phase = np.where((entries != "") | (latest == "forward"), latest, "")
+        self.phase[~np.isin(self.phase, _PHASES)] = ""
+        known = self.phase[_latest(self.phase != "")]
+        self.rounds = np.cumsum(known != np.append(known[:1], known[:-1]))
+
+    def phases(self) -> Iterator[tuple[str, int, int]]:
+        """The stretches of entries in one phase: its name, its first entry, and the one that it ends before."""
+        borders = np.flatnonzero(self.phase != np.append("none", self.phase[:-1])).tolist()
+        for first, past in pairwise([*borders, len(self.phase)]):
+            if self.phase[first]:
+                yield self.phase[first], first, past
+
+    def categories(self) -> Any:
+        """The category of each block, `unknown` where no stack tells."""
+        played, phase, rounds = self._played, np.append(self.phase, ""), np.append(self.rounds, -1)
+        is_same_round = (rounds[self.start] == rounds[self.end]) & (played.blocks["start"] != BEFORE)
+        # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
+        ended = self.rounds[played.actions["action"] == "oom"]
+        is_cut = (self.end == played.entry_count) & np.isin(self.rounds[self.start], ended)
+        left = np.array([_LEFT.get(role, "") for role in self.made], object)
+        rules: Sequence[tuple[Any, Any]] = (
+            ("temporaries", is_same_round & (phase[self.start] == phase[self.end]) & (phase[self.start] != "")),
+            ("unknown", is_cut & np.isin(self.made, ("backward", "optimizer"))),
+            ("gradients", self.freed == "zero_grad"),
+            (left, left != ""),
+            ("activations", self.freed == "backward"),
+        )
+        return np.select([is_of_it for _, is_of_it in rules], [name for name, _ in rules], "unknown").astype(object)
+
+
+def _latest(is_one: Any) -> Any:
+    """For each place the latest one up to it that is flagged, the first place where there is none."""
+    return np.maximum.accumulate(np.where(is_one, np.arange(len(is_one)), 0))
+
+
+def _roles_of_stacks(stacks: Sequence[list[Frame]]) -> Any:
+    """The role of each stack, and in the last place, which NO_STACK names, that of none."""
+    # A constructor of a module calls no function that is only for modules: its file has a forward too.
+    files = {frame.filename for frames in stacks for frame in frames if frame.name == "forward"}
+    names = {(file, "__init__"): "module constructor" for file in files}
+    roles = []
+    for frames in stacks:
+        known = ((frame.path, names.get((frame.filename, frame.name), frame.name)) for frame in frames)
+        # A hostile file's lines may be of any length, and a search takes their square.
+        text = "\n".join(f"{path[-500:]} {name[:500]}" for path, name in known)
+        match = _ROLE.search(text)
+        role = match.lastgroup if match else ""
+        # A forward that a checkpoint computes once more is of the backward.
+        is_again = role == "forward" and re.search(_ROLES["backward"], text, re.MULTILINE)
+        roles.append("backward" if is_again else role)
+    return np.array([*roles, ""], object)
