@@ -8,7 +8,17 @@ from typing import Any
 import planted_memory
 import pytest
 from planted_memory import (
-    ENGINE, FORWARD, MIB, OPTIMIZER, USER, Allocator, Stack, Step, notes_of, planted_run, write,
+    ENGINE,
+    FORWARD,
+    MIB,
+    OPTIMIZER,
+    USER,
+    Allocator,
+    Stack,
+    Step,
+    notes_of,
+    planted_run,
+    write,
 )  # fmt: skip
 
 from lmbench.errors import UsageError
@@ -149,7 +159,7 @@ CLOSURE: Stack = (
 @pytest.mark.parametrize(
     ("stack", "line"),
     [
-        (CPP + (("einsum", f"{PACKAGES}/einops/einops.py", 9), ("forward", USER, 21), CALL), f"{USER}:21 forward"),
+        ((*CPP, ("einsum", f"{PACKAGES}/einops/einops.py", 9), ("forward", USER, 21), CALL), f"{USER}:21 forward"),
         (((("bmm", rf"{WINDOWS}\site-packages\torch\functional.py", 1), ("inner", rf"{WINDOWS}\contextlib.py", 2),
            ("loss", r"D:\work\lib\model.py", 3))), r"D:\work\lib\model.py:3 loss"),
         ((*CPP, ("run", "/usr/lib/python3.12/threading.py", 1), ("go", "/home/me/torch/train.py", 4)),
