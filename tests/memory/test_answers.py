@@ -78,4 +78,6 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["memory", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    # On a busy machine a line tells meanwhile where the prediction stands.
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("so far")]
+    assert len(lines) == 1
