@@ -23,6 +23,8 @@ IDENTITY_LIMIT_FRACTION = {"cuda": 0.001, "cpu": 0.005}
 #: 7 ms to 15 s (H200, torch 2.11).
 IDENTITY_ENDS_S = {"cuda": 150e-6}
 TREND_LIMIT_FRACTION = 0.01
+#: From this error of a mean on its figure says no more than a factor.
+MOST_ERROR_FRACTION = 0.5
 #: A drift that noise makes this often is not called a trend.
 TREND_P = 0.05
 SPREAD_LIMIT_FRACTION = 0.10
@@ -259,7 +261,9 @@ def busy_machine(run: RunRecord, steps: Steps) -> Guard:
         above.append(f"load {state.load_per_core:.1f} a core")
     if noisy:
         error = float(f"{mean_error_fraction(noisy):.1g}")
-        above.insert(0, f"figures are good to about \N{PLUS-MINUS SIGN}{100 * error:g} %")
+        is_usable = error < MOST_ERROR_FRACTION
+        good_to = f"good to about \N{PLUS-MINUS SIGN}{100 * error:g} %"
+        above.insert(0, f"figures are {good_to if is_usable else f'not usable: within a factor of {1 + error:.2g}'}")
     advice = "Measure when it is quiet, or let `lmbench compare --run` measure both sides in turn."
     return Guard(BUSY_MACHINE, "warn", value, limit, unit, f"this machine is busy: {', '.join(above)}", advice)
 
@@ -345,8 +349,8 @@ def _waiting(run: RunRecord) -> Iterator[Guard]:
         count,
         0,
         "count",
-        f"{count} hidden synchronizes in a step",
-        "See their stacks under probe.hidden_syncs (.item(), .cpu(), printing a tensor, a boolean index).",
+        f"hidden synchronizes in a step: {count}{f', most often at {syncs[0].location}' if syncs else ''}",
+        "The host waits there: .item(), .cpu(), printing a tensor, a boolean index (stacks: probe.hidden_syncs).",
         "no probe step looked for them" if is_cuda else "not a CUDA device",
     )
 

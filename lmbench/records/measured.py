@@ -131,7 +131,7 @@ class PhaseSummary(Struct):
         median_coverage_fraction: coverage. That interval's real coverage, at least 0.95, if steps are independent.
         lag1_autocorrelation: autocorrelation. Correlation of a step with the next one.
         outlier_count: outliers (lower is better). Values over 3.5 robust deviations (from the MAD) off the median.
-        trend_fraction: trend. Drift over the window by Theil and Sen's line, within what the steps span, as a fraction of the median.
+        trend_fraction: trend. Drift over the window by Theil and Sen's line, within what the steps span, as a fraction of where it begins.
         trend_p: trend p. How likely such an order of values is without a trend (Kendall).
         share_fraction: share. Mean of <phase> divided by the mean step.
     """

@@ -99,7 +99,8 @@ def outlier_count(values: Sequence[float], median: float) -> int:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float] | None:
-    """Drift from the first to the last value, and the chance of such an order without one; None below six.
+    """Drift from the first to the last value as a fraction of the first, and the chance of such an order without one;
+    None below six.
 
     The drift is that of Theil and Sen's line (Theil 1950, Sen 1968), whose ends are clamped to the range of each half
     of the values, so that one level shift is not extrapolated. The chance is the two-sided p of Kendall's S against
@@ -117,7 +118,7 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     first = np.clip(line.intercept, levels[:half].min(), levels[:half].max())
     last = np.clip(line.intercept + line.slope * (n - 1), levels[-half:].min(), levels[-half:].max())
     chance = scipy.stats.kendalltau(times, levels, method="asymptotic").pvalue
-    return float(last - first), 1.0 if math.isnan(chance) else float(chance)
+    return float(last / first - 1) if first > 0 else 0.0, 1.0 if math.isnan(chance) else float(chance)
 
 
 def noise_fraction(values: Sequence[float]) -> float | None:

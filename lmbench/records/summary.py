@@ -157,7 +157,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         median_coverage_fraction=coverage,
         lag1_autocorrelation=lag1_autocorrelation(values, mean),
         outlier_count=outlier_count(values, median),
-        trend_fraction=drift / median if drift is not None and median > 0 else None,
+        trend_fraction=drift,
         trend_p=chance,
     )
 

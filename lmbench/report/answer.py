@@ -72,7 +72,7 @@ class Cell:
     """A value with more than itself: its standard deviation, its interval, other words for it, notes about it.
 
     `text` is shown instead of the value where the unit cannot say it (`OOM (forward)`); `style` names what the page
-    colours: an outcome that is not ok, or a value that is missing.
+    colours: an outcome that is not ok, or a value that is missing; `run_id` is the run that it leads to there.
     """
 
     value: Value
@@ -82,6 +82,7 @@ class Cell:
     text: str = ""
     notes: tuple[str, ...] = ()
     style: Literal["", "outcome", "missing"] = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import Chart
 from lmbench.report.columns import Column, first_steps
 from lmbench.report.facts import heading
@@ -20,6 +22,8 @@ from lmbench.report.view import ChartSpec
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 #: Steps shown of a run's beginning.
 _FIRST_STEPS = 16
+#: Steps shown of a run: beyond, a picture is larger than the folder.
+_MOST_STEPS = 5_000
 #: What is below this share of every bar is drawn with the rest.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
@@ -164,7 +168,9 @@ def _values(column: Column, frame: Frame) -> dict[int, Spec]:
             tip = f"{name}: {column.title} {column.text(entry)} {column.unit.word}".rstrip()
             points[cell] = {"y": value, "tip": tip}
             if cell in spread:
-                points[cell] |= {"low": value - spread[cell], "high": value + spread[cell]}
+                # As wide in logarithms, where it would reach below zero.
+                low = value - spread[cell] if spread[cell] < value else value**2 / (value + spread[cell])
+                points[cell] |= {"low": low, "high": value + spread[cell]}
     return points
 
 
@@ -235,17 +241,36 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
 
 def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """Time of each of the first steps of one run of each cell, counted from the first step of the process."""
-    points = [
-        {"series": frame.in_words(cell, [spec.x]), "x": step.step, "y": step.step_s * 1e3}
+    times = [
+        (frame.in_words(cell, [spec.x]), step.step, step.step_s)
         for cell in frame.ordered([spec.x])[:MAX_SERIES]
         for run in frame.runs_of(cell, "ok")[:1]
-        for step in first_steps(run, _FIRST_STEPS)
-        if step.step_s is not None
+        for step in first_steps(run.path, _FIRST_STEPS)
     ]
-    tips = [{**point, "tip": f"step {point['x']}: {point['y']:.4g} ms"} for point in points]
+    return _over_steps("", times, "One run of each; step 0 is the first of its process.", spec.is_log)
+
+
+def steps_chart(path: Path) -> Chart | None:
+    """The steps of a run's folder: their time and that of each phase, from the first on."""
+    steps = first_steps(path, _MOST_STEPS)
+    times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
+    shown = [span for span in times if sum(times[span]) >= _SMALL_FRACTION * sum(times["step"])]
+    points = [(span, step.step, time_s) for span in shown for step, time_s in zip(steps, times[span], strict=True)]
+    more = f"The first {_MOST_STEPS:,} steps." if len(steps) == _MOST_STEPS else ""
+    return _over_steps("Steps", points, more, is_log=True)
+
+
+def _over_steps(
+    title: str, times: Sequence[tuple[str, int | None, float | None]], caption: str, is_log: bool
+) -> Chart | None:
+    """A line for each series of (series, step, seconds)."""
+    points = [
+        {"series": name, "x": step, "y": time_s * 1e3, "tip": f"step {step}: {name} {time_s * 1e3:.4g} ms"}
+        for name, step, time_s in times
+        if time_s
+    ]
     x = {"title": "step", "axis": {"tickMinStep": 1}}
-    caption = "One run of each; step 0 is the first of its process."
-    return Chart("", line_chart(tips, x, _axis("step (ms)", spec.is_log)), caption) if points else None
+    return Chart(title, line_chart(points, x, _axis("ms", is_log)), caption) if points else None
 
 
 CHART_KINDS: Mapping[str, ChartKind] = {

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -34,6 +35,7 @@ from lmbench.report.units import COUNT, GIB, MS, PERCENT, SECONDS, TIMES, Unit
 
 #: Stands in a title for the baseline's name.
 BASELINE = "{baseline}"
+_CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
 _COMPILING_STEPS = 5
 
@@ -79,6 +81,11 @@ class Column:
     @property
     def is_relative(self) -> bool:
         return BASELINE in self.title
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the value is a ratio of means of processes, which two processes a side are needed to judge."""
+        return self.is_relative and self.unit is TIMES
 
     def numbers(self, frame: Frame) -> pd.Series:
         """A number of each ok run that has it, by its cell."""
@@ -237,14 +244,14 @@ def _slowdown(frame: Frame, cell: int, base: int) -> Any:
     return ratio(*values_of(frame.numbers("phases.step.mean_s"), base, cell))
 
 
-def _memory_saved(frame: Frame, cell: int, base: int) -> float | None:
+def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
     """By the device's peaks; of runs on a CPU by those predicted for a device, else by resident memory."""
     for name in (
         "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
     ):  # fmt: skip
         values, others = values_of(frame.numbers(name), cell, base)
         if values and others and max(others) > 0:
-            return 1 - max(values) / max(others)
+            return max(values) / max(others) - 1
     return None
 
 
@@ -286,17 +293,17 @@ def _mean_excess_s(runs: Sequence[Run]) -> Any:
     excesses = []
     for run in runs:
         step, count = run.record.phases.step, max(run.record.window.warmup_steps or 0, _COMPILING_STEPS)
-        times = [record.step_s for record in first_steps(run, count) if record.step_s is not None]
+        times = [record.step_s for record in first_steps(run.path, count) if record.step_s is not None]
         if step is not None and step.median_s is not None and times:
             excesses.append(math.fsum(times) - len(times) * step.median_s)
     return statistics.fmean(excesses) if excesses else None
 
 
-def first_steps(run: Run, count: int) -> list[StepRecord]:
-    """A run's first step records, warm-up included; of a torn or missing file those before the tear."""
+def first_steps(path: Path, count: int) -> list[StepRecord]:
+    """The first step records of a run's folder, warm-up included; of a torn or missing file those before the tear."""
     records: list[StepRecord] = []
     with suppress(Unreadable):
-        for _, step in islice(read_steps(run.path / STEPS_FILE), count):
+        for _, step in islice(read_steps(path / STEPS_FILE), count):
             if step is None:
                 break
             records.append(step)
@@ -306,14 +313,14 @@ def first_steps(run: Run, count: int) -> list[StepRecord]:
 RELATIVE: tuple[Column, ...] = (
     _against("speedup", "speed-up vs {baseline}", _speedup, TIMES),
     _against("slowdown", "mean / mean of {baseline}", _slowdown, TIMES),
-    _against("memory_saved_fraction", "memory saved vs {baseline}", _memory_saved, PERCENT),
+    _against("memory_change_fraction", "memory vs {baseline}", _memory_change, _CHANGE),
     _against(
         "first_loss_difference", "first loss - {baseline}", _difference("loss.first"), Unit("nat", 1.0, units.signed)
     ),
     _against(
         "gradient_norm_difference_fraction", "gradient norm vs {baseline}",
         _difference("warmup.gradient_norm", is_relative=True),
-        Unit("%", 100.0, lambda value: units.signed(value * 100)),
+        _CHANGE,
     ),
     _against("pays_after_steps", "pays after, vs {baseline}", _pays_after, COUNT),
 )  # fmt: skip

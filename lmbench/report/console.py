@@ -6,8 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
-from operator import attrgetter
+from itertools import takewhile, zip_longest
 from textwrap import TextWrapper, wrap
 from typing import IO
 
@@ -73,34 +72,53 @@ class _Fitted:
 def print_table(table: Table, console: Console) -> None:
     """Print title and caption, the table, and its notes.
 
-    Where it is too wide for the screen, generated names are shortened and paths folded. If that is not enough, columns
-    are left out, with a line that names them and the width that shows them.
+    Where it is too wide for the screen, columns that are extra are left out, with a line that names them and the width
+    that shows them; generated names are shortened and paths folded; and columns that still have no room stand below,
+    beside the first ones again.
     """
     rows = [[column.heading for column in table.columns], *table.texts()]
     fitted = [_Fitted(column, texts) for column, *texts in zip(table.columns, *rows, strict=True)]
     kept, needed = list(fitted), _total(part.least for part in fitted)
-    while (least := _total(part.least for part in kept)) > console.width and len(kept) > 1:
-        extra = [part for part in kept[1:] if part.column.is_extra]
-        numbers = [part for part in kept[1:] if part.column.is_number]
-        kept.remove((extra or numbers or kept)[-1])
-    while _total(part.width for part in kept) > max(console.width, least):
-        max((part for part in kept if part.width > part.least), key=attrgetter("width")).width -= 1
+    while _total(part.least for part in kept) > console.width and any(part.column.is_extra for part in kept):
+        kept.remove([part for part in kept if part.column.is_extra][-1])
+    first = list(takewhile(lambda part: not part.column.is_number, kept))
+    # What tells rows apart; of a table without numbers it is the first column.
+    first = kept[:1] if len(first) == len(kept) or _total(part.least for part in first) > console.width / 2 else first
+    blocks = [list(first)]
+    for part in kept[len(first) :]:
+        if len(blocks[-1]) > len(first) and _total(p.least for p in (*blocks[-1], part)) > console.width:
+            blocks.append(list(first))
+        blocks[-1].append(part)
     console.print()
     print_text(f"{table.title}: {table.caption}" if table.caption else table.title, console)
-    for number in range(len(rows)):
-        if table.has_total and number == len(rows) - 1:
+    for number, block in enumerate(blocks):
+        if number:
             console.print()
-        cells = [_pieces(part.texts[number], part.width, part.column) for part in kept]
-        for pieces in zip_longest(*cells, fillvalue=""):
-            padded = [part.column.padded(piece, part.width) for piece, part in zip(pieces, kept, strict=True)]
-            console.print(Text("  ".join(padded).rstrip(), "" if number else "bold"))
-        if not number:
-            console.print("─" * _total(part.width for part in kept))
+        _print_block(block, len(rows), table.has_total, console)
     left_out = [part.column.title for part in fitted if part not in kept]
     if left_out:
         count = f"{len(left_out)} more column{'s' * (len(left_out) > 1)}"
         print_text(f"{count} with COLUMNS={needed}: {', '.join(left_out)}", console)
     print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
+
+
+def _print_block(block: Sequence[_Fitted], row_count: int, has_total: bool, console: Console) -> None:
+    """Print columns side by side, narrowed to the screen."""
+    widths, limit = [part.width for part in block], max(console.width, _total(part.least for part in block))
+    while _total(widths) > limit:
+        widest = max((n for n, part in enumerate(block) if widths[n] > part.least), key=widths.__getitem__)
+        widths[widest] -= 1
+    for number in range(row_count):
+        if has_total and number == row_count - 1:
+            console.print()
+        cells = [_pieces(part.texts[number], width, part.column) for part, width in zip(block, widths, strict=True)]
+        for pieces in zip_longest(*cells, fillvalue=""):
+            padded = [
+                part.column.padded(piece, width) for piece, part, width in zip(pieces, block, widths, strict=True)
+            ]
+            console.print(Text("  ".join(padded).rstrip(), "" if number else "bold"))
+        if not number:
+            console.print("─" * _total(widths))
 
 
 def _total(widths: Iterable[int]) -> int:

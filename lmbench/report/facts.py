@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +97,7 @@ def _commit(run: RunRecord) -> str | None:
 
 
 FACTS: tuple[Fact, ...] = (
-    Fact("size", _size, ("model.size", "model.num_layers", "model.d_model"), tuple(SIZES)),
+    Fact("size", _size, ("model.size", "model.num_layers", "model.d_model")),
     # `lmbench validate` is inference.
     Fact(
         "mode", lambda run: "inference" if run.command == "validate" else run.mode, ("measure.mode", "mode"), MODES,
@@ -226,7 +225,7 @@ def is_consequence(name: str) -> bool:
 
 
 def sort_key(name: str, value: Value) -> tuple[int, float, str]:
-    """Known values in their known order, then numbers, then text; what is unknown comes last."""
+    """Known values in their known order, sizes by their parameters, then numbers, then text; unknown ones come last."""
     order = FACT[name].order if name in FACT else ()
     if value is None:
         return (3, 0.0, "")
@@ -234,5 +233,10 @@ def sort_key(name: str, value: Value) -> tuple[int, float, str]:
         return (1, float(value), "")
     if value in order:
         return (0, float(order.index(value)), "")
-    # Numbers within text by their value: 4 x 512 before 4 x 1024.
-    return (2, 0.0, re.sub(r"\d+", lambda digits: digits[0].zfill(12), value))
+    # 4 x 512 is smaller than `small`: the blocks of a Transformer have 12 L D^2 parameters.
+    layers, of, width = value.partition(" x ")
+    if name == "size" and (value in SIZES or (of and layers.isdigit() and width.isdigit())):
+        size = SIZES.get(value)
+        layer_count, d_model = (size.num_layers, size.d_model) if size else (int(layers), int(width))
+        return (0, float(layer_count * d_model**2), value)
+    return (2, 0.0, value)

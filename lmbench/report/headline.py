@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lmbench.report.columns import Column
+from lmbench.report.answer import Cell
+from lmbench.report.columns import Column, ratio, values_of
 from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
@@ -37,7 +38,8 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             cells = _deciding(spec, frame, values)
             clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
             if spec.kind == "along" and len(cells) > 1 and values.get(cells[0]):
-                clauses[1] += f" ({plain(values[cells[1]] / values[cells[0]])}x)"
+                change = ratio(*values_of(column.numbers(frame), *cells[:2])) if column.is_of_one_process else None
+                clauses[1] += f" ({plain(values[cells[1]] / values[cells[0]])}x{_doubt(change) if change else ''})"
             if spec.kind == "parts" and cells:
                 parts = [(part.of(frame).get(cells[0]), part) for part in map(column_of, spec.of)]
                 shares = {
@@ -49,6 +51,13 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
                 clauses[0] += "".join(f", {name} {percent(share)}" for name, share in largest if share)
         texts += [f"{'; '.join(clauses)}."] if clauses else []
     return texts
+
+
+def _doubt(change: Cell) -> str:
+    """What keeps a ratio from being a verdict: a single process a side, or an interval that includes 1."""
+    if change.low is None or change.high is None:
+        return ", not decided: one process each; --repeats 3"
+    return ", undecided" if change.low <= 1 <= change.high else ""
 
 
 def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list[int]:
@@ -87,9 +96,9 @@ def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) 
     for column, cells in figures.items():
         figure = cells.get(cell)
         if figure is not None:
+            doubt = _doubt(figure).removeprefix(", ") if column.is_ratio else ""
             text = f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip()
-            is_undecided = figure.low is not None and column.is_relative and figure.low <= 1 <= figure.high
-            texts.append(f"{text} (undecided)" if is_undecided else text)
+            texts.append(f"{text} ({doubt})" if doubt else text)
     return ", ".join(texts)
 
 

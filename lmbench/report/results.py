@@ -45,6 +45,7 @@ _PROFILED_STUDY = "kernels"
 #: What the line of a run's environment says, and where the record has it.
 _ENVIRONMENT = (
     ("power limit {:.0f} W", "gpu.power_limit_w"),
+    ("on {}", "host.hostname"),
     *((f"{name} {{}}", f"versions.{name}") for name in ("torch", "cuda", "driver", "lightning", "lmbench")),
     ("lmbench commit {:.9}", "code.lmbench.commit"),
     ("with changes", "code.lmbench.is_dirty"),
@@ -140,12 +141,14 @@ def _answer(section: _Section) -> Answer:
         for run, gpu in zip(section.frame.runs.run, section.frame.runs.gpu, strict=True)
         if (environment := run.record.environment) is not None
     }
-    notes = [*section.notes, *_notes(section)]
+    warnings = list(_warnings(section.shown))
+    notes = [*section.notes, *_notes(section), *(text for text, is_shared in warnings if not is_shared)]
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
             *([Line("question", view.question)] if view.question else []),
             *(Line("answer", text) for text in _sentences(section)),
+            *(Line("WARN", text) for text, is_shared in warnings if is_shared),
             Line("cells", _tally(section.shown)),
             *(Line("measured", line) for line in sorted(environments)),
         ],
@@ -243,11 +246,17 @@ def _notes(section: _Section) -> Iterator[str]:
             f"host-bound over 50 % in {_count(bound, 'row')}: the device waited for the host there, and precision, "
             "compilation or a bigger batch show what they do to the host"
         )
-    runs = list(section.shown.ok.run)
+
+
+def _warnings(frame: Frame) -> Iterator[tuple[str, bool]]:
+    """What guards warn of, a line each, and whether they do so in all runs."""
+    runs = list(frame.ok.run)
     guards = [guard for run in runs for guard in run.record.guards if guard.status == "warn"]
     for name, count in sorted(Counter(guard.name for guard in guards).items()):
         worst = max((guard for guard in guards if guard.name == name), key=lambda guard: abs(guard.value or 0.0))
-        yield f"guard {name} warns in {count} of {_count(len(runs), 'run')}; the worst: {worst.message}"
+        is_shared = count == len(runs)
+        which = f"in all {count} runs" if is_shared else f"{count} of {_count(len(runs), 'run')}"
+        yield f"{which}: {worst.message}{'' if count == 1 else ' (the worst)'}", is_shared
 
 
 # a row for each cell

@@ -18,7 +18,7 @@ from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import AttentionCheck, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table
+from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
 from lmbench.report.units import MS, PERCENT, count, gib, mean_and_std, milliseconds, percent, whole
 
 #: From this share of the step on it is the host that sets its time.
@@ -56,8 +56,17 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
         ],
         tables=[phase_table(run, step)] if step is not None else [],
         notes=[*details(run), *notes, *(_where(run, path) if path is not None else ())],
+        charts=lambda: _charts(path),
         figures={"record": as_dict(run)},
     )
+
+
+def _charts(path: Path | None) -> list[Chart]:
+    # Here: a terminal does without pandas.
+    from lmbench.report.charts import steps_chart
+
+    chart = steps_chart(path) if path is not None else None
+    return [chart] if chart is not None else []
 
 
 def _lines(*lines: tuple[str, object, str]) -> list[Line]:
@@ -153,10 +162,18 @@ def _speed(run: RunRecord) -> list[Line]:
     has_hfu = rate.hfu_fraction and run.flops.recomputed_per_token_flops
     hfu = f"; HFU {percent(rate.hfu_fraction)}" if has_hfu else ""
     return _lines(
-        ("mean step", step.mean_s, ": ".join(filter(None, [f"{mean_and_std(step.mean_s, step.std_s)} ms", most]))),
+        (
+            "mean step",
+            step.mean_s,
+            ": ".join(filter(None, [f"{mean_and_std(step.mean_s, step.std_s)} ms (std of the steps)", most])),
+        ),
         ("limited by", step.mean_s and bound is not None, next(text for holds, text in limits if holds)),
         ("throughput", rate.tokens_per_s, f"{whole(rate.tokens_per_s)} tokens/s"),
-        ("throughput", not rate.tokens_per_s and run.window.tokens_reason, f"no tokens/s: {run.window.tokens_reason}"),
+        (
+            "throughput",
+            step.mean_s and not rate.tokens_per_s and run.window.tokens_reason,
+            f"no tokens/s: {run.window.tokens_reason}",
+        ),
         ("MFU", has_mfu, mfu + half + hfu),
         ("MFU", not has_mfu and rate.tokens_per_s and rate.mfu_reason, f"none: {rate.mfu_reason}"),
     )

@@ -107,10 +107,19 @@ def _table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
         [*facts, *headings],
-        [[*(frame.known[cell].get(name, _MISSING) for name in names), *figures] for cell, figures in rows],
+        [[*_facts(frame, cell, names), *figures] for cell, figures in rows],
         # The device, what all rows share and no row says, and which spread stands in the table.
         "; ".join(filter(None, [f"{frame.facts.gpu.iloc[0]}, {in_words(shared, said)}".removesuffix(", "), spread])),
     )
+
+
+def _facts(frame: Frame, cell: int, names: Sequence[str]) -> list[Value | Cell]:
+    """What the row is; on a page the first one leads to the cell's first run."""
+    facts = [frame.known[cell].get(name, _MISSING) for name in names]
+    runs = frame.runs_of(cell)
+    if facts and runs and not isinstance(facts[0], Cell):
+        facts[0] = Cell(facts[0], run_id=runs[0].run_id)
+    return facts
 
 
 def _is_said(name: str, value: Value) -> bool:

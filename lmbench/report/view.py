@@ -94,7 +94,7 @@ GENERIC = View(
             "Step times",
             (
                 "step_s", "speedup", "forward_s", "backward_s", "optimizer_s", "tokens_per_s", "mfu_fraction",
-                "host_bound_fraction", "peak_bytes", "host_peak_bytes", "memory_saved_fraction",
+                "host_bound_fraction", "peak_bytes", "host_peak_bytes", "memory_change_fraction",
             ),
         ),
     ),

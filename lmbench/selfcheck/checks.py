@@ -270,7 +270,10 @@ def check_truths(wanted: str | None) -> Answer:
     if counts["busy"]:
         notes.append(Line("undecided", f"{load}; check again when it is quiet"))
         code = code or ExitCode.UNDECIDED
-    columns = [Column("", name="status"), *map(Column, ("check", "expected", "found", "limit"))]
+    columns = [
+        Column("", name="status"),
+        *(Column(title, is_extra=title in ("expected", "limit")) for title in ("check", "expected", "found", "limit")),
+    ]
     rows: list[list[Value | Cell]] = [
         [Cell(r.status, style="outcome"), r.name, r.expected, r.measured, r.limit] for r in results
     ]

@@ -43,7 +43,7 @@ def test_what_decides_comes_before_the_table_and_only_what_is_to_be_copied_is_lo
     text = shown(run)
     answer, phases, rest = text.split("\n\n", 1)[1].partition("\ndevice span in ms")
     assert answer.splitlines() == [
-        "mean step    50.59 ± 0.12 ms: backward 64.0 %, forward 33.9 %",
+        "mean step    50.59 ± 0.12 ms (std of the steps): backward 64.0 %, forward 33.9 %",
         "limited by   the device: it always has work queued",
         "throughput   40,482 tokens/s",
         "MFU          47.3 % (45.5 % with causal attention counted half)",
