@@ -94,7 +94,7 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["fit", "--config", "smoke", "--model.num_layers", "1", *QUICK]) == 0
+    assert main(["fit", "--config", "smoke", "--model.num_layers", "1", *QUICK, "--wandb.mode", "offline"]) == 0
     printed = capsys.readouterr().out
     board = printed.splitlines()[-2:]
     assert main(["show", "results"]) == 0
