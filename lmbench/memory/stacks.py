@@ -29,12 +29,12 @@ _ROLES: Mapping[str, str] = {
     "parameters": r"/torch/nn/\S* (_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$"
     r"|/torch/nn/parallel/replicate\.py | (from_pretrained|module constructor)$",
     "zero_grad": r" zero_grad$",
-    "backward": r" (_engine_run_backward|backward)$| torch::autograd::Engine::|/torch/autograd/function\.py apply\Z"
+    "backward": r" (_engine_run_backward|backward)$| torch::autograd::Engine::"
     r"|/torch/utils/checkpoint\.py (unpack_hook|recompute_fn)$",
     "forward": r" (forward|_call_impl|training_step|closure)$",
     "optimizer": r"/torch/optim/",
 }
-_ROLE = re.compile("|".join(f"(?P<{role}>{frame})" for role, frame in _ROLES.items()), re.MULTILINE)
+_ROLE = re.compile("|".join(f"(?P<{role}>{frame})" for role, frame in _ROLES.items()))
 _PHASES = ("forward", "backward", "optimizer", "zero_grad")
 #: What is there when the phase that made it is over.
 _LEFT: Mapping[str, Category] = {
@@ -130,17 +130,18 @@ def _latest(is_one: Any) -> Any:
 
 def _roles_of_stacks(stacks: Sequence[list[Frame]]) -> Any:
     """The role of each stack, and in the last place, which NO_STACK names, that of none."""
+    functions = {(frame.filename, frame.name): frame.path for frames in stacks for frame in frames}
     # A constructor of a module calls no function that is only for modules: its file has a forward too.
-    files = {frame.filename for frames in stacks for frame in frames if frame.name == "forward"}
-    names = {(file, "__init__"): "module constructor" for file in files}
+    modules = {file for file, name in functions if name == "forward"}
+    role_of = {}
+    for (file, name), path in functions.items():
+        known = "module constructor" if name == "__init__" and file in modules else name
+        match = _ROLE.search(f"{path} {known}")
+        role_of[file, name] = match.lastgroup if match else None
     roles = []
     for frames in stacks:
-        known = ((frame.path, names.get((frame.filename, frame.name), frame.name)) for frame in frames)
-        # A hostile file's lines may be of any length, and a search takes their square.
-        text = "\n".join(f"{path[-500:]} {name[:500]}" for path, name in known)
-        match = _ROLE.search(text)
-        role = match.lastgroup if match else ""
+        known_roles = list(filter(None, (role_of[frame.filename, frame.name] for frame in frames)))
+        role = known_roles[0] if known_roles else ""
         # A forward that a checkpoint computes once more is of the backward.
-        is_again = role == "forward" and re.search(_ROLES["backward"], text, re.MULTILINE)
-        roles.append("backward" if is_again else role)
+        roles.append("backward" if role == "forward" and "backward" in known_roles else role)
     return np.array([*roles, ""], object)
