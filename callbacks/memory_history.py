@@ -13,9 +13,9 @@ from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.schedule import ProbeKind
+from lmbench.memory.history import CudaHistory
+from lmbench.memory.ledger import Ledger
 from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
-from lmbench.memory.recording.history import CudaHistory
-from lmbench.memory.recording.ledger import Ledger
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 

@@ -19,11 +19,11 @@ from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.allocator import peaks_of
-from lmbench.memory.categories import CATEGORIES
 from lmbench.memory.forecast import PhasePeak
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Trial
+from lmbench.memory.recorded import CATEGORIES
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES, Phase
 

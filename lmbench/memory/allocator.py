@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from lmbench.memory.categories import Category
+from lmbench.memory.recorded import Category
 
 _MIB = 2**20
 #: Requests are rounded up to a multiple of this (kMinBlockSize).

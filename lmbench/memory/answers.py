@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 from msgspec.structs import asdict
 
-from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
+from lmbench.memory.recorded import CATEGORIES, CATEGORY_LABELS, Category
 from lmbench.memory.shortage import EXPANDABLE, Remedy, Shortage
 from lmbench.memory.timeline import memory_chart, memory_timeline
 from lmbench.records.guard import not_passed
 from lmbench.records.instruments import SavedPerBlock
+from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.units import COUNT, PERCENT, WORDS, Unit, count, gib, percent
 
@@ -90,14 +91,12 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
         "peak": {
             "allocated_bytes": findings.peak_bytes, "requested_bytes": findings.peak_requested_bytes,
             "reserved_bytes": findings.peak_reserved_bytes,
-            "pending_bytes": int(played.pending_bytes[findings.peak]),
             "phase": findings.peak_phase, "step": findings.peak_step,
         },
-        "allocator": notes and notes.peaks, "residual": findings.residual and findings.residual._asdict(),
+        "allocator": notes and notes.peaks,
         "guards": findings.guards, "unmatched": findings.attribution.unmatched,
-        "free_at_end": {"total_bytes": played.free_bytes, "largest_bytes": played.largest_free_bytes},
     }  # fmt: skip
-    name, steps = (run and run.run_id) or findings.path.name, len(findings.attribution.bands.steps)
+    name, steps = (run and run.run_id) or findings.path.name, len(findings.attribution.bands[STEP])
     history = f"device {played.device}, {entry_count:,} entries, {steps} steps"
     return Answer(
         headline=_head(findings),
@@ -236,10 +235,9 @@ def _recorded_table(findings: Findings) -> Table:
             "allocator's peak, with ends of blocks that it left whole": peaks.allocated_bytes,
             "allocator's peak of reserved memory": peaks.reserved_bytes,
         }
-    if (residual := findings.residual) is not None:
-        sizes |= {f"{number} blocks' outputs in the history": size for size, number in residual.seen_bytes.items()}
-        if residual.computed_bytes:
-            sizes["a block's output (batch x context x d_model) by the shape"] = residual.computed_bytes
+    sizes |= {f"{number} blocks' outputs in the history": size for size, number in findings.streams.items()}
+    if findings.stream_bytes:
+        sizes["a block's output (batch x context x d_model) by the shape"] = findings.stream_bytes
     return _table("recorded", "Recorded", pd.DataFrame(sizes.items(), columns=["figure", "size_bytes"]))
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.memory.attribution import Attribution, Ranges, attribute, block_of, collapsed
-from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS, Category
-from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, read_notes
+from lmbench.memory.attribution import Attribution, attribute
+from lmbench.memory.recorded import (
+    CATEGORIES,
+    CATEGORY_LABELS,
+    SNAPSHOT_FILE,
+    Category,
+    MemoryNotes,
+    block_of,
+    collapsed,
+    read_notes,
+)
 from lmbench.memory.replay import BEFORE, Replay, replay
 from lmbench.memory.snapshot import NO_STACK, Frame, read_snapshot
 from lmbench.memory.stacks import user_frame
@@ -24,7 +31,7 @@ from lmbench.records.guard import Guard, at_most
 from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import RunRecord
-from lmbench.records.vocabulary import PHASES
+from lmbench.records.vocabulary import PHASE, PHASES, STEP
 from lmbench.report.units import gib, percent
 
 #: Of the peak: more than this without a category is a warning.
@@ -35,15 +42,6 @@ MAX_REPLAY_FRACTION = 0.001
 OUTSIDE = "outside of blocks"
 #: Precisions whose stream between the blocks has 2 bytes an element; autocast and fp32 leave it in float32.
 _TRUE_HALF = ("bf16-true", "16-true", "transformer-engine")
-
-
-class Residual(NamedTuple):
-    """The stream between the model's blocks: its size by the shape in the record (None where that is not known), the
-    sizes of the blocks' outputs in the history with how many there are of each, and how many are held at the peak."""
-
-    computed_bytes: int | None
-    seen_bytes: Mapping[int, int]
-    at_peak: int
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,14 @@ class Findings:
     @property
     def peak_phase(self) -> str:
         """The phase of the peak; `outside` where no range of lmbench's is around it."""
-        return self._band_at_peak(self.attribution.bands.phases) or "outside"
+        return self._band_at_peak(PHASE) or "outside"
 
     @property
     def peak_step(self) -> str:
-        return self._band_at_peak(self.attribution.bands.steps)
+        return self._band_at_peak(STEP)
 
-    def _band_at_peak(self, ranges: Ranges) -> str:
-        return str(ranges.at(self.played.time_us[[self.peak]])[0])
+    def _band_at_peak(self, band: str) -> str:
+        return str(self.attribution.bands[band].at(self.played.time_us[[self.peak]])[0])
 
     @cached_property
     def held(self) -> Any:
@@ -127,7 +125,7 @@ class Findings:
     def phases(self) -> Any:
         """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, `reserved_bytes` at
         that moment, and a column for each category."""
-        played, bands = self.played, self.attribution.bands.phases
+        played, bands = self.played, self.attribution.bands[PHASE]
         peaks: dict[str, list[int]] = {name: [] for name in PHASES}
         borders = np.searchsorted(played.time_us, [bands.start, bands.end]).tolist()
         for name, first, end in zip(bands.names, *borders, strict=True):
@@ -180,18 +178,20 @@ class Findings:
             rows.append(SavedPerBlock(names[0], names[-1], len(names), int(sum(by_operator.values()))))
         return rows
 
-    @cached_property
-    def residual(self) -> Residual | None:
-        computed = None
-        if self.notes is not None and self.run is not None:
-            sizes = (self.run.data.batch_size, self.run.data.context_length, self.run.model.d_model)
-            element_bytes = 2 if str(self.run.precision).startswith(_TRUE_HALF) else 4
-            computed = math.prod(size or 0 for size in sizes) * element_bytes or None
-        streams = self.attribution.blocks["size_bytes"].loc[list(self.attribution.streams)]
-        seen = {int(size): int(count) for size, count in streams.value_counts().items()}
-        if not seen and computed is None:
+    @property
+    def stream_bytes(self) -> int | None:
+        """The size of a block's output by the shape in the record; None where that is not known."""
+        if self.run is None:
             return None
-        return Residual(computed, seen, int(streams.index.isin(self.held.index).sum()))
+        sizes = (self.run.data.batch_size, self.run.data.context_length, self.run.model.d_model)
+        element_bytes = 2 if str(self.run.precision).startswith(_TRUE_HALF) else 4
+        return math.prod(size or 0 for size in sizes) * element_bytes or None
+
+    @property
+    def streams(self) -> dict[int, int]:
+        """The sizes of the blocks' outputs in the history, with how many there are of each, most first."""
+        sizes = self.attribution.blocks.query("is_stream")["size_bytes"].value_counts()
+        return {int(size): int(number) for size, number in sizes.items()}
 
     @cached_property
     def cuts(self) -> list[str]:
@@ -202,7 +202,7 @@ class Findings:
         if notes is not None and 0 < notes.max_entries <= played.entry_count:
             allowed = "all that `--memory.max_entries` allows: older ones are lost"
             cuts.append(f"it holds {played.entry_count:,} entries, {allowed}")
-        steps = len(self.attribution.bands.steps)
+        steps = len(self.attribution.bands[STEP])
         if notes is not None and 0 < steps < notes.steps:
             cuts.append(f"of {notes.steps} recorded steps it has {steps}")
         if notes is None:
@@ -259,10 +259,7 @@ class Findings:
         record.categories = {f"{name}_bytes": size for name, size in self.by_category.items()}
         record.parts = {part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()}
         record.saved, record.saved_bytes = self.saved, int(self.saved_storages["size_bytes"].sum())
-        if self.residual is not None:
-            seen = self.residual.seen_bytes
-            record.residual_computed_bytes = self.residual.computed_bytes
-            record.residual_seen_bytes = max(seen, key=seen.__getitem__) if seen else None
+        record.residual_computed_bytes, record.residual_seen_bytes = self.stream_bytes, next(iter(self.streams), None)
         columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
         top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
         record.top = [TopAllocation(*row) for row in top.itertuples(index=False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from operator import attrgetter
 
-from lmbench.memory.categories import CATEGORIES, CATEGORY_LABELS
+from lmbench.memory.recorded import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.timeline import TIMELINE_FILE, memory_chart, read_timeline
 from lmbench.records.schema import value_at
 from lmbench.report.catalogue import Feature

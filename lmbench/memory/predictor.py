@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from lmbench.memory.categories import CATEGORIES
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
+from lmbench.memory.recorded import CATEGORIES
 from lmbench.records.vocabulary import PHASES
 
 #: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the

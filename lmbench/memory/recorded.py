@@ -1,4 +1,5 @@
-"""What a recording of the allocator's history and its reader agree on: the files, and the notes beside the snapshot.
+"""What a byte on the device is for, in one vocabulary for predictions and for recorded histories; and what a recording
+of the allocator's history and its reader agree on: the files, and the notes beside the snapshot.
 
 The allocator knows addresses and stacks; what a block is for, only who made it knows. The notes say it: at a moment,
 marked in the history by a range of that name, which tensors' storages were where.
@@ -6,14 +7,36 @@ marked in the history by a range of that name, which tensors' storages were wher
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from lmbench.errors import UsageError
-from lmbench.memory.categories import Category
+
+#: parameters count buffers with them (tables, masks); inputs are the batches; activations are what the forward leaves
+#: for the backward, without the logits; logits are what the loss is computed from, and what has their size: their
+#: float32 copy, log-softmax and gradient; temporaries are gone when the phase that made them is over; workspaces are
+#: the matrix libraries' own, kept from one call to the next.
+Category = Literal[
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "logits",
+    "inputs",
+    "temporaries",
+    "workspaces",
+    "unknown",
+]
+
+#: In the order of a table.
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+#: As a table says it.
+CATEGORY_LABELS: dict[Category, str] = {name: name.replace("_", " ") for name in CATEGORIES}
 
 SNAPSHOT_FILE = "memory_snapshot.pickle"
 NOTES_FILE = "memory_notes.json"
@@ -23,6 +46,7 @@ MOMENT = "lmbench.memory:"
 BACKWARD = "lmbench.backward:"
 #: A range in which nothing but the matrix libraries' workspaces is freed.
 WORKSPACES = "lmbench.workspaces"
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 #: What fits into the columns of a snapshot.
@@ -31,28 +55,13 @@ _Address = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 class NotedBlock(Struct, array_like=True):
     """A tensor's storage: its address, what it is for, whose it is (a module's or a parameter's path, empty where
-    nobody knows), and of one that is saved for the backward, the operator that saved it."""
+    nobody knows), and of one that is saved for the backward, the operator that saved it. A `stream` is what one of
+    several alike modules returned, whatever else it is."""
 
     address: _Address
-    category: Category
+    category: Category | Literal["stream"]
     owner: str = ""
     operator: str = ""
-
-
-class NotedOutput(Struct, array_like=True):
-    """What a module returned: its path, the storage's address, the tensor's shape and bytes of an element."""
-
-    owner: str
-    address: _Address
-    shape: tuple[int, ...]
-    element_bytes: int
-
-
-class Moment(Struct):
-    """What was known at a moment."""
-
-    blocks: list[NotedBlock] = field(default_factory=list)
-    outputs: list[NotedOutput] = field(default_factory=list)
 
 
 class AllocatorPeaks(Struct):
@@ -64,14 +73,14 @@ class AllocatorPeaks(Struct):
 
 
 class MemoryNotes(Struct):
-    """What lmbench notes beside a snapshot."""
+    """What lmbench notes beside a snapshot; `moments` has what was known at each."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     device: int = 0
     first_step: int = 0
     steps: int = 0
     max_entries: int = 0
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[list[NotedBlock]] = field(default_factory=list)
     peaks: AllocatorPeaks | None = None
 
 
@@ -95,3 +104,14 @@ def read_notes(snapshot: Path) -> MemoryNotes | None:
         raise UsageError(
             f"{path} cannot be read ({error}); without it the snapshot is read as somebody else's"
         ) from None
+
+
+def collapsed(owner: str) -> str:
+    """A module's path with `*` for its indices: `blocks.3.attention.q` is one of `blocks.*.attention.q`."""
+    return _INDEX.sub("*", owner)
+
+
+def block_of(owner: str) -> str | None:
+    """The path of the outermost indexed module around a module, such as `blocks.3`: None for what lies in none."""
+    match = _INDEX.search(owner)
+    return owner[: match.end()] if match else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmbench.memory.categories import CATEGORIES, Category
+from lmbench.memory.recorded import CATEGORIES, Category
 from lmbench.memory.replay import BEFORE, Replay
 from lmbench.memory.snapshot import NO_STACK, Frame
 

@@ -12,13 +12,15 @@ import pandas as pd
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from lmbench.memory.categories import CATEGORY_LABELS, Category
+from lmbench.memory.attribution import OTHERS
+from lmbench.memory.recorded import CATEGORY_LABELS, Category
 from lmbench.memory.replay import held_bytes
 from lmbench.memory.stacks import frame_lines
 from lmbench.records.codec import read_packed, write_packed
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.intervals import Integers
+from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
 from lmbench.report.timeline import layer, timeline
 from lmbench.report.units import gib
@@ -87,9 +89,10 @@ def memory_timeline(findings: Any) -> MemoryTimeline:
         frames=[text or "none: made before the history, or by autograd's own thread" for text in frames],
     )
     columns = ["first", "last", "size_bytes", "category", "owner", "phase", "operator", "frames"]
-    ranges = bands.others.outermost() if findings.notes is None and len(bands.others) else bands.phases
-    entries = np.searchsorted(played.time_us, [ranges.start, ranges.end])
-    places = np.clip(np.searchsorted(borders, entries, side="right") - 1, 0, len(moments))
+    # A stranger's own ranges tell more than the phases of its stacks.
+    pieces = (findings.notes is None and bands[OTHERS].pieces) or bands[PHASE].pieces
+    entries = np.searchsorted(played.time_us, [edges for _, *edges in pieces])
+    places = np.clip(np.searchsorted(borders, entries, side="right") - 1, 0, len(moments)).tolist()
     return MemoryTimeline(
         schema_version=2,
         cuts=findings.cuts,
@@ -102,11 +105,9 @@ def memory_timeline(findings: Any) -> MemoryTimeline:
         time_us=(played.time_us[moments] - played.time_us[0]).tolist(),
         peak=int(np.searchsorted(borders, findings.peak, side="right") - 1),
         entry_count=count,
-        bands=[
-            (name, start, end)
-            for name, (start, end) in zip(ranges.names, places.T.tolist(), strict=True)
-            if end > start
-        ][:MAX_BANDS],
+        bands=[(name, start, end) for (name, *_), (start, end) in zip(pieces, places, strict=True) if end > start][
+            :MAX_BANDS
+        ],
         blocks=[TimelineBlock(*row) for row in chosen[columns].to_numpy().tolist()],
     )
 

@@ -74,7 +74,7 @@ def test_what_is_saved_and_the_largest_allocations_tell_where_they_are_from(plan
     assert [(row.first, row.last, row.count, row.each_bytes / MIB) for row in planted.saved] == [
         ("blocks.0", "blocks.1", 2, 30), ("outside of blocks", "outside of blocks", 1, 16),
     ]  # fmt: skip
-    assert planted.residual == (None, {10 * MIB: 4}, 2)
+    assert planted.streams == {10 * MIB: 4}
     assert planted.largest["total_bytes"].is_monotonic_decreasing
     saved = planted.largest[planted.largest["operator"] == "MmBackward0"].iloc[0]
     assert (saved["size_bytes"], saved["count"], saved["phase"], saved["step"]) == (20 * MIB, 2, "forward", "7")
@@ -231,7 +231,7 @@ def test_a_device_with_a_history_is_named(tmp_path: Path) -> None:
 
 def test_damaged_notes_are_said(tmp_path: Path) -> None:
     step = planted_run()
-    step.moments[0]["blocks"][0][0] = 1 << 70
+    step.moments[0][0][0] = 1 << 70
     with pytest.raises(UsageError, match=r"memory_notes\.json"):
         recorded(tmp_path, step)
 

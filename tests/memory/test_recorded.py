@@ -86,7 +86,7 @@ def test_twelve_blocks_make_the_softmax_and_the_stream(findings: Findings) -> No
     # Batch x heads x context x context in float32, which autocast computes a softmax in.
     assert (softmax["owner"], softmax["count"]) == ("network.blocks.*.attention.core.softmax", 12)
     assert (softmax["size_bytes"], softmax["operator"]) == (4 * 12 * 512 * 512 * 4, "SoftmaxBackward0")
-    assert findings.residual == (STREAM_BYTES, {STREAM_BYTES: 36}, 12)
+    assert (findings.stream_bytes, findings.streams) == (STREAM_BYTES, {STREAM_BYTES: 36})
 
 
 def test_what_is_saved_is_what_a_forward_leaves(findings: Findings, plain: dict[str, Any]) -> None:

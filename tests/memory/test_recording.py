@@ -15,10 +15,11 @@ from torch import nn
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments import ranges
 from lmbench.instruments.schedule import Schedule
+from lmbench.memory import history, ledger
 from lmbench.memory.findings import Findings, examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
-from lmbench.memory.recording import held, ledger
 from lmbench.records.load import load_run
+from lmbench.records.vocabulary import STEP
 
 from conftest import quiet_trainer
 
@@ -114,8 +115,7 @@ def test_every_category_has_the_bytes_that_it_must_have(findings: Findings) -> N
     # Gradients are complete when the optimizer runs.
     assert findings.phases.loc["optimizer", "gradients"] == rounded(*WEIGHTS)
     assert findings.parts.loc["blocks.*.up", "parameters"] == 2 * rounded(4 * WIDTH * WIDTH)
-    assert findings.residual is not None
-    assert findings.residual.seen_bytes == {rounded(BATCH * WIDTH): 4}
+    assert findings.streams == {rounded(BATCH * WIDTH): 4}
 
 
 def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findings: Findings) -> None:
@@ -187,7 +187,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
     run = load_run(tmp_path / "run").record
     assert (run.outcome, run.error and run.error.phase) == ("oom", phase)
     findings = examine(tmp_path / "run")
-    assert findings.attribution.bands.steps.names[-1] == str(failing_step)
+    assert findings.attribution.bands[STEP].names[-1] == str(failing_step)
     assert findings.phases.loc[phase, "parameters"] == rounded(*WEIGHTS)
     last = findings.phases.loc["other"]
     # What each block's product and relu left for a backward that did not come.
@@ -219,7 +219,7 @@ def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_comp
     module = Looks()
     findings = record(tmp_path, monkeypatch, module, first=Says(), accumulate_grad_batches=2)
     assert module.seen == (is_enabled is False,) * 4 + (True,) * 4
-    assert (findings.is_complete, len(findings.attribution.bands.steps)) == (True, 2)
+    assert (findings.is_complete, len(findings.attribution.bands[STEP])) == (True, 2)
 
 
 def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
     observers: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
-    monkeypatch.setattr(held, "_listener", [])
+    monkeypatch.setattr(history, "_listener", [])
     told: list[tuple[int, ...]] = []
 
     class Watcher:
@@ -243,8 +243,8 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
             told.append(facts)
 
     first, second = Watcher(), Watcher()
-    held.watch_refusals(first.refused)
-    held.watch_refusals(second.refused)
+    history.watch_refusals(first.refused)
+    history.watch_refusals(second.refused)
     (observed,) = observers
     observed(0, 10, 100, 5)
     gone = weakref.ref(second)

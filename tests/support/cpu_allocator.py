@@ -35,7 +35,7 @@ class CpuHistory(TorchDispatchMode):
         self.is_on = False
         self._known: dict[int, weakref.ref[Any]] = {}
 
-    # lmbench.memory.recording.history.History
+    # lmbench.memory.history.History
 
     def start(self, max_entries: int, *, resets_peaks: bool) -> None:
         self.max_entries = max_entries

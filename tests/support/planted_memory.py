@@ -168,11 +168,11 @@ class Step:
     """A planted history, and what the notes say."""
 
     memory: Allocator
-    moments: list[dict[str, Any]] = field(default_factory=list)
+    moments: list[list[Any]] = field(default_factory=list)
 
-    def note(self, blocks: list[Any], outputs: list[Any] | None = None) -> None:
+    def note(self, blocks: list[Any]) -> None:
         with self.memory.range(f"lmbench.memory:{len(self.moments)}"):
-            self.moments.append({"blocks": blocks, "outputs": outputs or []})
+            self.moments.append(blocks)
 
 
 def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
@@ -204,23 +204,22 @@ def _planted_step(step: Step, batch: int, owners: list[str]) -> None:
         for owner in owners:
             block = owner.rpartition(".")[0]
             with memory.range(f"lmbench.module:{block}"):
-                streams.append([block, memory.alloc(10 * MIB), [4, 512, 1280], 4])
+                streams.append([memory.alloc(10 * MIB), "stream", block, ""])
                 with memory.range(f"lmbench.module:{owner}"):
                     saved.append(memory.alloc(20 * MIB))
                     memory.free(memory.alloc(5 * MIB), FORWARD)
         logits = memory.alloc(16 * MIB)
         step.note(
             [[address, "activations", "", "MmBackward0"] for address in saved]
-            + [[stream[1], "activations", "", "AddBackward0"] for stream in streams]
-            + [[logits, "logits", "head", "LogSoftmaxBackward0"]],
-            streams,
+            + [[address, "activations", "", "AddBackward0"] for address, *_ in streams]
+            + [[logits, "logits", "head", "LogSoftmaxBackward0"], *streams]
         )
     with memory.range("lmbench.phase:backward"):
         gradients = []
         for owner, activation, stream in reversed(list(zip(owners, saved, streams, strict=True))):
             passing = memory.alloc(24 * MIB, ENGINE)
             gradients.append([memory.alloc(20 * MIB, ENGINE), "gradients", owner, ""])
-            for address in (passing, activation, stream[1]):
+            for address in (passing, activation, stream[0]):
                 memory.free(address)
         memory.free(logits)
         step.note(gradients)
@@ -233,5 +232,5 @@ def _planted_step(step: Step, batch: int, owners: list[str]) -> None:
 
 def notes_of(step: Step, **fields: Any) -> bytes:
     """The content of the notes' file."""
-    first = {"schema_version": 1, "device": step.memory.device, "first_step": 7, "steps": 2, "max_entries": 1_000_000}
+    first = {"schema_version": 2, "device": step.memory.device, "first_step": 7, "steps": 2, "max_entries": 1_000_000}
     return json.dumps({**first, **fields, "moments": step.moments}).encode()

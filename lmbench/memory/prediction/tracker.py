@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.memory.allocator import Allocation, Stretch
-from lmbench.memory.categories import Category
+from lmbench.memory.recorded import Category
 
 #: Operators that cuBLAS runs.
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"})

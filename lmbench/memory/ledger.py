@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -14,8 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from lmbench.memory.categories import Category
-from lmbench.memory.recorded import BACKWARD, MOMENT, Moment, NotedBlock, NotedOutput
+from lmbench.memory.recorded import BACKWARD, MOMENT, Category, NotedBlock, block_of
 
 #: Operators that save what has the logits' size for the loss.
 _OF_LOSS = ("LogSoftmaxBackward", "NllLossBackward", "CrossEntropyLossBackward")
@@ -35,7 +34,7 @@ class Ledger:
     """
 
     def __init__(self, module: nn.Module, device: torch.device, vocab_size: int | None = None) -> None:
-        self.moments: list[Moment] = []
+        self.moments: list[list[NotedBlock]] = []
         self._module, self._device, self._vocab_size = module, device, vocab_size
         self._saved: dict[int, Category] = {}
         #: The hooks of modules, and those of saved tensors.
@@ -97,10 +96,10 @@ class Ledger:
 
     # parts
 
-    def _note(self, blocks: list[NotedBlock], outputs: Sequence[NotedOutput] = ()) -> None:
-        if blocks or outputs:
+    def _note(self, blocks: list[NotedBlock]) -> None:
+        if blocks:
             _mark(f"{MOMENT}{len(self.moments)}")
-            self.moments.append(Moment(blocks, list(outputs)))
+            self.moments.append(blocks)
 
     def _gradients(self) -> list[NotedBlock]:
         return self._blocks(((name, p.grad) for name, p in self._module.named_parameters()), "gradients")
@@ -141,8 +140,8 @@ class Ledger:
             setattr(first, _MARKED, True)
             first.register_hook(lambda gradient: _mark(f"{BACKWARD}{name}"))
         # At once: in the next moment another tensor may lie there.
-        if name.rpartition(".")[2].isdecimal():
-            self._note([], [NotedOutput(name, address, tuple(first.shape), first.element_size())])
+        if block_of(name) == name:
+            self._note([NotedBlock(address, "stream", name)])
         if self._is_logits(first):
             self._note([NotedBlock(address, "logits", name)])
             if first.requires_grad:
