@@ -31,6 +31,8 @@ from lmbench.standard_output import abandon_result, write_result
 from lmbench.text import shown, shown_json, shown_lines
 from lmbench.wandb.publish import publish_run
 
+#: How a run may end without another word than that of the result on the screen.
+_TOLD_BY_THE_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
 #: About what is printed, not about what is measured.
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
@@ -149,6 +151,9 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     """Print the result; returns the exit code."""
     assert recorder.folder is not None
     path, code = recorder.folder.path, int(recorder.exit_code or 0)
+    if code in _TOLD_BY_THE_RESULT and {"--json", "--quiet"} & flags:
+        error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
+        tell("; ".join([error.message or error.kind or ""] if error is not None else failed))
     try:
         if "--json" in flags:
             write_result(shown_json(encode_run(recorder.run).decode()))

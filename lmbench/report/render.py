@@ -219,8 +219,9 @@ def _csv(answer: Answer) -> str:
     for table in ([answer.data()] if answer.data is not None else answer.all_tables())[:1]:
         writer = csv.writer(stream, lineterminator="\n")
         records = table.records()
-        writer.writerow(map(csv_field, records[0] if records else [column.key for column in table.columns]))
-        writer.writerows([csv_field(value) for value in record.values()] for record in records)
+        keys = [key for key in records[0] if any(record[key] is not None for record in records)] if records else []
+        writer.writerow(map(csv_field, keys or [column.key for column in table.columns]))
+        writer.writerows([csv_field(record[key]) for key in keys] for record in records)
     return stream.getvalue()
 
 

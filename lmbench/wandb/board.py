@@ -182,7 +182,7 @@ def main(file: str) -> int:
         for board in request.boards:
             print(f"\n{_save(board, entity, request.project)}", flush=True)
     except ModuleNotFoundError:
-        print("\nboards need wandb-workspaces; install it with `pip install 'lmbench[boards]'`", flush=True)
+        print("\nboards need wandb-workspaces; install it with `pip install 'wandb-workspaces<0.5'`", flush=True)
         return 1
     except Exception as error:
         print(f"\nwandb failed with {type(error).__name__}: {' '.join(str(error).split())}", flush=True)

@@ -112,4 +112,4 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
         assert told in capsys.readouterr().err
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     assert main(["board", "precision", "--entity", "me"]) == 6
-    assert "install it with `pip install 'lmbench[boards]'`" in capsys.readouterr().err
+    assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err
