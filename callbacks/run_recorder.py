@@ -85,7 +85,7 @@ class RunRecorder(Observer):
         run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
-        run.model = describe_model(self.module)
+        run.model = describe_model(self.module, self.trainer.optimizers)
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
         gpu = run.environment.gpu.name

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache, partial
+from inspect import signature
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, set_dumper
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_dumper, set_parsing_settings
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningCLI, ReduceLROnPlateau, instantiate_class
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
@@ -34,6 +41,14 @@ _GROUPS: dict[str, type] = {
     "timer": PhaseTimer,
 }  # fmt: skip
 
+#: By key, what LightningCLI's options of the same names may be, and the argument that they get when they are made.
+_TRAINED_WITH: dict[str, tuple[tuple[type, ...], str]] = {
+    "optimizer": ((Optimizer,), "params"),
+    "lr_scheduler": ((LRScheduler, ReduceLROnPlateau), "optimizer"),
+}
+
+# Lightning's command line has allowed configurations to be addresses on the network.
+set_parsing_settings(config_read_mode_fsspec_enabled=False)
 # JSON is YAML. The default of something typed as text may be a member of an enumeration: Lightning's Timer has one.
 set_dumper("yaml", partial(json.dumps, default=lambda member: member.value))
 
@@ -64,7 +79,29 @@ def _parser(command: str, model: type, data: type | None) -> ArgumentParser:
         if used is not None:
             _add(parser, key, used)
     parser.set_defaults({"measure.mode": usual_mode(model)})
+    for key, (kinds, argument) in _TRAINED_WITH.items():
+        parser.add_subclass_arguments(
+            kinds, key, required=False, instantiate=False, fail_untyped=False, skip={argument},
+            help=f"the {key.replace('_', ' ').replace('lr', 'learning rate')} in place of the module's own",
+        )  # fmt: skip
     return parser
+
+
+def _configure_optimizers(module: LightningModule, optimizer: Namespace, lr_scheduler: Namespace | None) -> Any:
+    """What `configure_optimizers` of a module returns that is trained with these, as LightningCLI does.
+
+    Raises:
+        UsageError: they refuse their settings, or the module's parameters.
+    """
+    given = optimizer
+    try:
+        used = instantiate_class(module.parameters(), optimizer.as_dict())
+        if lr_scheduler is None:
+            return used
+        given = lr_scheduler
+        return LightningCLI.configure_optimizers(module, used, instantiate_class(used, lr_scheduler.as_dict()))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{given.class_path} cannot be made for {type(module).__name__}: {error}") from error
 
 
 class CommandLine:
@@ -103,6 +140,11 @@ class CommandLine:
         except ArgumentError as error:
             raise _translated(error, self._parser) from error
         self.config.pop("config", None)
+        for key in _TRAINED_WITH:
+            if self.config.get(key) is None:
+                self.config.pop(key, None)
+        if "lr_scheduler" in self.config and "optimizer" not in self.config:
+            raise UsageError("lr_scheduler needs an optimizer, such as --optimizer torch.optim.SGD --optimizer.lr 0.1")
         self._follow()
         mode = self.config.measure.mode
         # In a file it is that of its training, which may be measured as well.
@@ -178,7 +220,11 @@ class CommandLine:
             return None
         values = {**vars(self.config.get(key, SimpleNamespace())), **changes}
         try:
-            return _builder(key, used).instantiate_classes({key: values})[key]
+            built = _builder(key, used).instantiate_classes({key: values})[key]
+            if key == "model" and (optimizer := self.config.get("optimizer")) is not None:
+                scheduler = self.config.get("lr_scheduler")
+                built.configure_optimizers = partial(_configure_optimizers, built, optimizer, scheduler)
+            return built
         except ValueError as error:
             # jsonargparse's wrapping of whatever the constructor of a user's class raised.
             if "Union subtypes" in str(error) and error.__cause__ is not None:
@@ -200,11 +246,24 @@ def settings_of(key: str, used: type, **values: Any) -> Any:
 
 
 _VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
+_OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
+
+
+def _subclasses(*kinds: Any) -> Iterator[str]:
+    """The names of all classes that are derived from these."""
+    for kind in kinds:
+        for derived in kind.__subclasses__():
+            yield derived.__name__
+            yield from _subclasses(derived)
 
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     """One line for a complaint of the parser, with the option that a misspelt one was probably meant for."""
+    if of_class := _OPTION_OF_CLASS.search(str(error)):
+        key, path, option = of_class.groups()
+        hint = suggest(option, signature(resolve_name(path)).parameters, f"--{key}.{{}}")
+        return UsageError(f"unknown option --{key}.{option} of {path}{hint}")
     text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))
     if unknown := re.search(r"(?:unrecognized arguments: --|Option ')([\w.+]+)", text):
         options = [name.removeprefix("--") for name in parser._option_string_actions]
@@ -223,4 +282,7 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text
+    if name in _TRAINED_WITH:
+        hint = suggest(value.strip("'").rpartition(".")[2], _subclasses(*_TRAINED_WITH[name][0]))
+        allowed = f"a class with its module, such as torch.optim.SGD{hint}"
     return UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")

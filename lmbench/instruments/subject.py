@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
 from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
@@ -24,15 +25,26 @@ def path_of(named: type) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def describe_model(module: LightningModule) -> Model:
-    """Class, parameter counts, and whatever the module's own `describe() -> dict` adds (its shape, say)."""
+def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()) -> Model:
+    """Class, parameter counts, whatever the module's own `describe() -> dict` adds (its shape, say), and the optimizers
+    that it is trained with."""
     parameters = list(module.parameters())
     model = Model(
         name=path_of(type(module)),
         parameter_count=sum(p.numel() for p in parameters),
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
-    return _described(model, module)
+    model = _described(model, module)
+    if optimizers:
+        model.optimizer = ", ".join(map(_optimizer_label, optimizers))
+    return model
+
+
+def _optimizer_label(optimizer: Optimizer) -> str:
+    """An optimizer's name, with the implementation that it was told to take: `AdamW fused`."""
+    flags = [optimizer.defaults.get(name) for name in ("fused", "foreach")]
+    variant = " fused" if flags[0] else " foreach" if flags[1] else " loop" if flags == [False, False] else ""
+    return f"{getattr(optimizer, 'label', type(optimizer).__name__)}{variant}"
 
 
 def describe_data(trainer: Trainer) -> Data:

@@ -39,8 +39,8 @@ class HuggingFace(LightningModule):
             among them.
         attention: transformers' attn_implementation, such as eager, sdpa or flash_attention_2; null is its own choice.
         checkpoint: none, or block (transformers' gradient checkpointing).
-        optimizer: AdamW or SGD (with momentum).
-        optimizer_variant: fused, foreach or loop; null is the first that it has.
+        optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
+        optimizer_variant: fused, foreach or loop; null is its default: fused for Adam, AdamW and SGD.
         learning_rate: the optimizer's learning rate.
         weight_decay: on every parameter; AdamW's is decoupled.
 

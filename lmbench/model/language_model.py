@@ -39,9 +39,9 @@ class LanguageModel(LightningModule):
             of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
         checkpoint: which activations the backward pass computes again: none, block (all blocks), every_2 (every second
             block) or selective (everything in a block but its linear layers and fused attention).
-        optimizer: AdamW or SGD (with momentum).
+        optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
         optimizer_variant: how it is implemented: fused (one kernel), foreach (horizontally fused) or loop (over
-            parameters); null is the first that it has.
+            parameters); null is fused for Adam, AdamW and SGD.
         learning_rate: the optimizer's learning rate.
         weight_decay: on every parameter; AdamW's is decoupled.
         betas: AdamW's averaging coefficients; the first is SGD's momentum.

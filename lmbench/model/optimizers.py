@@ -1,52 +1,33 @@
-"""Optimizers by name, each with the implementations that PyTorch has of it. Another one is an entry here."""
+"""PyTorch's optimizers by name, each in the implementations that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from lmbench.errors import UsageError, unknown
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
-
-def _adamw(named_parameters: NamedParameters, **settings: Any) -> Optimizer:
-    return AdamW([parameter for _, parameter in named_parameters], **settings)
-
-
-def _sgd(named_parameters: NamedParameters, *, betas: tuple[float, float], **settings: Any) -> Optimizer:
-    return SGD([parameter for _, parameter in named_parameters], momentum=betas[0], **settings)
-
-
 # "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
-_FUSED_FOREACH_LOOP: dict[str, dict[str, bool]] = {
+_VARIANTS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
     "foreach": {"foreach": True},
     "loop": {"fused": False, "foreach": False},
 }
-
-
-class OptimizerKind(NamedTuple):
-    """An optimizer by name.
-
-    `build` takes named parameters, which it may treat differently by name and shape, lr, weight_decay, betas, and the
-    flags of a variant. `variants` has these flags by the variant's name, the default one first, and is empty for an
-    optimizer that has one implementation.
-    """
-
-    build: Callable[..., Optimizer]
-    variants: Mapping[str, Mapping[str, bool]]
-
-
-OPTIMIZERS: dict[str, OptimizerKind] = {
-    "AdamW": OptimizerKind(_adamw, _FUSED_FOREACH_LOOP),
-    "SGD": OptimizerKind(_sgd, _FUSED_FOREACH_LOOP),
-}
+#: Those whose default is their fused variant, which works on a GPU and on a CPU; others take PyTorch's own choice.
+_FUSED = ("Adam", "AdamW", "SGD")
+#: Takes sparse gradients alone.
+_UNFIT = "SparseAdam"
+#: Matrices that Muon leaves to AdamW, by their names: its update is for hidden layers.
+_NOT_HIDDEN = re.compile(r"embed|head|\bw[tp]e\b")
 
 
 class ChosenOptimizer(NamedTuple):
@@ -56,21 +37,78 @@ class ChosenOptimizer(NamedTuple):
     build: Callable[[NamedParameters], Optimizer]
 
 
+class CombinedOptimizer(Optimizer):
+    """Several optimizers, each for parameters of its own, that step as one: Lightning's own loop takes one."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        self.parts = parts
+        self.label = " + ".join(type(part).__name__ for part in parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+
+
+def _build(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+    return kind([parameter for _, parameter in named_parameters], **settings)
+
+
+def _build_muon(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+    """Muon for the hidden layers' matrices, at AdamW's scale of updates, and AdamW for everything else."""
+    hidden, others = list[nn.Parameter](), list[nn.Parameter]()
+    for name, parameter in named_parameters:
+        (hidden if parameter.ndim == 2 and not _NOT_HIDDEN.search(name) else others).append(parameter)
+    lr, weight_decay, betas = settings["lr"], settings["weight_decay"], settings["betas"]
+    parts = [kind(hidden, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")] if hidden else []
+    parts += [AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)] if others else []
+    return CombinedOptimizer(parts)
+
+
 def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenOptimizer:
-    """An optimizer with its settings (lr, weight_decay, betas), in a variant of it or (None) its default one.
+    """An optimizer of torch.optim with those of the settings (lr, weight_decay, betas) that it has.
+
+    `variant` is how it is implemented: fused, foreach or loop, None for its default.
 
     Raises:
         UsageError: there is no such optimizer, it has no such variant, or PyTorch refuses its settings.
     """
-    if name not in OPTIMIZERS:
-        raise unknown("optimizer", name, OPTIMIZERS)
-    build, variants = OPTIMIZERS[name]
-    variant = variant or next(iter(variants), None)
-    chosen = ChosenOptimizer(name, partial(build, **settings))
+    kinds = {
+        known: kind
+        for known, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and known not in ("Optimizer", _UNFIT)
+    }
+    name = name.removeprefix("torch.optim.")
+    if name not in kinds:
+        raise unknown("optimizer", name, kinds)
+    known, build, label = signature(kinds[name]).parameters, _build, name
+    if name == "Muon":
+        build, label = _build_muon, "Muon + AdamW"
+    else:
+        # What AdamW's first average is, SGD has as its momentum.
+        settings |= {"momentum": settings["betas"][0]} if name == "SGD" else {}
+        settings = {setting: value for setting, value in settings.items() if setting in known}
+    variants = [each for each, flags in _VARIANTS.items() if each in known or (each == "loop" and "foreach" in known)]
+    variant = variant or ("fused" if name in _FUSED else None)
     if variant is not None:
         if variant not in variants:
             raise unknown(f"variant of {name}", variant, variants)
-        chosen = ChosenOptimizer(f"{name} {variant}", partial(build, **settings, **variants[variant]))
+        settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in known}
+        label = f"{name} {variant}"
+    chosen = ChosenOptimizer(label, partial(build, kinds[name], **settings))
     try:
         # PyTorch checks the settings when an optimizer is made, which a model is only after its network.
         chosen.build([("", nn.Parameter(torch.zeros(1, 1, device="cpu")))])

@@ -52,6 +52,59 @@ def test_a_module_and_its_data_are_measured_from_the_command_line(tmp_path):
     assert run.record.config["model"]["init_args"]["width"] == 8
 
 
+RMSPROP = "--optimizer torch.optim.RMSprop --optimizer.lr 0.25 --optimizer.momentum=0.5"
+
+
+def test_a_module_is_trained_with_another_optimizer_and_scheduler_the_lightning_cli_way(tmp_path):
+    module = "--model strangers.Regression --model.width 8 --data=strangers.Data --data.width=8"
+    run = fit(tmp_path, f"{module} {RMSPROP} --lr_scheduler ExponentialLR --lr_scheduler.gamma 0.5")
+    assert (run.outcome, run.record.model.optimizer) == ("ok", "RMSprop")
+    assert run.record.config["lr_scheduler"]["init_args"]["gamma"] == 0.5
+    plain = fit(tmp_path, module).record
+    assert plain.model.optimizer == "SGD"
+    assert "optimizer" not in plain.config
+    # And again from its own file.
+    again = fit(tmp_path, f"--config {run.path}/config.yaml --optimizer.lr 0.125")
+    assert again.record.config["optimizer"]["init_args"]["lr"] == 0.125
+    assert again.record.config["optimizer"]["init_args"]["momentum"] == 0.5
+
+
+def test_the_optimizer_steps_with_what_was_given(monkeypatch):
+    line = CommandLine(
+        "fit", shlex.split(f"--model.size tiny {RMSPROP} --lr_scheduler StepLR --lr_scheduler.step_size 1")
+    )
+    model = line.build("model")
+    model.configure_model()
+    (optimizer,), (scheduler,) = model.configure_optimizers()
+    assert (type(optimizer).__name__, optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (
+        "RMSprop",
+        0.25,
+        0.5,
+    )
+    assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--lr_scheduler StepLR --lr_scheduler.step_size 2", "lr_scheduler needs an optimizer"),
+        ("--optimizer torch.optim.SDG", "allowed: a class with its module, such as torch.optim.SGD; did you mean SGD?"),
+        ("--lr_scheduler StepRL", "did you mean StepLR?"),
+        ("--optimizer SGD --optimizer.lrr 1", "--optimizer.lrr of torch.optim.SGD; did you mean --optimizer.lr?"),
+        ("--optimizer SGD --optimizer.lr=-1", "torch.optim.SGD cannot be made for Regression: Invalid learning rate"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_one_line(words, told, tmp_path, capsys):
+    module = "--model strangers.Regression --model.width 8 --data=strangers.Data --data.width=8"
+    fit(tmp_path, f"{module} {words}", code=2)
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lmbench: ")]
+    assert len(printed) == 1
+    assert told in printed[0]
+
+
 def test_a_module_brings_its_own_data_also_beside_a_shipped_configuration(tmp_path, capsys):
     record = fit(tmp_path, "--model strangers.OwnLoaders --config smoke").record
     assert (record.config["data"], record.data.source) == (None, "loaders without a data module")

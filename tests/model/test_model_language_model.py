@@ -96,6 +96,53 @@ def test_optimizers_are_the_ones_named(name, variant, fused, foreach):
     assert all(not torch.equal(x, y) for x, y in zip(before, group["params"], strict=True))
 
 
+OTHERS = [
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "LBFGS",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_optimizer_of_torch_trains_by_its_name(name):
+    model = LanguageModel(**TINY, optimizer=f"torch.optim.{name}" if name == "Muon" else name)
+    trainer = quiet_trainer(max_steps=2)
+    model.configure_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    trainer.fit(model, data())
+    moved = [not torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True)]
+    assert all(moved)
+    (optimizer,) = trainer.optimizers
+    assert len(optimizer.state) == (1 if name == "LBFGS" else len(before))
+
+
+def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
+    model = LanguageModel(**TINY, optimizer="Muon", learning_rate=1e-2)
+    model.configure_model()
+    optimizer = model.configure_optimizers()
+    muon, adamw = ({id(parameter) for parameter in group["params"]} for group in optimizer.param_groups)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert {names[one].split(".")[-3] for one in muon} == {"attention", "ffn"}
+    assert {names[one] for one in adamw} >= {"network.embedding.weight", "network.head.weight", "network.norm.weight"}
+    assert len(muon | adamw) == len(names)
+    # A schedule changes groups of the whole, which the parts share.
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert optimizer.parts[0].param_groups[0]["lr"] == 0.5
+    again = model.configure_optimizers()
+    optimizer.parts[0].state[next(iter(optimizer.param_groups[0]["params"]))]["momentum_buffer"] = torch.ones(1)
+    again.load_state_dict(optimizer.state_dict())
+    assert len(again.parts[0].state) == 1
+
+
 def test_tokens_and_flops_are_told():
     model = LanguageModel(**TINY)
     assert model.tokens_per_batch((torch.zeros(3, 16), torch.zeros(3, 16))) == 48
@@ -115,7 +162,9 @@ def test_validate_runs_without_a_graph():
         ({"num_heads": 5}, "does not divide"),
         ({"attention": "flash"}, "unknown attention"),
         ({"checkpoint": "blocks"}, "unknown checkpoint 'blocks'; choose one of none, block, every_2, selective"),
-        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'; choose one of AdamW, SGD; did you mean SGD?"),
+        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'; choose one of .*; did you mean SGD?"),
+        ({"optimizer": "Muon", "optimizer_variant": "fused"}, "unknown variant of Muon"),
+        ({"optimizer": "SparseAdam"}, "unknown optimizer"),
         ({"optimizer_variant": "fuse"}, "unknown variant of AdamW 'fuse'; choose one of fused, foreach, loop"),
         ({"context_length": 0}, "context_length is 0"),
         ({"learning_rate": float("nan")}, "optimizer AdamW fused: Invalid learning rate: nan"),
