@@ -7,14 +7,16 @@ import importlib
 import re
 import signal
 import sys
+import traceback
 from contextlib import nullcontext
+from types import TracebackType
 
 from lmbench.commands import COMMANDS, MEASURING
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode, suggest, tell
 from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
-from lmbench.masking import keep_words_secret
+from lmbench.masking import keep_words_secret, masked_message
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
 #: With one of these a command's standard output is for programs, and holds nothing else.
@@ -37,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Ctrl-C and SIGTERM end it with 130 and 143, without a traceback."""
     begin()
     write_what_can_be()
+    if argv is None:
+        sys.excepthook = _print_without_secrets
     with listening(until_exit=argv is None):
         code, lost = 0, None
         try:
@@ -62,6 +66,10 @@ def main(argv: list[str] | None = None) -> int:
                 tell(f"standard output: {lost.strerror}")
                 code = code or ExitCode.INTERNAL
         return code
+
+
+def _print_without_secrets(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    print(masked_message("".join(traceback.format_exception(kind, error, frames))), end="", file=sys.stderr)
 
 
 def _lost_output(text: str = "") -> OSError | None:

@@ -1,14 +1,19 @@
-"""Secrets, by the names and the looks of them: what is stored or shown has `***` in their place.
+"""Secrets have `***` in their place: every text that this program stores, shows or sends goes through here.
 
-A result is meant to be sent around. A key in it that nobody sees is lost; a `***` too many only asks somebody to fill
-it in again, so what looks like a secret under an innocent name is masked as well.
+First the exact values of secrets that the process has (environment variables by their names, options), however a
+library quotes them; then what stands under a secret's name; then what looks like a key. A result is meant to be sent
+around: a key in it that nobody sees is lost, a `***` too many only asks somebody to fill it in again.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 
@@ -25,30 +30,63 @@ _SECRET = re.compile(
     "_(?:secrets|passwords|passwd|pwd|credentials?|bearer|pat|dsn|[a-z]*(?:password|passphrase|apikey|secret))_"
     f"|_{_OPENING}_keys?_"
 )
-_KEY_AT_THE_END = re.compile(r"_keys?_(?:\d+_)*$")
+#: Names of secrets where all of the name is in capitals, as variables are.
+_SECRET_VARIABLE = re.compile(r"_(?:keys?|pass|connection_string|webhook(?:_url)?)_(?:\d+_)*$")
 #: Names of secrets where the value is text: `hf_token` and `token_2`, not `token_type` or `eos_token`.
 _SECRET_TEXT = re.compile(
     rf"_{_OPENING}_tokens?_|(?:^|_(?!(?:{_SPECIAL})_)[a-z0-9]+)"
     r"_(?:auth|authorization|cookies?|session|[a-z]*(?:token|accesskey|privatekey|secretkey))_(?:\d+_)*$"
 )
 
-#: Keys whose issuers gave them a mark of their own: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack,
-#: Google, JSON Web Tokens (RFC 7519), PEM (RFC 7468).
+#: What the keys of well-known makers begin with, as in the rules of gitleaks and detect-secrets; letters and digits
+#: follow.
+_PREFIX = (
+    r"hf_|api_org_|gh[pousr]_|sk-|sk[-_]live_|[rps]k_(?:live|test)_|whsec_|npm_|r8_|gsk_|xai-|pplx-|fw_|tgp_v1_|pcsk_"
+    r"|lsv2_(?:pt|sk)_|KGAT_|wandb_v\d_|dapi|do[opr]_v1_|shp(?:at|ca|pa|ss)_|sbp_|nfp_|rnd_|lin_api_|ntn_|secret_"
+    r"|gls?[ac]_|dckr_[op]at_|sntry[su]_|PMAK-|NRAK-|AGE-SECRET-KEY-1|rubygems_|pscale_(?:tkn|pw)_|AT[AC]TT3|EAAC"
+    r"|key-|SK|AC"
+)
+#: Beginnings after which `-`, `_` or `.` may follow soon.
+_LONG_PREFIX = (
+    r"github_pat_|gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-|sk-(?:ant|proj|svcacct|admin|or)-|pypi-|nvapi-|SG\.|GOCSPX-"
+    r"|ya29\.|hv[sbr]\.|figd_|sq0[a-z]{3}-|dp\.[a-z]+\.|pul-|sl\."
+)
+#: Keys with another form: AWS, Slack, Google, Azure, Telegram, Discord, Mailchimp, Airtable, Terraform, JSON Web Tokens
+#: (RFC 7519), PEM (RFC 7468).
 _LOOKS = re.compile(
-    r"(?<![\w-])(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
-    r"|sk-(?:ant-|proj-|svcacct-)[\w-]{20,}|sk[-_](?:live_)?[A-Za-z0-9]{24,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
-    r"|xox[abeoprs]-[\w-]{10,}|AIza[\w-]{35}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)(?![\w-])"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}"
+    rf"(?<![\w-])(?:(?:{_PREFIX})(?=[A-Za-z]*\d)[A-Za-z0-9]{{20,}}[\w.=-]*"
+    rf"|(?:{_LONG_PREFIX})(?=\D*\d)[\w.=-]{{20,}}"
+    r"|(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}|(?:xox[abeoprs]|xapp)-[\w-]{10,}|AIza[\w-]{35}"
+    r"|\w{3}\dQ~[\w.~-]{31,34}|\d{8,10}:AA[\w-]{33}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,38}"
+    r"|[0-9a-f]{32}-us\d{1,2}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)(?![\w-])"
+    r"|(?<=//hooks\.slack\.com/services/)[\w/]+|(?<=/api/webhooks/)[\w/-]+"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
+#: Credentials of HTTP: `Authorization: Basic ...`.
+_SCHEME = re.compile(
+    r"""(authorization["']?\s*[:=]\s*["']?)?\b(bearer|basic|digest|token|apikey|sharedkey)(\s+)([\w.~+/=:-]{8,})""",
+    re.I,
+)
+_ORDINARY_WORDS = re.compile(r"[A-Z]?[a-z]+(?:[-_.:/][A-Za-z]?[a-z]*)*")
 #: The user's part of an address, up to its last `@` before the path; a password may hold a slash, though it should not.
 _USER = re.compile(r"""(?<![\w+.-])([A-Za-z][\w+.-]*://)(?:[^\s"'<>?#/]*|[^\s"'<>?#/:]*:(?!\d+/)[^\s"'<>?#]*)@""")
-_QUERY = re.compile(r"""([?&;]([\w.-]+)=)[^&;\s#"'<>]+""")
+#: A name before its value, and by its quotation mark the value: `Pwd=...;`, `?sig=...&`, `"api_key": "..."`. What is
+#: called or indexed is code.
+_NAME = re.compile(r"""(?<!\w)([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(["']?)""")
+_VALUE = {
+    "": re.compile(r"""[^\s"'&;,#<>(){}\[\]]+(?![\w.]*[(\[])"""),
+    "'": re.compile(r"[^'\n]+"),
+    '"': re.compile(r'[^"\n]+'),
+}
+_SIGNATURE = re.compile("(?:^|[-_])sig(?:nature)?$", re.I)
+_LEAST_SIGNATURE = 16
 
-#: Secrets that this process received under such a name; shorter values would mask text that happens to be the same.
-_received: set[str] = set()
-_SHORTEST = 6
+#: Secrets of this process: of its environment, and those that it received. Shorter values would mask text that happens
+#: to be the same, and so would a word such as the desktop's name in DESKTOP_SESSION.
+_known: set[str] = set()
+_SHORTEST, _SHORTEST_WORD = 6, 10
 
 
 def is_secret(name: str, value: object = "") -> bool:
@@ -59,13 +97,25 @@ def is_secret(name: str, value: object = "") -> bool:
     """
     if value is None or value == 0 or isinstance(value, bool) or name in ("PWD", "OLDPWD"):
         return False
-    is_text = not isinstance(value, int | float)
+    return _names_secret(name) or (not isinstance(value, int | float) and _names_secret_text(name))
+
+
+@cache
+def _names_secret(name: str) -> bool:
+    return any(
+        _SECRET.search(words) or (part.isupper() and _SECRET_VARIABLE.search(words)) for part, words in _parts(name)
+    )
+
+
+@cache
+def _names_secret_text(name: str) -> bool:
+    return any(_SECRET_TEXT.search(words) for _, words in _parts(name))
+
+
+def _parts(name: str) -> Iterator[tuple[str, str]]:
+    """Each part of a dotted name, and its words between underscores."""
     for part in name.split("."):
-        words = "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
-        patterns = ((_SECRET, True), (_KEY_AT_THE_END, part.isupper()), (_SECRET_TEXT, is_text))
-        if any(applies and pattern.search(words) for pattern, applies in patterns):
-            return True
-    return False
+        yield part, "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
 
 
 def masked(tree: Any, name: str = "", is_to_be_used: bool = False) -> Any:
@@ -75,7 +125,10 @@ def masked(tree: Any, name: str = "", is_to_be_used: bool = False) -> Any:
     be filled in.
     """
     if isinstance(tree, Mapping):
-        return {key: masked(value, _dotted(name, key), is_to_be_used) for key, value in tree.items()}
+        return {
+            masked_text(key) if isinstance(key, str) else key: masked(value, _dotted(name, key), is_to_be_used)
+            for key, value in tree.items()
+        }
     if isinstance(tree, list | tuple):
         return [masked(value, name, is_to_be_used) for value in tree]
     if is_secret(name, tree) and tree != "":
@@ -120,23 +173,69 @@ def _dotted(name: str, key: object) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Text without what looks like a secret, and without the users and passwords of addresses."""
+    """Text without secrets, and without the users and passwords of addresses."""
+    for value in _by_length(len(_known)):
+        text = text.replace(value, MASK)
     if "://" in text:
         text = _USER.sub(r"\1", text)
-        text = _QUERY.sub(lambda match: f"{match[1]}{MASK}" if is_secret(match[2]) else match[0], text)
-    return _LOOKS.sub(MASK, text)
+    if len(text) > _SHORTEST:
+        text = _SCHEME.sub(_masked_scheme, _LOOKS.sub(MASK, text))
+    return _without_values(text) if "=" in text or ":" in text else text
+
+
+def _masked_scheme(match: re.Match[str]) -> str:
+    header, scheme, blank, value = match.groups()
+    is_word = not header and scheme.lower() != "bearer" and _ORDINARY_WORDS.fullmatch(value)
+    return match[0] if is_word else f"{header or ''}{scheme}{blank}{MASK}"
+
+
+def _without_values(text: str) -> str:
+    """Text without the values of secrets' names."""
+    pieces, end = list[str](), 0
+    for match in _NAME.finditer(text):
+        value = _VALUE[match[2]].match(text, match.end())
+        if match.start() >= end and value and _is_secret_pair(text, match, value[0]):
+            pieces += text[end : match.end()], MASK
+            end = value.end()
+    return "".join([*pieces, text[end:]])
+
+
+def _is_secret_pair(text: str, match: re.Match[str], value: str) -> bool:
+    name, quotation = match.groups()
+    if is_secret(name, 1) or (len(value) >= _LEAST_SIGNATURE and _SIGNATURE.search(name)):
+        return True
+    is_query = text[: match.start()].endswith(("?", "&", ";"))
+    is_literal = is_query or quotation or not _ORDINARY_WORDS.fullmatch(value)
+    return bool(is_literal) and not value.isdecimal() and is_secret(name, value)
 
 
 def masked_message(text: str) -> str:
-    """A message without secrets, also those that this process received: libraries quote them in their complaints."""
-    for value in sorted(_received, key=len, reverse=True):
-        text = text.replace(value, MASK)
+    """A message without secrets, also those that have come into the environment since: libraries quote them."""
+    keep_environment_secret()
     return masked_text(text)
 
 
+def keep_environment_secret() -> None:
+    """Mask the values of environment variables with a secret's name in everything that leaves this process."""
+    keep_secret(
+        value
+        for name, value in os.environ.items()
+        if is_secret(name, value) and not (value.isalpha() and len(value) < _SHORTEST_WORD)
+    )
+
+
 def keep_secret(values: Iterable[object]) -> None:
-    """Mask these in every message that this process stores and shows."""
-    _received.update(text for value in values if len(text := str(value)) >= _SHORTEST)
+    """Mask these in everything that leaves this process, also as Python, JSON and addresses quote them."""
+    for text in map(str, values):
+        if len(text) >= _SHORTEST:
+            _known.update((text, repr(text)[1:-1], json.dumps(text)[1:-1]))
+            _known.update((quote(text), quote(text, safe=""), quote_plus(text)))
+
+
+@cache
+def _by_length(count: int) -> list[str]:
+    """What is known, of which there is this much: the longest first, which may hold others."""
+    return sorted(_known, key=len, reverse=True)
 
 
 def masked_words(words: Sequence[str]) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from warm_server import warm_server
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.masking import is_secret, keep_secret, masked, masked_text, masked_words, to_fill_in
+from lmbench.masking import is_secret, keep_secret, masked, masked_message, masked_text, masked_words, to_fill_in
 from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -31,16 +33,27 @@ INNOCENT = """path pattern author authors tokenizer num_tokens max_tokens tokens
     passes keyword PATH PWD dispatch bypass trainer.accumulate_grad_batches CUDA_MODULE_LOADING joules_per_token"""
 
 
+_LETTERS, _HEX = "a1B2c3D4" * 12, "0123456789abcdef" * 4
 KEYS = [
-    f"hf_{'a1B2' * 9}", f"ghp_{'a1B2' * 9}", f"github_pat_{'a1B2' * 9}", f"sk-{'a1B2' * 8}",
-    f"sk-proj-{'a1-_' * 8}", "AKIA" + "ABCD1234" * 2, "xoxb-1234567890-abcdef",
-    f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
+    f"hf_{_LETTERS[:34]}", f"ghp_{_LETTERS[:36]}", f"github_pat_{_LETTERS[:22]}_{_LETTERS[:59]}", f"sk-{_LETTERS[:48]}",
+    f"sk-proj-{'a1-_' * 8}", f"sk-ant-api03-{_LETTERS}-AA", "AKIA" + "ABCD1234" * 2, "xoxb-1234567890-abcdef",
+    f"SG.{_LETTERS[:22]}.{_LETTERS[:43]}", f"SK{_HEX[:32]}", f"npm_{_LETTERS[:36]}", f"pypi-AgEIcHlwaS5vcmc{_LETTERS}",
+    f"dop_v1_{_HEX}", f"dapi{_HEX[:32]}", f"sk_test_{_LETTERS[:24]}", f"glpat-{_LETTERS[:20]}", f"hvs.{_LETTERS[:24]}",
+    f"nvapi-{_LETTERS[:64]}", f"AIza{_LETTERS[:35]}", f"123456789:AA{_LETTERS[:33]}", f"{_HEX[:32]}-us12",
+    f"shpat_{_HEX[:32]}", f"abc8Q~{_LETTERS[:34]}", f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
     "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
 ]  # fmt: skip
+#: What stands around a secret, which is `planted7value8text` there.
+AROUND = """Server=tcp:x,1433;Uid=me;Pwd=%;Encrypt=yes|AccountName=a;AccountKey=%;EndpointSuffix=core|{'api_key': '%'}
+    |https://a.blob.core.windows.net/c?sv=2020&sig=%&se=1|Authorization: Basic %|{"Authorization": "Bearer %"}
+    |Basic %|https://hooks.slack.com/services/%|password: %|--client_secret=%
+    |{"password": "correct horse, %"}|token = %"""
 ORDINARY = [
     "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "0f" * 20, "task-2024-experiment-with-a-long-name",
     "git@github.com:a/b.git", "/home/me/hf_cache/models", "https://host/a@b", "https://host:80/a@b", "sk-learn",
-    "me@example.org",
+    "me@example.org", "Basic information about Token classification-head", "next_token = logits.argmax(-1)",
+    "self.token = tokenizer.encode(x)", 'token=os.environ["X1"]', "unexpected token: foo", "max_tokens=512, token: 5",
+    "skip-connections-of-the-model", "fw_kernel_16_threads_of_attention_backward",
 ]  # fmt: skip
 
 
@@ -53,6 +66,14 @@ def test_a_secrets_name_is_known_by_its_words_and_a_name_that_looks_alike_is_non
 def test_a_key_is_known_by_its_looks_under_any_name_and_ordinary_text_stays():
     assert masked({"notes": [f"use {key} here" for key in KEYS]}) == {"notes": ["use *** here"] * len(KEYS)}
     assert masked(ORDINARY) == ORDINARY
+
+
+def test_what_stands_beside_a_secret_stays():
+    for text in map(str.strip, AROUND.split("|")):
+        around = masked_text(text.replace("%", "planted7value8text"))
+        assert "planted" not in around
+        expected = text.replace("Bearer ", "").replace("correct horse, ", "").replace("%", "***")
+        assert around == expected
 
 
 def test_addresses_lose_their_user_and_password():
@@ -74,6 +95,16 @@ def test_a_command_line_is_masked_in_both_forms():
     assert masked_words(words) == expected
 
 
+@pytest.mark.parametrize("quoted", [str, repr, json.dumps, quote])
+def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, monkeypatch):
+    for value in ("planted/env 'value' of\n\"two\" \\ lines", "correct horse battery"):
+        monkeypatch.setenv("TEAM_API_KEY", value)
+        assert masked_message(f"no {quoted(value)}!").replace("'", "").replace('"', "") == "no ***!"
+    # A word that happens to be a value stays.
+    monkeypatch.setenv("DESKTOP_SESSION", "ubuntu")
+    assert masked_message("on ubuntu") == "on ubuntu"
+
+
 def test_messages_have_no_secret_that_this_process_was_given():
     keep_secret(["planted-for-this-test"])
     for error in (UsageError, WandbProblem):
@@ -92,6 +123,8 @@ def test_a_record_is_written_without_secrets_whoever_made_it():
 
 
 MODULE = """
+import os
+
 import torch
 from lightning.pytorch import LightningModule
 
@@ -102,7 +135,12 @@ class Net(LightningModule):
         assert self.hparams.hf_token == "planted-token"
         self.layer = torch.nn.Linear(8, 1)
         if fails:
-            raise RuntimeError(f"401 for {hf_token} at https://me:planted-pw@host")
+            from_environment = {"key": os.environ["TEAM_API_KEY"]}
+            print(from_environment)
+            raise RuntimeError(f"401 for {hf_token} at https://me:planted-pw@host, {from_environment}")
+
+    def describe(self):
+        return {"api_key": "planted-description", "note": os.environ["TEAM_API_KEY"], os.environ["TEAM_API_KEY"]: 1}
 
     def training_step(self, batch, index):
         return self.layer(batch).square().mean()
@@ -120,7 +158,8 @@ def _fit(folder: Path, *words: str) -> tuple[int, str]:
     (folder / "secretive.py").write_text(MODULE)
     quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
     words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick)
-    ended = warm_server().run(*words, folder=folder)
+    variables = {**os.environ, "TEAM_API_KEY": "planted/'variable'\\"}
+    ended = warm_server().run(*words, folder=folder, variables=variables)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -132,6 +171,8 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
     assert "model.api_key is ***; allowed: a whole number" in printed[2]
     stored = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert len(stored) == 6
+    # What the module itself prints is its own affair.
+    printed = [text for text in "".join(printed).split("\n") if not text.startswith("{'key'")]
     assert not any("planted" in text for text in (*printed, *(path.read_text("latin-1") for path in stored)))
 
     config = next(path for path in stored if path.name == "config.yaml")

@@ -168,7 +168,7 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
         if isinstance(fault, OSError):
             abandon_result()
         else:
-            traceback.print_exc()
+            _print_lines(traceback.format_exc())
         tell(f"the result could not be printed ({fault}); it is in {path}")
         return code or ExitCode.INTERNAL
     return code

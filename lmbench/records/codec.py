@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.files import Unreadable, read_unpacked
-from lmbench.masking import masked, masked_message, masked_text, masked_words
+from lmbench.masking import keep_environment_secret, masked, masked_words
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 
@@ -129,14 +129,10 @@ def _check_size(value: Any, depth: int) -> None:
 def encode_run(record: RunRecord) -> bytes:
     """The content of run.json, one field a line; ends in a line feed. Objects in `config` that JSON has not become
     text; no secret is in it, by the names of settings and variables and by the looks of any text."""
+    keep_environment_secret()
     plain = as_dict(record)
-    plain["config"] = masked(plain["config"])
-    plain["argv"] = plain["argv"] and masked_words(plain["argv"])
-    if plain["environment"]:
-        plain["environment"]["variables"] = masked(plain["environment"]["variables"])
-    if plain["error"] and plain["error"]["message"]:
-        plain["error"]["message"] = masked_message(plain["error"]["message"])
-    return indented_json(_storable(plain)).encode()
+    argv = {"argv": plain["argv"] and masked_words(plain["argv"])}
+    return indented_json(_storable(masked(plain) | argv)).encode()
 
 
 def indented_json(value: object, indent: int = 1) -> str:
@@ -164,15 +160,13 @@ def _builtin(value: Any) -> Any:
 
 
 def _storable(plain: dict[str, Any]) -> dict[str, Any]:
-    """A record without secrets in its texts, null for each non-finite number, whose path is under `nonfinite`."""
+    """A record with null for each non-finite number, whose path is under `nonfinite`."""
     nonfinite: dict[str, str] = {}
 
     def store(value: Any, path: str) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             nonfinite[path[1:]] = str(float(value))
             return None
-        if isinstance(value, str):
-            return masked_text(value)
         if isinstance(value, dict):
             return {key: store(item, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, list | tuple):

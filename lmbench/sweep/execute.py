@@ -17,6 +17,7 @@ from pathlib import Path
 from lmbench.errors import ExitCode, UsageError
 from lmbench.instruments.host import load_per_core
 from lmbench.interruption import held
+from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
@@ -240,8 +241,11 @@ class Execution:
             cost=None if end is None else cost_of(record, end),
             load_per_core=None if end is None else load_per_core(),
         )
-        with suppress(FileNotFoundError):
-            self.folder.log_path(job).replace(folder.path / CHILD_LOG)
+        log = self.folder.log_path(job)
+        with suppress(FileNotFoundError), log.open(errors="replace") as lines:
+            with (folder.path / CHILD_LOG).open("w") as masked_lines:
+                masked_lines.writelines(map(masked_message, lines))
+            log.unlink()
         folder.write_run(record)
         return record
 

@@ -62,6 +62,15 @@ def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     assert json.loads((tmp_path / "sim" / "runs" / run.run_id / "run.json").read_text()) == as_dict(run)
 
 
+def test_what_a_process_said_is_kept_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEAM_API_KEY", "about to")
+    sweep(tmp_path, SimulatedServers(lambda name: "segfault"), ONE)
+    (log,) = tmp_path.glob("sim/runs/*/child.log")
+    assert log.read_text() == "***\n"
+    assert "its last words: ***" in str(next(iter(records(tmp_path).values())).error)
+    assert not list(tmp_path.glob("sim/runs/.*.log"))
+
+
 @pytest.mark.parametrize(
     ("endings", "code"),
     [
