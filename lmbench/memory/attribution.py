@@ -100,7 +100,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     start_us, end_us = played.clock(blocks["start"]), played.clock(blocks["end"])
     if notes is None:
         roles = StackRoles(played)
-        blocks = blocks.assign(category=roles.categories())
+        blocks = blocks.assign(category=roles.categories)
         if not len(bands[PHASE]):
             times = np.append(played.time_us, played.time_us[-1] + 1).tolist()
             bands[PHASE] = Ranges((name, times[first], times[past]) for name, first, past in roles.phases())

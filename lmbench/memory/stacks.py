@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lmbench.memory.recorded import CATEGORIES, Category
 from lmbench.memory.replay import BEFORE, Replay
@@ -75,12 +76,11 @@ def user_frame(frames: list[Frame]) -> str:
 class StackRoles:
     """What the stacks of a history without notes say, by _ROLES.
 
-    A role is empty where a stack tells none. `made` and `freed` are of each block, `phase` of each entry: what follows
-    a forward and has no role, such as the loss, belongs to it. `rounds` counts the changes of the phase.
+    `phase` is that of each entry: what follows a forward and has no role, such as the loss, belongs to it. `categories`
+    are those of the blocks, `unknown` where no stack tells.
     """
 
     def __init__(self, played: Replay) -> None:
-        self._played = played
         log, blocks = played.actions, played.blocks
         of_stack = _roles_of_stacks(played.stacks.frames)
         # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
@@ -88,44 +88,31 @@ class StackRoles:
         recorded = (played.stacks.frames[place] for place in log["stack"].unique() if place != NO_STACK)
         is_python = all(frame.is_python for frames in recorded for frame in frames)
         is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
-        entries = np.where(is_engine, "backward", of_stack[log["stack"]])
-        self.start, self.end = np.maximum(blocks["start"], 0), blocks["end"].to_numpy()
-        self.made = np.where(blocks["start"] == BEFORE, of_stack[blocks["stack"]], entries[self.start])
-        self.freed = np.append(entries, "")[self.end]
-        latest = entries[_latest(entries != "")]
-        self.phase = np.where((entries != "") | (latest == "forward"), latest, "")
-        self.phase[~np.isin(self.phase, _PHASES)] = ""
-        known = self.phase[_latest(self.phase != "")]
-        self.rounds = np.cumsum(known != np.append(known[:1], known[:-1]))
+        entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
+        latest = entries.ffill()
+        self.phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(_PHASES))
+        known = self.phase.ffill()
+        rounds = (known != known.shift()).cumsum()
+        start, end, is_older = blocks["start"].clip(0), blocks["end"], blocks["start"] == BEFORE
+        made = entries.reindex(start).set_axis(blocks.index).mask(is_older, of_stack[blocks["stack"]])
+        freed, begun = entries.reindex(end).to_numpy(), rounds.reindex(start).to_numpy()
+        # What begins and ends in one phase, with no other one between.
+        is_passing = (self.phase.reindex(start).to_numpy() == self.phase.reindex(end).to_numpy()) & ~is_older
+        is_passing &= begun == rounds.reindex(end).to_numpy()
+        # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
+        is_cut = (end == played.entry_count) & np.isin(begun, rounds[log["action"] == "oom"])
+        is_cut &= made.isin(("backward", "optimizer"))
+        left = made.map(_LEFT).mask(freed == "zero_grad", "gradients")
+        left = left.mask(left.isna() & (freed == "backward"), "activations")
+        self.categories = left.mask(is_cut).mask(is_passing, "temporaries").fillna("unknown").astype(object)
 
     def phases(self) -> Iterator[tuple[str, int, int]]:
         """The stretches of entries in one phase: its name, its first entry, and the one that it ends before."""
-        borders = np.flatnonzero(self.phase != np.append("none", self.phase[:-1])).tolist()
-        for first, past in pairwise([*borders, len(self.phase)]):
-            if self.phase[first]:
-                yield self.phase[first], first, past
-
-    def categories(self) -> Any:
-        """The category of each block, `unknown` where no stack tells."""
-        played, phase, rounds = self._played, np.append(self.phase, ""), np.append(self.rounds, -1)
-        is_same_round = (rounds[self.start] == rounds[self.end]) & (played.blocks["start"] != BEFORE)
-        # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
-        ended = self.rounds[played.actions["action"] == "oom"]
-        is_cut = (self.end == played.entry_count) & np.isin(self.rounds[self.start], ended)
-        left = np.array([_LEFT.get(role, "") for role in self.made], object)
-        rules: Sequence[tuple[Any, Any]] = (
-            ("temporaries", is_same_round & (phase[self.start] == phase[self.end]) & (phase[self.start] != "")),
-            ("unknown", is_cut & np.isin(self.made, ("backward", "optimizer"))),
-            ("gradients", self.freed == "zero_grad"),
-            (left, left != ""),
-            ("activations", self.freed == "backward"),
-        )
-        return np.select([is_of_it for _, is_of_it in rules], [name for name, _ in rules], "unknown").astype(object)
-
-
-def _latest(is_one: Any) -> Any:
-    """For each place the latest one up to it that is flagged, the first place where there is none."""
-    return np.maximum.accumulate(np.where(is_one, np.arange(len(is_one)), 0))
+        names = self.phase.fillna("")
+        borders = np.flatnonzero(names != names.shift()).tolist()
+        for first, past in pairwise([*borders, len(names)]):
+            if names[first]:
+                yield names[first], first, past
 
 
 def _roles_of_stacks(stacks: Sequence[list[Frame]]) -> Any:
@@ -141,7 +128,7 @@ def _roles_of_stacks(stacks: Sequence[list[Frame]]) -> Any:
     roles = []
     for frames in stacks:
         known_roles = list(filter(None, (role_of[frame.filename, frame.name] for frame in frames)))
-        role = known_roles[0] if known_roles else ""
+        role = known_roles[0] if known_roles else None
         # A forward that a checkpoint computes once more is of the backward.
         roles.append("backward" if role == "forward" and "backward" in known_roles else role)
-    return np.array([*roles, ""], object)
+    return np.array([*roles, None], object)

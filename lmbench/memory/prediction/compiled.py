@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,8 +32,6 @@ from lmbench.memory.prediction.tracker import MATMULS, Tracker
 _EXTERN = ("mm", "bmm", "addmm", "baddbmm", "convolution", "index_put", "sort")
 _EXTERN_PARTS = ("scaled_dot_product", "attention", "embedding_dense_backward", "convolution_backward", "cumsum")
 _GETITEM = operator.getitem
-# Views by another name: the result is its input.
-_VIEWS = ("_unsafe_view", "alias", "detach", "lift_fresh_copy")
 
 
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
@@ -128,7 +126,8 @@ def _checkpoints_tagged() -> Iterator[None]:
 class _Simulation:
     """Calls a graph: its outputs as fresh fake tensors, and on the way the rise and fall of its memory.
 
-    `steps` are the values that are written to memory, each with the values that are read for the last time for it.
+    The storages of the values that the graph was traced with tell which of them share memory. `steps` are the nodes
+    that write to memory, each with the nodes whose memory is read for the last time for it.
     """
 
     def __init__(self, graph: fx.GraphModule, tracker: Tracker) -> None:
@@ -139,7 +138,12 @@ class _Simulation:
         self.outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
         calls = [node for node in nodes if node.op == "call_function"]
         _complete_values(calls)
-        self._base = {node: _base(node) for node in nodes if node.op != "output"}
+        homes: dict[int, fx.Node] = {}
+        self._base = {}
+        for node in nodes:
+            # Where a storage appears first; what only takes a value out of several has that of these.
+            places = [homes.setdefault(_storage(value), node) for value in _values(node)]
+            self._base[node] = places[0] if places else node
         self._kept = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
         self.steps = self._plan(calls)
 
@@ -163,14 +167,14 @@ class _Simulation:
         return list(steps.items())
 
     def __call__(self, *args: Any) -> list[Any]:
-        tracker, outputs = self.tracker, dict[fx.Node, list[torch.Tensor]]()
+        tracker, passing = self.tracker, dict[fx.Node, list[Allocation]]()
         values: dict[fx.Node, Any] = dict(zip(self.inputs, args, strict=True))
-        passing: dict[fx.Node, list[Allocation]] = {}
+        tensors = {_storage(value): values[node] for node in self.inputs for value in _values(node)}
         for node, last_read in self.steps:
             if _packet(node) in MATMULS:
                 tracker.multiply()
             if node in self._kept:
-                outputs[node] = [_fresh(value) for value in _values(node)]
+                tensors |= {_storage(value): _fresh(value) for value in _values(node)}
             else:
                 passing[node] = [
                     tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
@@ -185,43 +189,18 @@ class _Simulation:
                         tracker.free(allocation)
         for allocation in chain.from_iterable(passing.values()):
             tracker.free(allocation)
-        return [self._result(node, values, outputs) for node in self.outputs]
-
-    def _result(self, node: Any, values: dict[fx.Node, Any], outputs: dict[fx.Node, list[torch.Tensor]]) -> Any:
-        if not isinstance(node, fx.Node):
-            return node
-        base = self._base[node]
-        if base.op == "placeholder" and base is node:
-            return values[node]
-        value = node.meta["val"]
-        if not isinstance(value, torch.Tensor):
-            return value
-        storage = values[base] if base.op == "placeholder" else _member(node, base, outputs[base])
-        return torch.as_strided(storage, value.shape, value.stride(), value.storage_offset())
+        results = []
+        for node in self.outputs:
+            value = node.meta["val"] if isinstance(node, fx.Node) else node
+            if isinstance(value, torch.Tensor) and node not in values:
+                value = torch.as_strided(tensors[_storage(value)], value.shape, value.stride(), value.storage_offset())
+            results.append(values.get(node, value))
+        return results
 
 
-def _member(node: fx.Node, base: fx.Node, results: list[torch.Tensor]) -> torch.Tensor:
-    """Which of an operator's results a node is a view of."""
-    if len(results) == 1:
-        return results[0]
-    while not (node.target is _GETITEM and node.args[0] is base):
-        node = node.all_input_nodes[0]
-    tensors = [index for index, value in enumerate(base.meta["val"]) if isinstance(value, torch.Tensor)]
-    return results[tensors.index(cast(int, node.args[1]))]
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's value lies in."""
-    while node.op == "call_function" and _is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target is _GETITEM or _packet(node) in _VIEWS:
-        return True
-    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else []
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
+def _storage(value: torch.Tensor) -> int:
+    """What values that share memory have in common."""
+    return value.untyped_storage()._cdata
 
 
 def _is_extern(node: fx.Node) -> bool:
