@@ -180,11 +180,11 @@ class _Simulation:
                     tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
                     for value in _values(node)
                 ]
-            for value in last_read:
-                for allocation in passing.pop(value, []):
+            for read in last_read:
+                for allocation in passing.pop(read, []):
                     tracker.free(allocation)
-                if isinstance(values.get(value), torch.Tensor):
-                    allocation = tracker.note(values[value])
+                if isinstance(values.get(read), torch.Tensor):
+                    allocation = tracker.note(values[read])
                     if allocation.category is None and tracker.phase == "backward":
                         tracker.free(allocation)
         for allocation in chain.from_iterable(passing.values()):
@@ -200,7 +200,7 @@ class _Simulation:
 
 def _storage(value: torch.Tensor) -> int:
     """What values that share memory have in common."""
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _is_extern(node: fx.Node) -> bool:
