@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 
 
-def report(*results: str, view: str | None = None, baseline: str | None = None, reference: bool = False) -> Answer:
+def report(
+    *results: str,
+    view: str | None = None,
+    baseline: str | None = None,
+    reference: bool = False,
+    over: Literal["commit", "time"] | None = None,
+) -> Answer:
     """Shows results as tables, and with `--output page.html` as one page with charts that needs no network.
 
     A sweep is shown by its study's view, other runs with a row for whatever differs. CSV has a row for each cell.
@@ -17,7 +24,14 @@ def report(*results: str, view: str | None = None, baseline: str | None = None, 
         view: show all results by the view of this study, or of this YAML file
         baseline: FACT=VALUE,... that speed-ups refer to, such as precision=32-true,matmul=highest
         reference: add published figures of the same size, mode, context and precision, but for implausible ones
+        over: each configuration's figures over commits or over time, with their change points
     """
+    if over is not None:
+        if view or baseline or reference:
+            raise UsageError("--over has tables and pictures of its own; leave out --view, --baseline and --reference")
+        from lmbench.report.over import over_answer
+
+        return over_answer(results, over)
     from lmbench.report.results import report_on
 
     return report_on(results, make_catalogue(reference), view, baseline)

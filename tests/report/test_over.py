@@ -1,0 +1,139 @@
+"""Figures over revisions and over time, with change points that were planted, and none where nothing was."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+import subprocess
+
+import numpy as np
+import pytest
+from runs import make_run
+
+from lmbench.cli import main
+from lmbench.records.levels import level_changes
+
+
+def costs(logs, borders):
+    return sum(((level - level.mean()) ** 2).sum() for level in np.split(logs, borders))
+
+
+@pytest.mark.parametrize("levels", [[(5, 1.0), (5, 1.05)], [(4, 1.0), (4, 1.05), (4, 1.0)], [(9, 1.0), (1, 1.2)]])
+def test_planted_levels_are_found_with_their_size_where_a_search_over_all_places_finds_them(levels):
+    rng = random.Random(2)
+    values = [level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)]
+    planted = list(itertools.accumulate(count for count, _ in levels))[:-1]
+    found = level_changes(values)
+    assert [change.index for change in found] == planted
+    for change, (before, after) in zip(found, itertools.pairwise(level for _, level in levels), strict=True):
+        assert change.low < change.point < change.high
+        assert change.point == pytest.approx(after / before, abs=0.02)
+    logs = np.log(values)
+    places = itertools.combinations(range(1, len(values)), len(planted))
+    assert list(min(places, key=lambda borders: costs(logs, list(borders)))) == planted
+
+
+def test_of_noise_alone_at_most_a_few_series_in_a_hundred_show_a_change():
+    rng = np.random.default_rng(3)
+    for count in (4, 8, 30):
+        false = [bool(level_changes(np.exp(rng.normal(0, 0.01, count)))) for _ in range(300)]
+        # 5 %, and three standard deviations of 300 draws.
+        assert sum(false) <= 0.05 * 300 + 3 * math.sqrt(300 * 0.05 * 0.95)
+
+
+def test_the_interval_of_a_size_holds_it_as_often_as_it_says():
+    rng = np.random.default_rng(4)
+    found = [level_changes(np.exp([*rng.normal(0, 0.01, 8), *rng.normal(0.06, 0.01, 6)])) for _ in range(200)]
+    right = [changes[0] for changes in found if [change.index for change in changes] == [8]]
+    assert len(right) > 180
+    assert sum(change.low < math.exp(0.06) < change.high for change in right) > 0.9 * len(right)
+
+
+def test_equal_values_have_no_change_and_an_exact_one_has_no_width():
+    assert level_changes([3.0] * 9) == []
+    assert level_changes([1.0, 2.0, 2.0]) == []
+    (change,) = level_changes([1e9] * 4 + [2e9] * 4)
+    assert (change.index, change.point, change.low, change.high) == (4, *[pytest.approx(2.0)] * 3)
+
+
+COMMITS = [f"{number:02x}" * 20 for number in range(1, 11)]
+
+
+@pytest.fixture
+def history(tmp_path, monkeypatch):
+    """Ten commits with three runs each of two configurations; from the seventh on one is 6 % slower, and holds more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    rng = random.Random(5)
+    for place, commit in enumerate(COMMITS):
+        for size, repeat in itertools.product(("small", "medium"), range(3)):
+            is_slower = size == "small" and place >= 6
+            changes = {
+                "started_at": f"2026-11-{place + 1:02}T0{repeat}:00:00+00:00",
+                "phases.step.mean_s": 0.1 * (1.06 if is_slower else 1.0) * rng.gauss(1, 0.003),
+                "memory.run_peak_allocated_bytes": 2**31 if is_slower else 2**30,
+                "environment.code.project.commit": commit,
+                "environment.code.project.is_dirty": False,
+            }
+            make_run(tmp_path / "results" / f"{size}-{place}-{repeat}", {"model.size": size}, changes)
+    # Of neither a time can be told.
+    make_run(tmp_path / "results" / "broken", {"model.size": "small"}, {"outcome": "error"})
+    make_run(tmp_path / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
+
+
+def test_a_configuration_is_shown_over_commits_with_its_change_points(history, capsys):
+    assert main(["report", "results", "--over", "commit"]) == 0
+    told = capsys.readouterr().out
+    assert "size small" in told
+    assert f"at {COMMITS[6][:9]} (2026-11-07)" in told
+    assert told.count(": none over 10 points") == 2
+    assert main(["report", "results", "--over", "commit", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert len(rows) == 20
+    (marked,) = [row for row in rows if row["step_change_fraction"]]
+    assert (marked["configuration"], marked["commit"], marked["processes"]) == ("size small", COMMITS[6][:9], "3")
+    size, low, high = (float(marked[f"step_change{part}_fraction"]) for part in ("", "_low", "_high"))
+    assert low < 0.06 < high
+    assert (size, high - low) == (pytest.approx(0.06, abs=0.005), pytest.approx(0.005, abs=0.004))
+    assert float(marked["peak_change_fraction"]) == pytest.approx(1)
+
+
+def test_over_time_and_on_a_page(history, tmp_path, capsys):
+    assert main(["report", "results", "--over", "time", "--output", "page.html"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('"series":"level"') == 60
+    assert "2026-11-07 00:00" in page
+    assert main(["report", "results", "--over", "commit", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["sections"]) == 3
+
+
+def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    commits = []
+    for day in (1, 2, 3):
+        date = {"GIT_COMMITTER_DATE": f"2026-11-0{day}T00:00:00Z", "PATH": "/usr/bin:/bin"}
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, env=date)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+        commits.append(head.strip())
+    # The oldest was measured last.
+    for hour, commit in enumerate((commits[1], commits[2], commits[0])):
+        revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}
+        make_run(tmp_path / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
+    assert main(["report", "r", "--over", "commit", "--format", "csv"]) == 0
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert [row["commit"] for row in rows] == [commit[:9] for commit in commits]
+
+
+def test_what_has_no_course_is_one_line(history, capsys):
+    for words, told in (
+        (["results/small-0-0", "--over", "commit"], "no configuration was measured at two revisions"),
+        (["results", "--over", "commit", "--baseline", "size=small"], "leave out --view"),
+        (["results", "--over", "comit"], "over"),
+    ):
+        assert main(["report", *words]) == 2
+        assert told in capsys.readouterr().err
