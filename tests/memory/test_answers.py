@@ -22,24 +22,6 @@ def snapshot(tmp_path: Path) -> Path:
     return write(tmp_path / "memory_snapshot.pickle", step.memory)
 
 
-@pytest.mark.parametrize(
-    ("words", "figures"),
-    [
-        ([], ("0.25 GiB in backward of step 7", "optimizer state 0.078 31.7", "--table NAME or --all")),
-        (["--all"], ("train.py:21",)),
-        (["--table", "largest"], ("Largest at the peak",)),
-        (["--format", "markdown"], ("| optimizer state | 0.078 |",)),
-    ],
-    ids=["first screen", "all", "table", "markdown"],
-)
-def test_it_prints_what_the_peak_is_made_of(
-    snapshot: Path, capsys: pytest.CaptureFixture[str], words: list[str], figures: tuple[str, ...]
-) -> None:
-    assert main(["memory", str(snapshot), *words]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert [figure for figure in figures if figure not in text] == []
-
-
 def test_a_cut_history_and_compiled_regions_are_said_before_any_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,8 +16,6 @@ from lmbench.memory import snapshot
 from lmbench.memory.replay import replay
 from lmbench.memory.snapshot import read_snapshot
 
-EMPTY: dict[str, Any] = {"segments": [], "device_traces": [[]]}
-
 
 class Touches:
     """Unpickled by `pickle.load`, it makes a file."""
@@ -42,13 +40,9 @@ def of_entry(**entry: Any) -> bytes:
     return pickle.dumps({"segments": [], "device_traces": [[entry]]})
 
 
-@pytest.mark.parametrize("place", ["top", "nested", "frames"])
-def test_code_in_a_snapshot_does_not_run(tmp_path: Path, place: str) -> None:
+def test_code_in_a_snapshot_does_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    evil = Touches(mark)
-    entry = {"action": "alloc", "frames": [evil]}
-    wrapped = {"top": evil, "nested": {**EMPTY, "x": evil}, "frames": {"segments": [], "device_traces": [[entry]]}}
-    content = pickle.dumps(wrapped[place])
+    content = of_entry(action="alloc", frames=[Touches(mark)])
     pickle.loads(content)
     assert mark.exists(), "the pickle must be one that runs code"
     mark.unlink()
@@ -63,7 +57,6 @@ def test_code_in_a_snapshot_does_not_run(tmp_path: Path, place: str) -> None:
         pytest.param(b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system", id="new opcode"),
         pytest.param(b"Pfoo\n.", "persistent id", id="persistent id"),
         pytest.param(b"", "EOFError", id="empty"),
-        pytest.param(b"hello world", "UnpicklingError", id="text"),
         pytest.param(pickle.dumps({"a": 1}), "missing required field `segments`", id="other mapping"),
         pytest.param(of_entry(addr=1), "missing required field `action` - at `$.device_traces[0][0]`", id="no action"),
         pytest.param(of_entry(action="alloc", size=-1), "size", id="negative size"),
