@@ -10,18 +10,28 @@ from typing import Any
 
 from lmbench.kernels.ceiling import find_ceiling, roofline
 from lmbench.kernels.findings import Findings, examine
-from lmbench.kernels.kinds import KINDS, MATMUL
-from lmbench.kernels.parts import part_order
+from lmbench.kernels.kinds import KINDS, MATMUL, short_name
+from lmbench.kernels.parts import UNCLASSIFIED, part_order
 from lmbench.kernels.sums import STEP, Work
 from lmbench.kernels.tables import MS, Row, reading, records, row, table_of, with_rest
-from lmbench.kernels.verdicts import idle_reason
+from lmbench.kernels.verdicts import idle_reason, verdict_of
+from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.records.guard import not_passed
 from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import Unit, milliseconds, percent
 
 # Parts, kinds and operators that are named in the answer.
 _NAMED = 3
+# Kernels that are named there.
+_LONGEST = 5
+# Of the names of kernels around a pause, on one line of a narrow screen.
+_PAUSE_WIDTH = 16
+# Parts of a foreign model that are not known for more than this are left to the tables.
+_LEAST_KNOWN_FRACTION = 0.25
+# Of a device's time and its idle time: what has less is left to the tables.
+_LARGE_FRACTION = 0.05
 # Phases with less of the step's kernel time have no column or table of their own, and no more of the longest a column.
 _LONG_FRACTION = 0.005
 _MAX_COLUMNS = 3
@@ -58,8 +68,8 @@ def answer_of(findings: Findings, top: int = 10, roof: Answer | None = None) -> 
     notes.append(Line("captured", f"{captured}, steps: {steps or 'unknown'}"))
     if timeline.source != "lmbench":
         inferred = " and ".join(timeline.inferred) or "none"
-        text = f"by the ranges of Lightning and PyTorch; {inferred} inferred from what autograd runs"
-        headline.append(Line("phases", text if timeline.source == "foreign" else "unknown: everything is outside"))
+        text = f"by the trace's ranges; {inferred} inferred from what autograd runs"
+        notes.append(Line("phases", text if timeline.source == "foreign" else "unknown: everything is outside"))
     for guard in not_passed(findings.guards):
         headline += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
     tables, data = (_operator_tables if findings.why_no_kernels else _tables)(findings, top)
@@ -114,19 +124,64 @@ def _headline(findings: Findings) -> list[Line]:
             Line("note", f"no kernels in this trace: {findings.why_no_kernels}"),
             *(_longest(phase, "name", rows) for phase, rows in findings.operators.items()),
         ]
-    lines = []
+    lines, total = [], findings.clocks.total
     for device, clock in findings.clocks.devices.iterrows():
-        lines.append(Line(f"device {device}", f"{per_what(findings)} {idle_reason(clock)}"))
+        lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
         if clock.comm_s:
             hidden, exposed = milliseconds(clock.comm_overlapped_s), milliseconds(clock.comm_exposed_s)
-            lines.append(Line("", f"communication: {hidden} ms beside kernels that compute, {exposed} ms exposed"))
+            lines.append(Line("", f"communication: {exposed} ms exposed, {hidden} ms beside computing"))
     for place, key in (("before the trace", "before_s"), ("outside the traced steps", "outside_steps_s")):
         if uncounted_s := findings.completeness[key]:
             lines.append(Line("", f"{place}: {milliseconds(uncounted_s)} ms, not counted"))
-    for phase, clock in findings.phases[findings.phases.verdict.notna()].iterrows():
-        lag = f" (without the profiler {clock.lag_verdict})" if clock.lag_verdict not in (None, clock.verdict) else ""
-        lines += [Line(phase, f"{clock.verdict}{lag}: {clock.reason}"), Line("", clock.advice)]
-    return [*lines, *(_longest(f"{axis}s", axis, findings.work.by(axis)) for axis in ("kind", "part"))]
+    lines += _wait_lines(findings)
+    phases = findings.phases[findings.phases.verdict.notna()]
+    for phase, clock in phases.nlargest(_NAMED, "window_s").sort_index(key=phases.index.get_indexer).iterrows():
+        if clock.window_s >= _LARGE_FRACTION * total.window_s:
+            is_other = clock.lag_verdict not in (None, clock.verdict)
+            lag = f" (without the profiler {clock.lag_verdict})" if is_other else ""
+            busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
+            lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
+    lines.append(_longest("kinds", "kind", findings.work.by("kind")))
+    if findings.work.fraction("part", UNCLASSIFIED) < _LEAST_KNOWN_FRACTION:
+        lines.append(_longest("parts", "part", findings.work.by("part")))
+    for kernel in findings.work.kernels()[:_LONGEST]:
+        share, name = percent(kernel["share_fraction"]), shortened(kernel["short_name"], KERNEL_WIDTH)
+        text = f"{milliseconds(kernel['kernel_s']):>6} ms {share:>6}  {name}, {kernel['kind']}"
+        lines.append(Line("" if lines[-1].label in ("", "longest") else "longest", text))
+    return lines
+
+
+def _wait_lines(findings: Findings) -> list[Line]:
+    """What held the host up while devices waited for it, and their longest pause."""
+    clocks, waits = findings.clocks, findings.waits
+    idle_s = clocks.total.idle_s
+    if idle_s < _LARGE_FRACTION * clocks.total.window_s:
+        return []
+    lines = list[Line]()
+    for cause, wait_s in largest_causes(waits)[:2].items():
+        if wait_s >= _LARGE_FRACTION * idle_s:
+            at_ms = milliseconds(waits.at_s[waits.cause == cause].iat[0])
+            text = f"{milliseconds(wait_s)} of {milliseconds(idle_s)} ms in {cause_text(waits, str(cause))}"
+            lines.append(Line("" if lines else "idle", f"{text}, most at {at_ms} ms"))
+    for pause in _pauses(findings)[:1]:
+        between = " and ".join(shortened(pause[side], _PAUSE_WIDTH) for side in ("before", "after"))
+        at_ms = milliseconds(pause["at_s"])
+        lines.append(Line("pause", f"{milliseconds(pause['pause_s'])} ms at {at_ms} ms between {between}"))
+    return lines
+
+
+def _pauses(findings: Findings) -> list[Row]:
+    """Idle times of devices in the trace, the longest first, with the kernels around them."""
+    pauses = findings.clocks.pauses
+    names = [*map(short_name, findings.trace.kernels.name), "no kernel"]
+    rows = pauses.assign(
+        at_s=pauses.start_ns / 1e9,
+        pause_s=(pauses.end_ns - pauses.start_ns) / 1e9,
+        before=[names[index] for index in pauses.before],
+        after=[names[index] for index in pauses.after],
+        phase=findings.trace.timeline.at(pauses.start_ns.to_numpy()),
+    )
+    return records(rows.sort_values("pause_s", ascending=False, kind="stable"))
 
 
 def _longest(label: str, key: str, rows: Sequence[Row]) -> Line:
@@ -179,7 +234,7 @@ def _tables(findings: Findings, top: int) -> tuple[list[Table], Callable[[], Tab
         tables.append(table_of("kernels", f"Top kernels of {phase}", caption, rows, *columns))
     if findings.annotations:
         tables.append(_annotation_table(findings, top))
-    tables += _clock_tables(findings)
+    tables += [*_clock_tables(findings), *_wait_tables(findings, top)]
     if findings.attention:
         caption = (
             "ms per step; matmul: the matrix products in scores and values; ratios are softmax to matmul; FLOPs per "
@@ -238,6 +293,26 @@ def _annotation_table(findings: Findings, top: int) -> Table:
     )  # fmt: skip
 
 
+def _wait_tables(findings: Findings, top: int) -> list[Table]:
+    """What held the host up, and the longest pauses."""
+    waits = with_rest(records(findings.waits), top, ["wait_s", "calls"], "cause", "causes")
+    caption = (
+        f"ms {per_what(findings)} in which a device waited for the host, by what the host did; calls: in the trace; "
+        "at: when the longest began, in ms of the trace"
+    )
+    return [
+        table_of(
+            "waits", "Waits for the host", caption, waits,
+            *reading(cause="cause", ms="wait_s", calls="calls", at="at_s", phase="phase", call="call", where="under"),
+        ),
+        table_of(
+            "pauses", "Longest pauses", "ms in which a device was idle, and the kernels before and after",
+            _pauses(findings)[:top],
+            *reading(at="at_s", ms="pause_s", device="device", phase="phase", before="before", after="after"),
+        ),
+    ]  # fmt: skip
+
+
 def _clock_tables(findings: Findings) -> list[Table]:
     """The device's time by phase, by events and by the trace; and what the host started, with both verdicts."""
     clocks, phases, per = findings.clocks, findings.phases, per_what(findings)
@@ -254,7 +329,7 @@ def _clock_tables(findings: Findings) -> list[Table]:
     )
     launch_caption = (
         f"{per}; calls: launches by the host; in us: median: of kernels' durations, gap: mean between queued kernels, "
-        "host: host time per launch, without waiting until the device is done; waits: share of the window in which the "
+        "host: median from one launch to the next; waits: share of the window in which the "
         "device waits for the host; trace, lag: verdicts of the trace and of the unprofiled steps' lag"
     )
     exposed = reading(exposed="comm_exposed_s") if clocks.total.comm_s else []
@@ -268,6 +343,6 @@ def _clock_tables(findings: Findings) -> list[Table]:
         table_of(
             "launches", "Launches", launch_caption, records(phases[phases.kernels > 0]),
             *reading(phase="phase", calls="launches", kernels="kernels", median="median_kernel_s", gap="gap_s",
-                     host="host_s_per_launch", waits="wait_fraction", trace="verdict", lag="lag_verdict"),
+                     host="launch_interval_s", waits="wait_fraction", trace="verdict", lag="lag_verdict"),
         ),
     ]  # fmt: skip

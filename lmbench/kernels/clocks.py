@@ -41,12 +41,12 @@ class Clocks:
     launch in the trace. `comm_s` is the union of communication kernels, `comm_overlapped_s` how much of it ran beside
     kernels that compute (neither communication nor copies), `comm_exposed_s` the rest.
 
-    `queued_gaps` is the number of gaps in `queued_gap_s`, `first_wait_s` the part of `host_wait_s` before the first
-    kernel of a phase.
+    `queued_gaps` is the number of gaps in `queued_gap_s`. `pauses` are all other idle times, a row each: `device`,
+    `start_ns` and `end_ns`, `waited_ns` up to when it waited for the host, and the kernels `before` and `after`, as
+    indexes of the trace's, NONE behind the last.
 
-    Of `phases` alone: `host_s` is the host's time in the phase under the profiler, `stopped_s` of it that of its
-    `stops`: calls in which it waits until the device is done. `launches` are calls of the host, `host_s_per_launch` is
-    without stops; `kernels` have the median duration `median_kernel_s`.
+    Of `phases` alone: `host_s` is the host's time in the phase under the profiler. `launches` are calls of the host,
+    from one to the next the median is `launch_interval_s`; `kernels` have the median duration `median_kernel_s`.
 
     Of `devices` alone: `kernel_span_s` is from the start of its first kernel to the end of its last, which leaves out
     what the host does in the first step before and in the last behind.
@@ -57,6 +57,7 @@ class Clocks:
 
     phases: pd.DataFrame
     devices: pd.DataFrame
+    pauses: pd.DataFrame
     steps: int
     skipped: int
     is_whole_trace: bool
@@ -86,10 +87,10 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
     skipped = int(timeline.source == "lmbench" and 1 < len(timeline.step_ns) == timeline.steps)
     steps = timeline.steps - skipped
     if kernels.empty:
-        return Clocks(pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
+        return Clocks(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
-    kernels = kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())].reset_index(drop=True)
+    kernels = kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())]
     queue = _queue(kernels, events.launches)
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges))
@@ -108,34 +109,34 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
     if (~kernels.is_counted & (kernels.end_ns > begin_ns)).any():
         begin_ns, end_ns = int(counted.start_ns.min()), int(counted.end_ns.max())
     place = np.where(queue.launch != NONE, place, len(phases) - np.where(queue.start_ns >= begin_ns, 2, 1))
-    times = {
-        device: _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns)).assign(phase=phases)[is_clocked]
-        for device, rows in kernels.groupby("device", sort=False).indices.items()
-    }
+    times, pauses = {}, {}
+    for device, rows in kernels.groupby("device", sort=False).indices.items():
+        by_place, idle = _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns))
+        times[device] = by_place.assign(phase=phases)[is_clocked]
+        names = np.append(kernels.index[rows], NONE)
+        pauses[device] = idle.assign(before=names[idle.before], after=names[idle.after], device=device)
     clocked = pd.concat(times, names=["device"])
     clocked["window_s"] = clocked[["busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]].sum(axis=1)
-    stops = _stops(queue, events, begin_ns)
     # The host may have launched for long before the device's clock begins.
-    from_begin = np.maximum(borders, begin_ns)
-    host = {
-        "phase": phases,
-        "host_s": np.diff(from_begin),
-        "stopped_s": np.diff(covered(*stops)(from_begin)),
-        "stops": np.diff(np.searchsorted(stops[0], borders)),
-    }
+    host = {"phase": phases, "host_s": np.diff(np.maximum(borders, begin_ns))}
     by_phase = clocked.groupby("phase").sum().join(pd.DataFrame(host)[is_clocked].groupby("phase").sum())
     sliver_ns = _SLIVER_FRACTION * by_phase.window_s.sum()
     is_sliver = by_phase.index.isin(NO_PHASE) & (by_phase.busy_s == 0) & (by_phase.window_s <= sliver_ns)
     by_phase = by_phase[~is_sliver].reindex([phase for phase in PHASE_ORDER if phase in by_phase.index[~is_sliver]])
     counted = kernels[is_clocked[place]]
-    launched = counted[counted.launch != NONE].groupby("phase").launch.nunique()
-    by_phase = by_phase.assign(launches=launched, kernels=counted.groupby("phase").size()).fillna(0)
-    by_phase = _means(by_phase, steps).assign(median_kernel_s=counted.groupby("phase").duration_ns.median() / 1e9)
-    by_phase["host_s_per_launch"] = (by_phase.host_s - by_phase.stopped_s) / by_phase.launches.replace(0, np.nan)
+    launched = counted[counted.launch != NONE].drop_duplicates("launch").sort_values("launch")
+    begun_ns = pd.Series(events.launches.start_ns[launched.launch], launched.index)
+    launched = launched.assign(interval_ns=-begun_ns.diff(-1)).groupby("phase")
+    by_phase = by_phase.assign(launches=launched.size(), kernels=counted.groupby("phase").size()).fillna(0)
+    by_phase = _means(by_phase, steps).assign(
+        median_kernel_s=counted.groupby("phase").duration_ns.median() / 1e9,
+        launch_interval_s=launched.interval_ns.median() / 1e9,
+    )
     spans = counted.groupby("device")
     by_device = clocked.drop(columns="phase").groupby("device").sum()
     by_device = by_device.assign(kernel_span_s=spans.end_ns.max() - spans.start_ns.min()).fillna(0)
-    return Clocks(by_phase, _means(by_device, steps), steps, skipped, is_whole)
+    idle = pd.concat(pauses.values(), ignore_index=True)
+    return Clocks(by_phase, _means(by_device, steps), idle, steps, skipped, is_whole)
 
 
 def _means(sums: pd.DataFrame, steps: int) -> pd.DataFrame:
@@ -165,24 +166,11 @@ def _queue(kernels: pd.DataFrame, launches: Events) -> Events:
     return pd.DataFrame.from_records(queue).assign(**columns).to_records(index=False)
 
 
-def _stops(queue: Events, events: TraceEvents, begin_ns: int) -> tuple[Integers, Integers]:
-    """Start and end of the host's stops, apart from each other: of threads that launch, and without a launch
-    meanwhile, as far as they end after the device's clock began.
-
-    A copy is one, too, if its call returned after it had ended, as copies to memory that is not pinned do.
-    """
-    launches, stops = events.launches, events.stops[np.isin(events.stops.thread, events.launches.thread)]
-    copies = queue[(queue.launch != NONE) & (queue.kind == "memcpy") & (queue.returned_ns >= queue.end_ns)]
-    start, end = np.append(stops.start_ns, copies.begun_ns), np.append(stops.end_ns, copies.returned_ns)
-    # The call of a copy is a launch itself.
-    launched = np.searchsorted(launches.start_ns, end) - np.searchsorted(launches.start_ns, start, side="right")
-    is_stop = (launched == 0) & (end > begin_ns)
-    return union(start[is_stop], end[is_stop])
-
-
-def _device_times(queue: Events, place: Integers, borders: Integers, span: tuple[int, int]) -> pd.DataFrame:
-    """One device's times in ns by place, but for the window's. The clock starts at `span[0]`, goes on to `span[1]` or
-    longer."""
+def _device_times(
+    queue: Events, place: Integers, borders: Integers, span: tuple[int, int]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One device's times in ns by place, but for the window's, and its pauses. The clock starts at `span[0]`, goes on
+    to `span[1]` or longer."""
     places, start, is_linked = len(borders) - 1, queue.start_ns, queue.launch != NONE
     is_comm, is_compute = queue.kind == "comm", ~np.isin(queue.kind, ("comm", "memcpy"))
     # What computes goes before what does not, and what has a launch before what has none; then the earlier piece.
@@ -204,10 +192,8 @@ def _device_times(queue: Events, place: Integers, borders: Integers, span: tuple
     gap_place = np.where(is_linked[before], place[before], place)
     # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
     launched = np.clip(queue.begun_ns, done, waited)
-    for_host = covered(np.append(done, ends[-1]), np.append(launched, max(int(ends[-1]), span[1])))
-    first = np.full(places, np.iinfo(np.int64).max)
-    np.minimum.at(first, place, start)
-    until_first = for_host(np.clip(first, borders[:-1], borders[1:])) - for_host(borders[:-1])
+    until = max(int(ends[-1]), span[1])
+    for_host = covered(np.append(done, ends[-1]), np.append(launched, until))
     # Of each piece of time its place and what it adds.
     pieces = {
         "busy_s": (place[busy], busy_end - busy_start),
@@ -216,10 +202,16 @@ def _device_times(queue: Events, place: Integers, borders: Integers, span: tuple
         "queued_gap_s": (gap_place, np.where(is_short, start - done, 0)),
         "queued_gaps": (gap_place, is_short & (start > done)),
         "host_wait_s": (place, waited - launched),
-        "first_wait_s": (place, np.where(start <= first[place], waited - launched, 0)),
         "other_idle_s": (place, np.where(is_short, 0, start - waited)),
     }
     times = {name: np.bincount(at, added, places).astype(np.int64) for name, (at, added) in pieces.items()}
     times["host_wait_s"] += np.diff(for_host(borders))
-    times["first_wait_s"] += until_first
-    return pd.DataFrame(times)
+    pauses = {
+        "start_ns": np.append(done, ends[-1]),
+        "waited_ns": np.append(waited, until),
+        "end_ns": np.append(start, until),
+        "before": np.append(NONE, latest),
+        "after": np.append(np.arange(len(start)), NONE),
+    }
+    is_pause = np.append((start > done) & ~is_short, until > ends[-1])
+    return pd.DataFrame(times), pd.DataFrame(pauses)[is_pause]

@@ -41,10 +41,14 @@ _HOST = ("cpu_op", _ANNOTATION)
 _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|Operator$")
 
 _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
-# Calls that return when the device is done. `StreamWaitEvent` makes a stream wait, and not the host.
-_STOPPING = re.compile(r"Synchronize|EventWait$|QueueFinish", re.IGNORECASE)
 # Microseconds since 1970 are about 2e15; in ns they still fit into 64 bits.
 _MAX_US = 9e15
+
+# Ranges of lmbench, of Lightning, of PyTorch's profiler, optimizers, loaders and compiler, and of collectives.
+_NOT_THE_USERS = re.compile(
+    r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|Optimizer\.\w+#|enumerate\(DataLoader\)#"
+    r"|## Call CompiledFxGraph |(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
+)
 
 _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
@@ -89,21 +93,26 @@ def is_range(events: Events) -> Flags:
     return np.asarray(events.category == _ANNOTATION)
 
 
+def users_ranges(events: Events) -> Events:
+    """The user's own annotations among events of the host; what those of tools tell is in phases, parts and kinds."""
+    return events[is_range(events) & where(events.name, lambda name: not _NOT_THE_USERS.match(name))]
+
+
 @dataclass(frozen=True)
 class TraceEvents:
     """A whole trace of one process.
 
     `host` are operators and ranges, by thread, then start, then the longer first: parents stand before their children.
-    `launches` are calls that can start work on the device; those with `is_captured` start nothing, as a stream was
-    captured into a graph meanwhile; `stops` are calls in which the host waits until the device is done
-    (`cudaStreamSynchronize` ...); `kernels` are kernels, copies and fills, a frame; these three are by start.
+    `calls` are those of the runtime and the driver; `launches` of them can start work on the device, those with
+    `is_captured` start nothing, as a stream was captured into a graph meanwhile; `kernels` are kernels, copies and
+    fills, a frame; these three are by start.
     `main_thread` is the one with most ranges; `unfinished` is the number of events without a duration, which are left
     out.
     """
 
     host: Events
+    calls: Events
     launches: Events
-    stops: Events
     kernels: pd.DataFrame
     main_thread: int
     unfinished: int
@@ -173,8 +182,8 @@ def _divided(events: pd.DataFrame, unfinished: int) -> TraceEvents:
     ranges = host.thread[is_range(host)]
     return TraceEvents(
         host,
+        calls.to_records(index=False),
         launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),
-        calls[where(calls.name, _STOPPING.search)].to_records(index=False),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
         int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
         unfinished,

@@ -21,6 +21,7 @@ from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, 
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
+from lmbench.kernels.waits import find_waits
 from lmbench.records.guard import Guard, at_most, not_applicable
 from lmbench.records.instruments import AttentionTimes, KernelSummary
 from lmbench.records.intervals import NONE
@@ -33,6 +34,7 @@ TOP, TOP_ANNOTATIONS = 5, 20
 UNCLASSIFIED_LIMIT = 0.05
 OUTSIDE_LIMIT = 0.01
 SPAN_LIMIT = 0.01
+EARLY_LIMIT = 0.01
 # Clocks of host and device are aligned by the profiler to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
 
@@ -43,8 +45,8 @@ class Findings:
     steps is unknown. Without kernels (a CPU trace) there are only `operators`.
 
     `run` is None for a trace without a run, or whose run.json cannot be read; `why_no_kernels` is empty for a trace
-    that has some. `completeness` are numbers of all steps, see `count_missing`. `phases` are the clocks' with their
-    verdicts. `annotations` are with the time in none of them.
+    that has some. `completeness` are numbers of all steps, see `count_missing`. `waits` say why devices waited for the
+    host. `phases` are the clocks' with their verdicts. `annotations` are with the time in none of them.
     """
 
     trace: Trace
@@ -53,6 +55,7 @@ class Findings:
     completeness: dict[str, Any]
     work: Work
     clocks: Clocks
+    waits: pd.DataFrame
     phases: pd.DataFrame
     attention: dict[Phase, AttentionTimes]
     annotations: list[Row]
@@ -77,7 +80,8 @@ def examine(path: str | Path) -> Findings:
     record, count = trace.record, count_missing(trace)
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
     clocks = phase_clocks(trace.kernels, trace.events, trace.timeline)
-    phases = judge_phases(clocks, work, record, trace.run.steps if trace.run else [])
+    waits = find_waits(trace, clocks)
+    phases = judge_phases(clocks, waits, work, record, trace.run.steps if trace.run else [])
     why = ""
     if not count["captured_kernel_count"]:
         why = "a trace of a CPU has operators and no kernels"
@@ -92,12 +96,13 @@ def examine(path: str | Path) -> Findings:
         count,
         work,
         clocks,
+        waits,
         phases,
         attention_times(work, record.model),
         annotations,
         none_s,
         operator_times(trace) if why else {},
-        _guards(trace, why, count, work, phases),
+        _guards(trace, why, count, work, clocks, phases),
     )
 
 
@@ -116,7 +121,8 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     uncounted_ns = kernels.duration_ns.where(~is_counted, 0)
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
     is_fill = ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
-    is_early = launches.start_ns[linked.launch] - linked.start_ns > EARLY_TOLERANCE_NS
+    early_ns = launches.start_ns[linked.launch] - linked.start_ns
+    early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),
@@ -127,11 +133,14 @@ def count_missing(trace: Trace) -> dict[str, Any]:
         "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
         "captured_launches": int((is_alone & launches.is_captured).sum()),
         "empty_fills": int((is_alone & is_fill).sum()),
-        "kernel_before_launch_count": int(is_early.sum()),
+        "kernel_before_launch_count": len(early_ns),
+        "before_launch_s": float(early_ns.sum() / 1e9),
     }
 
 
-def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work, phases: pd.DataFrame) -> list[Guard]:
+def _guards(
+    trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work, clocks: Clocks, phases: pd.DataFrame
+) -> list[Guard]:
     """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
     guards = []
     if number := trace.events.unfinished:
@@ -149,12 +158,15 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
         advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
         return [Guard("device_recorded", "fail", launches, 0, "1", why_no_kernels, advice), *guards]
     again = "record the trace again, with fewer steps if it is large"
+    early = count["before_launch_s"] / (clocks.total.window_s * clocks.steps or 1.0)
     missing = count["launch_without_kernel_count"] / max(launches, 1)
     # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
     long = phases[(phases.verdict == "queued") & (phases.device_span_s > 1e-3)]
     worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
-    outside = None if trace.timeline.source == "none" else work.fraction("phase", OUTSIDE)
-    unclassified = {axis: work.fraction(axis, UNCLASSIFIED) for axis in ("kind", "part")}
+    outside = work.fraction("phase", OUTSIDE) if trace.timeline.source == "lmbench" else None
+    # What tells parts is in lmbench's own recordings.
+    axes = ("kind", "part") if trace.timeline.source == "lmbench" else ("kind",)
+    unclassified = {axis: work.fraction(axis, UNCLASSIFIED) for axis in axes}
     return [
         *guards,
         at_most(
@@ -171,8 +183,9 @@ def _guards(trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work
             otherwise="fail" if missing > UNCLASSIFIED_LIMIT else "warn",
         ),
         at_most(
-            "kernels_before_launch", count["kernel_before_launch_count"], 0, "1",
-            f"{count['kernel_before_launch_count']:,} kernels start before their launch",
+            "kernels_before_launch", early, EARLY_LIMIT, "fraction",
+            f"{count['kernel_before_launch_count']:,} kernels start before their launch, by {percent(early)} of the "
+            "device's time",
             f"the clocks of host and device do not fit, so that gaps and waits are wrong; {again}", otherwise="fail",
         ),
         at_most(

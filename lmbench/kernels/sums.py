@@ -3,14 +3,13 @@ user's own annotations; on the host, of a trace without kernels, by operator."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range, where
+from lmbench.kernels.events import is_range, users_ranges
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.kinds import MATMUL, short_name
 from lmbench.kernels.phases import PHASE_ORDER
@@ -29,12 +28,6 @@ ATTENTION_PARTS = ("scores", "mask", "softmax", "values")
 # subtracts it, exponentiates, sums and divides; the products of q and k and of weights and v cost 2 * head_dim each.
 # Backward: softmax multiplies, sums, subtracts and multiplies; each product has two of its size, for both gradients.
 _FLOPS: dict[Phase, tuple[int, int]] = {"forward": (5, 4), "backward": (4, 8)}
-# Ranges of lmbench, of Lightning, of PyTorch's profiler, optimizers, loaders and compiler, and of collectives: what
-# they tell is in phases, parts and kinds already.
-_NOT_THE_USERS = re.compile(
-    r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|Optimizer\.\w+#|enumerate\(DataLoader\)#"
-    r"|## Call CompiledFxGraph |(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
-)
 
 
 @dataclass(frozen=True)
@@ -140,9 +133,8 @@ def annotation_times(trace: Trace) -> tuple[list[Row], float]:
     inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
     its launch, on the launch's thread or else on the main one, which waits while autograd's thread works.
     """
-    host, launches, steps = trace.events.host, trace.events.launches, trace.timeline.steps
-    host = host[is_range(host) & where(host.name, lambda name: not _NOT_THE_USERS.match(name))]
-    nesting = Nesting(host)
+    launches, steps = trace.events.launches, trace.timeline.steps
+    nesting = Nesting(users_ranges(trace.events.host))
     main = np.full_like(launches.thread, trace.events.main_thread)
     by_thread, by_main = (nesting.around(thread, launches.start_ns) for thread in (launches.thread, main))
     innermost = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[trace.kernels.launch]

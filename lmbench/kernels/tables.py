@@ -24,7 +24,7 @@ Reading = tuple[str, Unit, str]
 
 
 _UNITS = {
-    "mean_s": US, "median_kernel_s": US, "gap_s": US, "host_s_per_launch": US, "_fraction": SHARE, "_s": MS,
+    "mean_s": US, "median_kernel_s": US, "gap_s": US, "launch_interval_s": US, "_fraction": SHARE, "_s": MS,
     "_count": NUMBER, "calls": NUMBER, "launches": NUMBER, "kernels": NUMBER, "more": NUMBER,
 }  # fmt: skip
 

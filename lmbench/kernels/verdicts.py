@@ -15,6 +15,7 @@ from lmbench.kernels.kinds import MATMUL
 from lmbench.kernels.parts import UNCLASSIFIED
 from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import Work
+from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
@@ -30,32 +31,35 @@ QUEUED_FRACTION = 0.02
 # Share of a phase in which the device idles though the host was there and more than a short gap before; and in which it
 # idles for whatever reason. Above them no phase is queued.
 STALLED_FRACTION = 0.10
+# Share of a phase in which communication runs and nothing computes.
+COMMUNICATION_BOUND_FRACTION = 0.25
+# Reasons with less are not said.
+_SAID_FRACTION = 0.001
 IDLE_FRACTION = 0.30
-# A launch that takes the host longer has something else before it: in eager mode it is tens of us, and up to 250 where
-# the profiler notes stacks.
-_SLOW_LAUNCH_S = 300e-6
-# Stops of the host that take less than this share of the device's waiting are not told.
-_MANY_STOPS_FRACTION = 0.1
 # Below this share of gaps, fewer kernels would change little.
 _MANY_GAPS_FRACTION = 0.05
 _MATMUL_BOUND_FRACTION = 0.6
 # From this share on, a softmax of its own is worth a fused attention.
 _MUCH_SOFTMAX_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
-TraceWord = Literal[LagWord, "stalled"]
+TraceWord = Literal[LagWord, "stalled", "communication-bound"]
 
 # Kinds that do little with what they read and write.
 _MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
 _FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
-def judge_phases(clocks: Clocks, work: Work, run: RunRecord, steps: Sequence[StepRecord]) -> pd.DataFrame:
-    """The phases' clocks with what they mean; `run` and `steps` are the run's records, blank and empty for a trace
-    without one.
+def judge_phases(
+    clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord, steps: Sequence[StepRecord]
+) -> pd.DataFrame:
+    """The phases' clocks with what they mean; `waits` say why devices waited, `run` and `steps` are the run's records,
+    blank and empty for a trace without one.
 
-    `verdict` is None for a phase that is not judged: `host-bound` from `HOST_BOUND_FRACTION` of waiting for the host
-    on, if that is more than other idle time; else `stalled` from `STALLED_FRACTION` of other idle time or above
-    `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of waiting for the host, and `mixed` above it.
+    `verdict` is None for a phase that is not judged: `communication-bound` from `COMMUNICATION_BOUND_FRACTION` of
+    exposed communication on, if that is more than the waiting for the host; else `host-bound` from
+    `HOST_BOUND_FRACTION` of waiting for the host on, if that is more than other idle time; else `stalled` from
+    `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
+    waiting for the host, and `mixed` above it.
     `reason` has the figures that it rests on, `advice` what would make the phase faster, without the profiler, which
     slows the host and not the device. `device_span_s` and `host_span_s` are means over the same steps by the run's own
     clocks, `lag_verdict` and `min_lag_s` from its probe steps, all missing without a run.
@@ -79,9 +83,10 @@ def judge_phases(clocks: Clocks, work: Work, run: RunRecord, steps: Sequence[Ste
     for (phase, clock), lag, is_judged in zip(
         phases.iterrows(), lags, is_long & phases.index.isin(_JUDGED), strict=True
     ):
-        verdict = _verdict(clock) if is_judged else None
+        verdict = verdict_of(clock) if is_judged else None
         is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
-        sentence = _advice("queued" if is_slowed else verdict, str(phase), clock, work, run) if verdict else None
+        word = "queued" if is_slowed else verdict
+        sentence = _advice(word, str(phase), clock, waits[waits.phase == phase], work, run) if word else None
         verdicts.append(verdict)
         advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
     return phases.assign(
@@ -93,16 +98,19 @@ def judge_phases(clocks: Clocks, work: Work, run: RunRecord, steps: Sequence[Ste
 
 def idle_reason(clock: pd.Series) -> str:
     """How long a device, or a phase on it, was busy and why it was not."""
-    shares = (
-        clock[name] / (clock.window_s or 1.0) for name in ("host_wait_s", "queued_gap_s", "other_idle_s", "idle_s")
-    )
-    waits, gaps, other, idle = map(percent, shares)
+    words = {"host_wait_s": "waiting for the host", "queued_gap_s": "in short gaps", "other_idle_s": "other"}
+    shares = {word: clock[name] / (clock.window_s or 1.0) for name, word in words.items()}
+    reasons = ", ".join(f"{percent(share)} {word}" for word, share in shares.items() if share >= _SAID_FRACTION)
     busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
-    return f"{busy}, idle {idle}: {waits} waiting for the host, {gaps} in short gaps, {other} other"
+    return f"{busy}, idle {percent(sum(shares.values()))}" + (f": {reasons}" if reasons else "")
 
 
-def _verdict(clock: pd.Series) -> TraceWord:
-    wait, other, idle = (clock[name] / clock.window_s for name in ("host_wait_s", "other_idle_s", "idle_s"))
+def verdict_of(clock: pd.Series) -> TraceWord:
+    """What a device, or a phase on it, is bound by."""
+    names = ("host_wait_s", "other_idle_s", "idle_s", "comm_exposed_s")
+    wait, other, idle, exposed = (clock[name] / (clock.window_s or 1.0) for name in names)
+    if exposed >= max(COMMUNICATION_BOUND_FRACTION, wait):
+        return "communication-bound"
     if wait >= HOST_BOUND_FRACTION and wait >= other:
         return "host-bound"
     if other >= STALLED_FRACTION or idle > IDLE_FRACTION:
@@ -110,14 +118,14 @@ def _verdict(clock: pd.Series) -> TraceWord:
     return "queued" if wait <= QUEUED_FRACTION else "mixed"
 
 
-def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: RunRecord) -> str:
+def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFrame, work: Work, run: RunRecord) -> str:
     """What would make a phase faster: the first sentence whose condition holds."""
     names, parts, kinds = (work.seconds(key, phase) for key in ("name", "part", "kind"))
     busy_s = sum(kinds.values()) or 1.0
     products, attention, unknown = (kinds.get(kind, 0.0) / busy_s for kind in (MATMUL, "attention", UNCLASSIFIED))
     computed, memory = products + attention, sum(kinds.get(kind, 0.0) for kind in _MEMORY_KINDS) / busy_s
     softmax = sum(seconds for part, seconds in parts.items() if "softmax" in part.split("+")) / busy_s
-    exposed = clock.comm_exposed_s / (clock.busy_s or 1.0)
+    longest_comm = next((row["short_name"] for row in work.kernels(phase) if row["kind"] == "comm"), "communication")
     is_fused, is_optimizer = any(map(_FUSED_OPTIMIZER.search, names)), phase == "optimizer"
     is_compiled = run.compile.is_enabled or any(name.startswith(TRITON) for name in names)
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
@@ -141,26 +149,25 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: R
     has_gaps = is_queued and clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s
     has_products = is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory)
     is_fp32 = (run.precision or "").startswith("32") and run.matmul_precision == "highest"
-    launches = f"{clock.launches:,.0f} launches"
-    main = _first(
+    cause = next(iter(largest_causes(waits).index), LAUNCHING)
+    return _first(
         (
             has_gaps or (is_stalled and clock.queued_gap_s >= clock.other_idle_s),
             f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}",
         ),
         (is_stalled, "launched kernels wait for another stream, a copy or another rank"),
         (
-            is_host_bound and clock.first_wait_s > clock.host_wait_s / 2,
-            "most of it comes before the first kernel: the phase before leaves nothing in the queue",
+            is_host_bound and cause != LAUNCHING,
+            remedy(waits, cause),
         ),
         (
-            is_host_bound and clock.host_s_per_launch > _SLOW_LAUNCH_S,
-            f"{launches} in {milliseconds(clock.host_s - clock.stopped_s)} ms: the host does more than launching",
+            is_host_bound,
+            f"{clock.launches:,.0f} launches, one every {clock.launch_interval_s * 1e6:.1f} us: {fewer}",
         ),
-        (is_host_bound, f"{launches} of {clock.host_s_per_launch * 1e6:.1f} us each keep the host busy: {fewer}"),
         (
-            is_queued and exposed > max(memory, computed),
-            f"communication takes {milliseconds(clock.comm_s)} ms, {milliseconds(clock.comm_exposed_s)} of them beside "
-            "nothing that computes",
+            verdict == "communication-bound",
+            f"{milliseconds(clock.comm_exposed_s)} ms of {longest_comm} exposed: overlap it, send less, or find "
+            "the rank that comes late",
         ),
         (is_queued and unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
         (
@@ -170,17 +177,11 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, work: Work, run: R
         ),
         (
             has_products,
-            f"matrix products take {percent(products)}, fused attention {percent(attention)}: what is left is their "
-            "efficiency (`lmbench ceiling`)",
+            f"matrix products and fused attention take {percent(computed)}: what is left is their efficiency (`lmbench "
+            "ceiling`)",
         ),
         (is_queued, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
-        (True, "the host is just fast enough: a slower one, or a faster device, makes this phase host-bound"),
-    )
-    if not is_host_bound or clock.stopped_s <= _MANY_STOPS_FRACTION * clock.host_wait_s:
-        return main
-    return (
-        f"{main}; {clock.stops:,.0f} stops of the host until the device is done took {milliseconds(clock.stopped_s)} "
-        "ms: fewer copies to the host, .item(), .cpu() and synchronizing"
+        (True, "the host is just fast enough"),
     )
 
 

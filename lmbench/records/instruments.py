@@ -42,7 +42,7 @@ class PhaseKernels(Struct):
         host_s: <phase> on the host. The host's time in <phase>, slowed by the profiler.
         launch_count: launches in <phase> (lower is better). Calls of the host that start something on the device.
         median_kernel_s: median kernel. Median duration of the kernels of <phase>.
-        verdict: <phase> by the trace. `host-bound`, `stalled` (idle for something else), `queued` or `mixed`, by the shares of idle time; null for a phase too short to judge.
+        verdict: <phase> by the trace. `communication-bound`, `host-bound`, `stalled` (idle for something else), `queued` or `mixed`, by the shares of its time; null for a phase too short to judge.
     """
 
     kernel_s: Seconds = None

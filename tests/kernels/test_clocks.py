@@ -129,7 +129,6 @@ def test_random_queues_agree_with_a_plain_count(tmp_path: Path, seed: int) -> No
         }
         scaled = {name: value * 1e9 * clocks.steps for name, value in times.items()}
         assert scaled == pytest.approx(expected[phase], abs=2), phase
-        assert 0 <= clock.first_wait_s <= clock.host_wait_s + 1e-12
 
 
 STEP = [("forward", 0, 50), ("backward", 50, 50), ("optimizer", 100, 50), ("transfer", 150, 50)]
@@ -188,7 +187,7 @@ def test_a_host_that_is_ahead_leaves_gaps_and_a_slow_one_makes_the_device_wait(t
     slow = [Plan("forward", 50, 36.0, 10.0), Plan("optimizer", 2, 36.0, 20.0)]
     forward = clocks_of(simulated([slow, slow]), tmp_path)[1].phases.loc["forward"]
     assert forward.host_wait_s / forward.window_s == pytest.approx(0.75, abs=0.03)
-    assert forward.host_s_per_launch == pytest.approx(40e-6, rel=0.03)
+    assert forward.launch_interval_s == seconds(40)
 
 
 def test_devices_are_summed_and_never_united(tmp_path: Path) -> None:

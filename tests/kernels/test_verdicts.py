@@ -99,28 +99,28 @@ def communicating(beside_us: float) -> HandWritten:
 @pytest.mark.parametrize(
     ("trace", "phase", "verdict", "words"),
     [
-        (twice(MANY_SLOW), "forward", "host-bound", "40 launches of"),
+        (twice(MANY_SLOW), "forward", "host-bound", "40 launches, one every 40.0 us"),
         (update("optimizer", 400, 3.0, ADAM), "optimizer", "queued", "a fused optimizer is one kernel"),
         (update("optimizer", 400, 3.0, FUSED), "optimizer", "queued", "larger batch"),
         (update("optimizer", 5, 900.0, ADAM), "optimizer", "queued", "reads and writes each byte once"),
         (update("optimizer", 5, 900.0, FUSED), "optimizer", "queued", "each byte is moved once already"),
         (update("clip", 5, 900.0, NORMS), "clip", "queued", "every gradient is read for the norm"),
-        (late_first(), "optimizer", "host-bound", "before the first kernel"),
+        (late_first(), "optimizer", "host-bound", "0.510 ms in host code"),
         # What bounds long kernels.
         (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100.0 % are kernels of unknown kind"),
-        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "matrix products take 100.0 %"),
+        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "matrix products and fused attention take 100.0 %"),
         (twice(MANY_FAST, kernels=(SOFTMAX,)), "forward", "queued", "a fused attention"),
         (twice(MANY_FAST, kernels=("void vectorized_elementwise_kernel<4>(int)",)), "forward", "queued",
          "compile (torch.compile) fuses them"),
         (twice(MANY_FAST, kernels=("triton_poi_fused_silu_1",)), "forward", "queued", "fused already"),
         # Stops of the host.
-        (stopping(), "outside", "host-bound", "20 stops of the host until the device is done took 1.13"),
-        (stopping(900.0), "outside", "host-bound", "the host does more than launching"),
-        (stopping(thread=777), "outside", "host-bound", "launches of"),
-        (waited_copies(), "outside", "host-bound", "stops of the host"),
+        (stopping(), "outside", "host-bound", "in cudaStreamSynchronize; fewer .item()"),
+        (stopping(900.0), "outside", "host-bound", "in host code"),
+        (stopping(thread=777), "outside", "host-bound", "20 launches, one every"),
+        (waited_copies(), "outside", "host-bound", "in cudaMemcpyAsync; fewer copies"),
         # Gaps, communication.
         (gapped(), "forward", "stalled", "short kernels with gaps between them"),
-        (communicating(0.0), "forward", "queued", "1.000 of them beside nothing that computes"),
+        (communicating(0.0), "forward", "communication-bound", "1.000 ms of ncclDevKernel_AllReduce"),
         (communicating(900.0), "forward", "queued", "bound by memory"),
     ],
 )  # fmt: skip
@@ -130,7 +130,8 @@ def test_the_advice_is_true_for_the_case(
     clock = examine(trace.write(tmp_path / "t.json")).phases.loc[phase]
     assert clock.verdict == verdict
     assert words in clock.advice
-    assert f"{100 * clock.host_wait_s / clock.window_s:.1f} % waiting for the host" in clock.reason
+    wait = 100 * clock.host_wait_s / clock.window_s
+    assert (f"{wait:.1f} % waiting for the host" in clock.reason) == (wait > 0.1)
 
 
 FP32 = {"precision": "32-true", "matmul_precision": "highest"}
@@ -161,16 +162,3 @@ def test_advice_is_for_the_run_without_the_profiler(tmp_path: Path, lag: str, is
     assert ("without the profiler it is queued" in clock.advice) == is_slowed
     # Spans are of the steps that the clocks are over.
     assert (clock.device_span_s, clock.host_span_s) == (pytest.approx(1.5e-3), pytest.approx(1.6e-3))
-
-
-def test_stops_of_the_host_are_not_in_the_cost_of_launches(tmp_path: Path) -> None:
-    def stops(trace: HandWritten) -> list[float]:
-        phases = examine(trace.write(tmp_path / "t.json")).phases
-        (costs,) = phases[["stops", "stopped_s", "host_s_per_launch"]].values.tolist()
-        return costs
-
-    per_launch_s = (19 * 160 + 50) * 1e-6 / 20 - 57e-6
-    assert stops(stopping()) == pytest.approx((20, 20 * 57e-6, per_launch_s), rel=0.05)
-    # One on a thread that launches nothing is none.
-    assert stops(stopping(thread=777))[:2] == [0, 0]
-    assert stops(waited_copies())[0] == pytest.approx(20, abs=1)

@@ -1,0 +1,169 @@
+"""Why a device waited for the host: what the host did meanwhile, in which call, under which operator or range."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import takewhile
+
+import numpy as np
+import pandas as pd
+
+from lmbench.kernels.clocks import Clocks
+from lmbench.kernels.events import users_ranges, where
+from lmbench.kernels.host import ENGINE, Nesting
+from lmbench.kernels.parts import module_path
+from lmbench.kernels.trace import Trace
+from lmbench.records.intervals import NONE, covered, locate, paint, union
+from lmbench.report.console import KERNEL_WIDTH, shortened
+from lmbench.report.units import milliseconds
+
+#: What the host does for one kernel after the other: operators, Python between them, launches.
+LAUNCHING = "launching"
+_HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow launch", "copying"
+# What calls of the runtime do, by their names. `StreamWaitEvent` makes a stream wait, and not the host.
+_CALLS = {
+    "allocating": re.compile(r"Malloc|Free|Mem(Create|Map|Unmap|Release|SetAccess|Address)", re.IGNORECASE),
+    "synchronizing": re.compile(r"Synchronize|EventWait$|QueueFinish", re.IGNORECASE),
+    _LOADING: re.compile(r"Module(Load|GetFunction)|Library(Load|GetKernel)|FuncGetAttributes"),
+}
+_LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
+_STOPS = ("synchronizing", _COPYING)
+# Host time from one launch to the next is tens of us in eager mode, and up to 250 where the profiler notes stacks.
+_LONG_NS = 300_000
+_KEYS = ["cause", "call", "under", "phase"]
+#: What a cause is called, and what to do about it.
+_WORDS = {
+    "allocating": ("{calls}", "the allocator had no free block: warm up before recording, or leave memory free"),
+    "synchronizing": ("{calls}", "fewer .item(), .cpu() and synchronizing"),
+    _COPYING: ("{calls}", "fewer copies to the host, or pinned memory and non_blocking=True"),
+    _LOADING: ("{calls}, which loads its module", "warm up before recording: only first launches load modules"),
+    _SLOW: ("{calls} of more than 0.3 ms", "no first launch: the driver or another thread held it up"),
+    _DATA: ("the DataLoader", "more workers (num_workers), or less work for each sample"),
+    _HOST_CODE: ("host code", "the profiler's with_stack=True names its lines"),
+    LAUNCHING: ("operators and launches", "fewer launches"),
+}
+
+
+def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
+    """Why devices waited for the host, the longest first: a row for each `cause`, `call` of the runtime ("" outside of
+    calls), operator or range around it (`under`) and `phase` of the host, with `wait_s` per step, the number of `calls`
+    in the trace, and when the longest wait began, `at_s` from the trace's first event on.
+
+    The innermost event has the time, of the thread that launched the kernel that ended the wait, or where it did
+    nothing, of the main thread. A short wait for launches that began while the host synchronized or copied is due to
+    that, since nothing else was queued.
+    """
+    pauses = clocks.pauses
+    pauses = pauses[pauses.waited_ns > pauses.start_ns] if len(pauses) else pauses
+    if pauses.empty:
+        return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
+    main = trace.events.main_thread
+    # Behind the launches stands what a kernel without a launch has; behind the kernels what comes after the last.
+    launch = np.append(trace.kernels.launch, NONE)[pauses.after]
+    pauses = pauses.assign(thread=np.append(trace.events.launches.thread, main)[launch])
+    events = _events(trace)
+    waits = pd.concat(_pieces(members, events, main) for _, members in pauses.groupby(["device", "thread"]))
+    # Behind the events stands what no event is around.
+    causes, names = np.append(events.cause, LAUNCHING), np.append(events.name, "")
+    is_long = (pauses.waited_ns - pauses.start_ns > _LONG_NS)[waits.pause].to_numpy()
+    is_stopped = (causes[waits.event] == LAUNCHING) & np.isin(causes[waits.stop], _STOPS) & ~is_long
+    event = np.where(is_stopped, waits.stop, waits.event)
+    cause = np.where(is_long & (causes[event] == LAUNCHING), _HOST_CODE, causes[event])
+    loaders = events[where(events.name, lambda name: name.startswith("enumerate(DataLoader)#"))]
+    loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
+    cause = np.where(locate(*loading, waits.start_ns.to_numpy()) != NONE, _DATA, cause)
+    is_call = np.append(events.is_call, False)[event] & ~np.isin(cause, (LAUNCHING, _HOST_CODE, _DATA))
+    moment = np.where(is_call, np.append(events.start_ns, 0)[event], waits.start_ns)
+    under = _surroundings(trace, np.append(events.thread, main)[event], moment)
+    waits = waits.assign(
+        cause=cause,
+        call=np.where(is_call, names[event], ""),
+        event=event,
+        under=np.where(np.isin(cause, (LAUNCHING, _DATA)), "", under),
+        phase=trace.timeline.at(waits.start_ns.to_numpy()),
+    ).sort_values("wait_ns", ascending=False)
+    sums = waits.groupby(_KEYS, sort=False).agg(
+        wait_s=("wait_ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
+    )
+    sums = sums.assign(wait_s=sums.wait_s / 1e9 / clocks.steps, at_s=sums.at_s / 1e9)
+    return sums.sort_values("wait_s", ascending=False, kind="stable").reset_index()
+
+
+def largest_causes(waits: pd.DataFrame) -> pd.Series:
+    """`wait_s` by cause, the largest first."""
+    return waits.groupby("cause").wait_s.sum().sort_values(ascending=False)
+
+
+def cause_text(waits: pd.DataFrame, cause: str) -> str:
+    """What held the host up, for one cause of waits: calls and where most of it was."""
+    under = shortened(waits.under[waits.cause == cause].iat[0], KERNEL_WIDTH)
+    return f"{_words(waits, cause)} {under}".rstrip()
+
+
+def remedy(waits: pd.DataFrame, cause: str) -> str:
+    """How much of the waits has a cause, and what to do about it."""
+    wait_s = waits.wait_s[waits.cause == cause].sum()
+    return f"{milliseconds(wait_s)} ms in {_words(waits, cause)}; {_WORDS[cause][1]}"
+
+
+def _words(waits: pd.DataFrame, cause: str) -> str:
+    calls = waits.call[(waits.cause == cause) & (waits.call != "")].unique()
+    return _WORDS[cause][0].format(calls=" and ".join(calls[:2]))
+
+
+def _events(trace: Trace) -> pd.DataFrame:
+    """Everything that the host did: operators, ranges and calls, with the `cause` that they are of a wait."""
+    columns, kernels, launches = ["name", "thread", "start_ns", "end_ns"], trace.kernels, trace.events.launches
+    host, calls = (pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls))
+    linked = kernels[kernels.launch != NONE]
+    is_waited = linked.end_ns <= launches.end_ns[linked.launch]
+    copied_ns = launches.start_ns[linked.launch[is_waited & (linked.kind == "memcpy")]]
+    first_ns = launches.start_ns[linked.drop_duplicates("name").launch]
+    is_long = calls.end_ns - calls.start_ns > _LONG_NS
+    is_slow, is_first = is_long & where(calls.name, _LAUNCH.search), calls.start_ns.isin(first_ns)
+    tests = {cause: where(calls.name, pattern.search) for cause, pattern in _CALLS.items()}
+    tests |= {_COPYING: calls.start_ns.isin(copied_ns), _SLOW: is_slow & ~is_first}
+    tests[_LOADING] = is_long & tests[_LOADING] | is_slow & is_first
+    calls["cause"] = np.select([*tests.values()], [*tests], LAUNCHING)
+    return pd.concat([host.assign(cause=LAUNCHING, is_call=False), calls.assign(is_call=True)], ignore_index=True)
+
+
+def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
+    """Waits of one device for one thread, cut up by the `event` that the host was in: `start_ns`, `wait_ns`, the
+    `pause`, and the event in which that began, `stop`; NONE where there is no event."""
+    thread, begin, until = pauses.thread.iat[0], pauses.start_ns.to_numpy(), pauses.waited_ns.to_numpy()
+    beside = covered(begin - 1, until)
+    events = events[events.thread.isin((thread, main)) & (beside(events.end_ns) > beside(events.start_ns))]
+    # What the main thread does lies below what the launching one does, and outer events below inner ones.
+    events = events.iloc[np.lexsort((-events.end_ns, events.start_ns, events.thread == thread))]
+    start, end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
+    owners = np.append(events.index[owner], NONE)
+    borders = np.unique(np.concatenate((start, end, begin, until)))
+    pause = locate(begin, until, borders[:-1])
+    columns = {
+        "start_ns": borders[:-1],
+        "wait_ns": np.diff(borders),
+        "event": owners[locate(start, end, borders[:-1])],
+        "stop": owners[locate(start, end, begin - 1)][pause],
+        "pause": pauses.index[pause],
+    }
+    return pd.DataFrame(columns)[pause != NONE]
+
+
+def _surroundings(trace: Trace, thread: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Where the host was: `under` an operator or module, and `in` the innermost of the user's ranges."""
+    host, ranges = trace.host, Nesting(users_ranges(trace.events.host))
+    main = np.full_like(thread, trace.events.main_thread)
+
+    @cache
+    def words(event: int, users: int) -> str:
+        around = [*host.nesting.climb(event)]
+        # Of ATen's operators within each other the outermost, which the program called.
+        inside = [*takewhile(lambda index: host.names[index].startswith("aten::"), around)] or around[:1]
+        names = [host.names[index] for index in inside[-1:]]
+        places = [f"under {module_path(name) or name.removeprefix(ENGINE)}" for name in names]
+        return " ".join([*places, *([f"in {ranges.names[users]}"] if users != NONE else [])])
+
+    events = zip(host.nesting.around(thread, moments).tolist(), ranges.around(main, moments).tolist(), strict=True)
+    return np.array([words(*pair) for pair in events], dtype=object)

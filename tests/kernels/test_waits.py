@@ -1,0 +1,105 @@
+"""Why the device waited: planted causes, and a plain count of moments."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from paths import TRACES
+from trace_events import AUTOGRAD, MAIN, HandWritten
+
+from lmbench.cli import main
+from lmbench.kernels.findings import examine
+
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def paused(name: str, *calls: tuple[str, float, float], operator: str = "", thread: int = MAIN) -> HandWritten:
+    """A kernel up to 50 us, calls of the host, and a second kernel, launched at 5,000 us."""
+    trace = HandWritten()
+    trace.add("user_annotation", "warm up", 0, 6_000)
+    for number, (at, kernel) in enumerate(((10, "first"), (5_000, "second"))):
+        trace.launch(number, at, tid=thread)
+        trace.kernel(number, kernel, at + 10, 30)
+    if operator:
+        trace.op(operator, 60, 4_930, thread)
+        trace.op("aten::empty", 70, 4_910, thread)
+    for call, at, duration in calls:
+        trace.add("user_annotation" if call == name else "cuda_runtime", call, at, duration, thread)
+    return trace
+
+
+def slow_launch(kernel: str) -> HandWritten:
+    trace = paused("")
+    trace.launch(9, 60, 4_000)
+    trace.kernel(9, kernel, 4_070, 5)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "cause", "call", "under", "wait_us", "calls"),
+    [
+        (paused("", *(("cudaFree", 100 + 130 * n, 120) for n in range(25)), ("cudaMalloc", 3_400, 900),
+                operator="aten::cat"), "allocating", "cudaFree", "under aten::cat in warm up", 3_000, 25),
+        (paused("", ("cudaMalloc", 100, 2_500), operator="MmBackward0", thread=AUTOGRAD),
+         "allocating", "cudaMalloc", "under aten::empty in warm up", 2_500, 1),
+        (slow_launch("new"), "loading", "cudaLaunchKernel", "in warm up", 4_000, 1),
+        (slow_launch("first"), "slow launch", "cudaLaunchKernel", "in warm up", 4_000, 1),
+        (paused("", ("cudaDeviceSynchronize", 45, 3_000)), "synchronizing", "cudaDeviceSynchronize", "in warm up",
+         2_995, 1),
+        (paused(LOADER, (LOADER, 100, 4_500), ("cudaMalloc", 200, 9)), "data", "", "", 4_500, 2),
+        (paused("", operator="aten::sort"), "host code", "", "under aten::sort in warm up", 4_930, 2),
+        (paused("mine", ("mine", 100, 3_000)), "host code", "", "in mine", 3_000, 1),
+    ],
+    ids=["retry", "autograd", "first_launch", "slow_launch", "synchronize", "loader", "operator", "range"],
+)  # fmt: skip
+def test_the_largest_cause_is_the_planted_one(
+    tmp_path: Path, trace: HandWritten, cause: str, call: str, under: str, wait_us: float, calls: int
+) -> None:
+    waits = examine(trace.write(tmp_path / "t.json")).waits
+    largest = waits.iloc[0]
+    assert (largest.cause, largest.call, largest.under) == (cause, call, under)
+    assert (largest.wait_s, largest.calls) == (pytest.approx(wait_us * 1e-6), calls)
+
+
+def test_causes_and_the_longest_pause_are_on_the_first_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = paused("", ("cudaMalloc", 100, 4_800), operator="aten::cat").write(tmp_path / "t.json")
+    assert main(["kernels", str(path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "idle 4.800 of 4.960 ms in cudaMalloc under aten::cat in warm up, most at 0.100 ms" in text
+    assert "pause 4.960 ms at 0.050 ms between first and second" in text
+    assert "warm up before recording" in text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path: Path, seed: int) -> None:
+    chance, trace = random.Random(seed), HandWritten()
+    trace.add("user_annotation", "the main thread's", 0, 1)
+    threads = [chance.choice((MAIN, AUTOGRAD)) for _ in range(12)]
+    for number, thread in enumerate(threads):
+        trace.launch(number, 300 * number, 4, thread)
+        trace.kernel(number, f"k{number}", 300 * number + 8, chance.randrange(1, 90))
+    for _ in range(25):
+        trace.launch(99, chance.randrange(3_500), chance.randrange(1, 500), chance.choice(threads), "cudaMalloc")
+    findings = examine(trace.write(tmp_path / "t.json"))
+    expected_us = 0
+    for pause in findings.clocks.pauses.itertuples():
+        for moment in range(pause.start_ns // 1000, pause.waited_ns // 1000):
+            beside = [
+                (event["tid"] == threads[pause.after], event["ts"], -event["dur"], event["name"])
+                for event in trace.events
+                if event["tid"] in (threads[pause.after], MAIN) and event["ts"] <= moment < event["ts"] + event["dur"]
+                and event["cat"] == "cuda_runtime"
+            ]  # fmt: skip
+            expected_us += bool(beside) and max(beside)[-1] == "cudaMalloc"
+    allocating = findings.waits[findings.waits.cause == "allocating"]
+    assert allocating.wait_s.sum() * 1e6 == pytest.approx(expected_us, abs=12)
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
+def test_causes_add_up_to_the_time_in_which_devices_wait(path: Path) -> None:
+    findings = examine(path)
+    assert findings.waits.wait_s.sum() == pytest.approx(findings.clocks.total.host_wait_s, rel=1e-3)
