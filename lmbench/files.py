@@ -7,6 +7,7 @@ link to a device or to another person's file, or four megabytes of gzip that unp
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import stat
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**20
@@ -88,6 +89,20 @@ def open_file(path: Path, follows_links: bool = False) -> Iterator[BinaryIO]:
         raise Unreadable("its name is no path") from None
     with file:
         yield file
+
+
+def open_to_append(path: Path) -> TextIO:
+    """A file of a folder to read and to append to, made where it is missing.
+
+    Raises:
+        OSError: it is a link, no regular file, or has another name: what is written would lie in a file of elsewhere.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(fd)
+        raise OSError(errno.EMLINK, f"{path.name} there is another file's second name, or no file; remove it")
+    return os.fdopen(fd, "a+", encoding="utf-8")
 
 
 def is_file(path: Path) -> bool:

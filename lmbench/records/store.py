@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.files import open_to_append
 from lmbench.records.codec import encode_run, encode_step
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
@@ -120,7 +121,8 @@ class RunFolder:
         if not data:
             return
         if self._steps_fd is None:
-            self._steps_fd = os.open(self.path / STEPS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            with open_to_append(self.path / STEPS_FILE) as file:
+                self._steps_fd = os.dup(file.fileno())
         if self._ends_torn:
             data = b"\n" + data
         start, written = os.fstat(self._steps_fd).st_size, 0

@@ -179,6 +179,7 @@ def escaped(text: str) -> str:
         ("<", "&lt;"),
         ("*", "\\*"),
         ("](", "]\\("),
+        ("]:", "]\\:"),
         ("![", "!\\["),
     ):
         text = text.replace(character, written)

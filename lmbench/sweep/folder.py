@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, is_file, read_file
+from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
@@ -33,6 +33,7 @@ from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, writ
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
+from lmbench.text import one_line
 
 #: Copies of configurations, the base's and those of sides, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
@@ -68,6 +69,7 @@ class SweepFolder:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
         self._lock: TextIO | None = None
+        self._attempts_file: TextIO | None = None
         self._attempts: Counter[str] = Counter()
 
     @property
@@ -84,17 +86,23 @@ class SweepFolder:
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             # The kernel lets go of it when this process ends, however it does.
-            self._lock = (self.path / _LOCK).open("a+")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.path / _LOCK).write_text(str(os.getpid()))
+            if not is_folder(self.runs):
+                raise UsageError(f"{self.runs} is a link; remove it")
+            lock = self._lock = open_to_append(self.path / _LOCK)
+            self._attempts_file = open_to_append(self.path / ATTEMPTS_FILE)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
             # Compiled code would be run: this sweep trusts none that another process left.
             self.remove_compile_cache()
             self._refuse_other_cells(plan)
             self._write_plan(plan)
-            (self.path / ATTEMPTS_FILE).touch()
-            self._attempts = Counter((self.path / ATTEMPTS_FILE).read_text().splitlines())
+            self._attempts_file.seek(0)
+            self._attempts = Counter(self._attempts_file.read().splitlines())
         except BlockingIOError:
-            writer = (self.path / _LOCK).read_text()
+            lock.seek(0)
+            writer = one_line(lock.read())
             raise UsageError(
                 f"{self.path} is being written by another sweep (process {writer}); wait for it, or give --name"
             ) from None
@@ -104,8 +112,9 @@ class SweepFolder:
 
     def close(self) -> None:
         """Let others have it; may be called again."""
-        if self._lock is not None:
-            self._lock.close()
+        for file in (self._lock, self._attempts_file):
+            if file is not None:
+                file.close()
 
     def _refuse_other_cells(self, plan: Plan) -> None:
         # A run is named by its cell and its repeat, in between stands the value that a search tries.
@@ -194,8 +203,9 @@ class SweepFolder:
     def begin(self, job: Job) -> None:
         """Note that a process is about to be started."""
         self._attempts[job.name] += 1
-        with (self.path / ATTEMPTS_FILE).open("a") as file:
-            file.write(f"{job.name}\n")
+        assert self._attempts_file is not None
+        self._attempts_file.write(f"{job.name}\n")
+        self._attempts_file.flush()
 
     def attempt(self, job: Job) -> int:
         """How often a process was started for the job."""
@@ -207,7 +217,9 @@ class SweepFolder:
         return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
 
     def remove_compile_cache(self) -> None:
-        shutil.rmtree(self.path / COMPILE_CACHE, ignore_errors=True)
+        cache = self.path / COMPILE_CACHE
+        if os.path.lexists(cache):
+            shutil.rmtree(cache) if is_folder(cache) else cache.unlink()
 
 
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:

@@ -9,6 +9,7 @@ import json
 import re
 
 import pytest
+from markdown_it import MarkdownIt
 
 from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
@@ -161,6 +162,10 @@ def test_fields_of_csv_are_no_formulas_and_markdown_has_no_markup_of_its_own():
     texts = ["=1+1", "+x", "@x", "\uff1dx", "-1.5", "x" * 50 + "end"]
     assert [csv_field(text)[0] for text in texts] == ["'", "'", "'", "'", "-", "x"]
     assert escaped("a*b|c `d` <e> [f](g)") == "a\\*b\\|c `d` &lt;e> [f]\\(g)"
+    # A reference definition, in whatever line, makes pictures and links of `![p]` and `[p]` in others.
+    title = "![p]\\![p] [p]: http://host/x.png"
+    page = MarkdownIt().render(render(Answer([Line("", "[p]: http://host/x.png")], title=title), "markdown"))
+    assert not {"<img", "<a "} & set(re.findall("<a |<img", page))
     assert shortened(texts[-1], 20) == "xxxxxxxxxxxx..xxxend"
 
 

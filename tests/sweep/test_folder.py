@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,37 @@ def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_s
     assert sleeper.returncode == -signal.SIGKILL
     err = capsys.readouterr().err
     assert (f"was still running: process {sleeper.pid} {told}" in err) == (told is not None)
+
+
+@pytest.mark.parametrize("plant", [os.link, os.symlink, lambda _, path: os.mkfifo(path)], ids=["hard", "soft", "pipe"])
+@pytest.mark.parametrize("name", [".lock", "attempts.txt"])
+def test_a_file_that_lies_elsewhere_is_neither_emptied_nor_appended_to(
+    name: str, plant: Callable[[Path, Path], None], run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "private").write_text("mine")
+    (run.parents[1] / name).unlink()
+    plant(tmp_path / "private", run.parents[1] / name)
+    with pytest.raises(UsageError, match="cannot be written"):
+        go_on(tmp_path)
+    assert (tmp_path / "private").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["runs", "compile_cache"])
+def test_a_folder_behind_a_link_is_neither_written_nor_run(name: str, run: Path, tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "elsewhere", run.parents[1] / name
+    if link.exists():
+        link.rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    link.symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    if name == "runs":
+        with pytest.raises(UsageError, match="is a link; remove it"):
+            go_on(tmp_path)
+    else:
+        go_on(tmp_path)
+        assert not link.is_symlink()
+    assert sorted(elsewhere.rglob("*")) == before
 
 
 def test_compiled_code_that_lies_there_is_removed_before_anything_runs(run: Path, tmp_path: Path) -> None:
