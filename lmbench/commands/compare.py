@@ -38,13 +38,11 @@ def compare(
 
     One process is one sample; a verdict takes 3 repeats a side: `same` if the 90 % interval of the ratio lies within
     the gate, `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of
-    `lmbench noise` (without a floor, sides that were measured in turn), else `undecided`; `invalid` if GPU or flags
-    differ or a guard failed.
+    `lmbench noise`, else `undecided`; `invalid` if GPU or flags differ or a guard failed.
 
-    With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % of
-    verdicts are false, where a side's own noise is independent from round to round or has an autocorrelation up to
-    0.9. A and B are configurations with options (small_bf16@model.attention=naive), or one and two revisions, Pythons
-    or values of a variable; its folder goes on with it.
+    With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % are
+    false (own noise of a side may have an autocorrelation up to 0.9). A and B are configurations with options
+    (small_bf16@model.attention=naive), or one and two revisions, Pythons or values of a variable.
 
     exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from lmbench.commands.sweep import carry_out, read_options
 from lmbench.compare.comparison import Comparison, compare
 from lmbench.compare.verdict import INVALID, UNDECIDED
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.records.load import is_run_folder
 from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
@@ -28,6 +32,13 @@ from lmbench.sweep.sides import two_sides
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
+_WINDOW = ("measure.min_window_s", "measure.steps")
+#: The first rounds' windows; a longer one must leave time for so many rounds.
+_FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
+#: Threads of PyTorch that wait for each other hold their cores, by default, and on a busy machine wait for whole time
+#: slices of other processes: a step of 25 ms took 70 to 2,000 ms beside two spinning processes on two cores.
+_WAITING = "OMP_WAIT_POLICY"
+_BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
 class Request(NamedTuple):
@@ -55,8 +66,15 @@ class Request(NamedTuple):
         name = self.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
             raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
-        options = read_options(self.settings)
-        file = two_sides(list(self.sides), options, self.revision, self.python, dict(self.variables))
+        options, variables = read_options(self.settings), dict(self.variables)
+        busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
+        if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:
+            tell(
+                f"compare: other processes take {busy_percent:.0f} % of the cores: threads of both sides give theirs "
+                f"away while they wait ({_WAITING}=passive)"
+            )
+            variables[_WAITING] = ("passive", "passive")
+        file = two_sides(list(self.sides), options, self.revision, self.python, variables)
         path = (self.results_dir or Path("results")) / name
         if (path / SWEEP_FILE).is_file():
             raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
@@ -83,13 +101,19 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
     jobs = list(plan.jobs())
     missing = [job.repeat for job in jobs if not is_run_folder(path / RUNS_FOLDER / job.name)]
     kept_rounds = min(missing, default=file.repeats)
+    window_s = _FIRST_WINDOW_S
+    window_options = window_words(window_s)
+    if any(name in options for name in _WINDOW for options in (file.base, *file.sides.values())):
+        window_options = []
 
     def look() -> Comparison:
         a, b = (f"{path}@{SIDE}={side}" for side in file.sides)
         return compare(a, b, tolerance, about)
 
     def is_enough(rounds: int) -> bool:
-        """Whether the verdict of what has been measured stands after so many rounds, or the budget ends."""
+        """Whether the verdict of what has been measured stands after so many rounds, or the budget ends. Else windows
+        become longer where the noise within them is most of the noise, and the budget has the time."""
+        nonlocal window_s
         if any(job.repeat >= rounds and is_run_folder(path / RUNS_FOLDER / job.name) for job in jobs):
             return False
         comparison = look()
@@ -111,17 +135,27 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
         is_decided = comparison.verdict != UNDECIDED and not latest
         if is_late and not is_decided:
             progress.said(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
+        spread = statistics.pstdev(cell.metrics[0].ratio.differences)
+        has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
+        # Half of a difference's variance is its two processes' own; one round has no spread.
+        if window_options and has_time and rounds > 1 and 2 * cell.step_error_fraction > spread:
+            window_s *= 2
+            window_options[:] = window_words(window_s)
         return is_late or is_decided
 
     # What is printed there is the verdict alone, in whatever form.
     with result_alone():
-        carry_out(plan, path, progress, is_enough)
+        carry_out(plan, path, progress, is_enough, window_options)
     comparison = look()
     progress.said(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:
         again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
         progress.said(f"go on: {shlex.join(again)}")
     return comparison
+
+
+def window_words(window_s: float) -> list[str]:
+    return [f"--{name}={value:g}" for name, value in zip(_WINDOW, (window_s, _WINDOW_STEPS), strict=True)]
 
 
 def parse_budget(text: str) -> float:

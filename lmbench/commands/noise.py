@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
-from lmbench.compare.sides import step_sample_s
+from lmbench.compare.sides import typical_step_s
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
 from lmbench.overhead.arms import run_fit
@@ -55,7 +55,7 @@ def noise(
                 for index in range(repeats):
                     task.begin("")
                     record = run_fit([*results, *words], folder / f"r{index}", task.note)
-                    step_ms = (step_sample_s(record) or 0.0) * 1e3
+                    step_ms = (typical_step_s(record) or 0.0) * 1e3
                     task.keep(f"{index + 1} of {repeats}: {step_ms:.3f} ms/step")
         except ProcessFailed as failure:
             tell(f"noise: {failure}")

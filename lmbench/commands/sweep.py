@@ -121,9 +121,15 @@ def read_options(words: list[str]) -> Options:
 
 
 def carry_out(
-    plan: Plan, path: Path, progress: Progress, is_enough: Callable[[int], bool] = lambda rounds: False
+    plan: Plan,
+    path: Path,
+    progress: Progress,
+    is_enough: Callable[[int], bool] = lambda rounds: False,
+    window_options: list[str] | None = None,
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
+
+    `window_options` are the window's settings of both sides' next round; `is_enough` may change them.
 
     Raises:
         UsageError: the folder is another's, or a cell's options are not understood.
@@ -133,9 +139,11 @@ def carry_out(
     progress.said(announcement(plan))
     with ExitStack() as stack:
         executor = LocalExecutor(progress.said, mark=folder.mark)
+        executor.is_hasty = bool(plan.file.sides)
         stack.callback(executor.close)
         stack.callback(folder.close)
-        execution = Execution(plan, folder, executor, progress, partial(_predicted, folder, progress))
+        predict = partial(_predicted, folder, progress)
+        execution = Execution(plan, folder, executor, progress, predict, window_options or [])
         check_cells(plan, folder, executor, progress.said)
         folder.open(plan)
         try:

@@ -19,6 +19,7 @@ from lmbench.compare.comparability import busy_reason, check_about, earlier_side
 from lmbench.compare.noise import Floors
 from lmbench.compare.rounds import ratio_by_rounds
 from lmbench.compare.sides import (
+    MEAN_STEP,
     METRICS,
     SIZE_WORDS,
     STEP,
@@ -104,6 +105,7 @@ class CellComparison:
     slow: Sequence[SlowProcess]
     busy: str | None
     is_apart: bool
+    step_error_fraction: float
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,9 @@ def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellCompa
                 ratio = ratio_of(*known) if rounds is None else ratio_by_rounds(*known)
                 mean_a, mean_b = map(geometric_mean, known)
                 floor = floors.floor((a[0], b[0]), metric.name) if rounds is None else None
-                share = (mean_b - mean_a) / figures[0].a if metric.unit == "s" and figures else None
+                # Phases add up to the mean step.
+                step_s = next((figure.a for figure in figures if figure.name == MEAN_STEP.name), None)
+                share = (mean_b - mean_a) / step_s if metric.unit == "s" and step_s else None
                 figures.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
             elif known != [[], []]:
                 remarks.append(f"{metric.title} is not compared: not every run has it")
@@ -229,8 +233,17 @@ def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellCompa
         slow=slow_processes(rounds, figures[0].ratio) if rounds else [],
         # Rounds measure both sides under the same load, and take out drift from one side to the other.
         busy=busy_reason(a, b) if rounds is None else None,
+        step_error_fraction=statistics.median([_error_fraction(run) for run in (*a, *b)] or [0.0]),
         is_apart=rounds is None and earlier_side(a, b) is not None,
     )
+
+
+def _error_fraction(run: Run) -> float:
+    """Standard error of the median of a process's steps as a fraction, from its 95 % interval; 0 if unknown."""
+    step = run.record.phases.step
+    if step is None or not step.median_s or step.median_low_s is None or step.median_high_s is None:
+        return 0.0
+    return (step.median_high_s - step.median_low_s) / (4 * step.median_s)
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
@@ -268,6 +281,9 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
                 figure.reason += f" for most processes, but all {len(cell.slow)} slow ones are {slow_side}'s"
                 figure.finding = UNDECIDED
             if is_step:
+                mean = next((other for other in cell.metrics if other.name == MEAN_STEP.name), figure)
+                if figure.finding == SAME and mean.finding in TIME_WORDS:
+                    figure.finding, figure.reason = mean.finding, f"only the mean step: {mean.reason}"
                 cell.verdict, cell.reasons = figure.finding, [figure.reason]
     return family
 

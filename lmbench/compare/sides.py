@@ -40,13 +40,15 @@ class Metric:
 
     def of(self, record: RunRecord) -> float | None:
         """The run's value, None where it has none or none above 0 (whose logarithm a ratio takes)."""
-        value = step_sample_s(record) if self is STEP else value_at(record, self.field)
+        value = _SAMPLES[self.name](record) if self.name in _SAMPLES else value_at(record, self.field)
         return value if value is not None and 0 < value < math.inf else None
 
 
-STEP = Metric("step_s", "step", "window.wall_s")
+STEP = Metric("step_s", "step", "phases.step.median_s")
+MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s")
 METRICS = (
     STEP,
+    MEAN_STEP,
     *(Metric(f"{phase}_s", phase, f"phases.{phase}.mean_s") for phase in PHASES),
     Metric("steady_peak_allocated_bytes", "steady peak", "memory.steady_peak_allocated_bytes"),
     Metric("run_peak_allocated_bytes", "run peak", "memory.run_peak_allocated_bytes"),
@@ -55,13 +57,22 @@ METRICS = (
 )
 
 SAMPLE = (
-    "one process is one sample: its window's wall time divided by its steps (where some steps were skipped or short, "
-    "the mean of the others); A and B are geometric means of these; every round of a sweep's repeats has a server of "
-    "its own"
+    "one process is one sample: the trimean of its steps, (lower quartile + 2 medians + upper quartile) / 4, which a "
+    "few disturbed steps do not move; A and B are geometric means of these. `mean step` is the window's wall time "
+    "divided by its steps: where it alone changed, some steps take longer"
 )
 
 
-def step_sample_s(record: RunRecord) -> float | None:
+def typical_step_s(record: RunRecord) -> float | None:
+    """Seconds of a typical step of this process: the trimean (Tukey, Exploratory Data Analysis, 1977) of the window's
+    steps, their mean where the quartiles were not recorded. None for a window without steps."""
+    step = record.phases.step
+    if step is None or step.p25_s is None or step.median_s is None or step.p75_s is None:
+        return mean_step_s(record)
+    return (step.p25_s + 2 * step.median_s + step.p75_s) / 4
+
+
+def mean_step_s(record: RunRecord) -> float | None:
     """Seconds a step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
 
     Skipped and short steps take another time and are in no statistic; where the window has some it is the mean of the
@@ -73,6 +84,9 @@ def step_sample_s(record: RunRecord) -> float | None:
     if window.skipped_count or window.short_count:
         return step.mean_s if step else None
     return window.wall_s / window.steps
+
+
+_SAMPLES = {STEP.name: typical_step_s, MEAN_STEP.name: mean_step_s}
 
 
 @dataclass(frozen=True)

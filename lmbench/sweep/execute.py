@@ -39,6 +39,9 @@ _FOREIGN_FILE = "run.foreign.json"
 _CHECK_TIMEOUT_S = 300.0
 #: How far from the first value the next one is tried, as a part of it; twice as far each time until the border is met.
 _FIRST_STRIDE = 1 / 16
+#: Rounds of two sides that a server's forks make: imports take longer than a round. What a hash seed or an address
+#: layout does to one side persists over these rounds, which the rule of `compare.rounds` allows for.
+ROUNDS_PER_SERVER = 4
 
 
 class SweepHalted(Exception):
@@ -50,7 +53,7 @@ class Execution:
     """A plan being carried out in its folder, which is open.
 
     `predict` guesses the largest value of an option that a cell has room for. `filings` are those of the runs that were
-    measured now.
+    measured now. `window_options` are the window's settings of the rounds to come, where two sides are measured.
     """
 
     plan: Plan
@@ -58,6 +61,7 @@ class Execution:
     executor: Executor
     progress: Progress
     predict: Callable[[GridCell, str], int | None]
+    window_options: list[str] = field(default_factory=list)
     filings: list[WandbFiling] = field(default_factory=list)
     # By cell: the trial that found the largest value, and the record of the first repeat.
     _largest: dict[str, GridCell] = field(default_factory=dict)
@@ -95,7 +99,7 @@ class Execution:
         """
         spec = self.plan.file.largest
         for repeat, jobs in enumerate(self.plan.rounds()):
-            if repeat:
+            if repeat and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
                 self.executor.begin_round(self.plan.file.repeats - repeat - 1)
             missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
             # Start the servers of all environments first, so that start-up load does not bias one of them. A run whose
@@ -205,6 +209,9 @@ class Execution:
         # The cold time is that of repeat 0, whose cache the others take over.
         if first is not None and first.compile.cache == "private":
             options.append("--trainer.compile.cache=shared")
+        if self.plan.file.sides:
+            # What the probes show is known from the first round.
+            options += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
         return [command, *options, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
     def _record(self, job: Job, end: End, new: RunRecord) -> RunRecord:

@@ -122,7 +122,8 @@ class Server:
 class LocalExecutor:
     """Servers by environment: the first of each is the present round's, the others are for rounds to come.
 
-    `mark` are variables that tell the sweep's processes from all others.
+    `mark` are variables that tell the sweep's processes from all others. Where `is_hasty` is set, nobody waits for the
+    servers of rounds to come: they import beside a measurement.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class LocalExecutor:
     ) -> None:
         self._say = say
         self._mark = mark or {}
+        self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
@@ -144,7 +146,7 @@ class LocalExecutor:
         """Have this round's server for each environment, with everything imported.
 
         Where cores are idle, servers for rounds to come start together with it: later, beside a measurement, they would
-        disturb it.
+        disturb it (which both sides of a comparison bear in turn).
 
         Raises:
             ServerLost: a server cannot start.
@@ -163,7 +165,7 @@ class LocalExecutor:
         for name in missing:
             present, *others = self._servers[name]
             present.await_ready()
-            for server in others:
+            for server in () if self.is_hasty else others:
                 # A server that cannot start is told of in its own round.
                 with suppress(ServerLost):
                     server.await_ready()

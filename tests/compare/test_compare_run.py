@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 from pathlib import Path
@@ -24,11 +25,13 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 class Measured:
     """Servers whose processes leave a record at once: a step time of `step_s(side, round)`, or an outcome."""
 
-    def __init__(self, step_s):
+    def __init__(self, step_s, error_fraction):
         self.step_s = step_s
+        self.error_fraction = error_fraction
         self.started = []
         self.words = {}
         self.variables = {}
+        self.window_s = {}
         self.rounds = 0
 
     def begin_round(self, rounds_to_come):
@@ -46,11 +49,17 @@ class Measured:
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         run_id = options["measure.run_id"]
         side, at = run_id[0], int(run_id.rpartition("-r")[2])
-        self.started.append(f"{side}{at}")
-        self.words[side] = launch.words
-        self.variables[side] = launch.variables
+        name = f"{side}{at}"
+        self.started.append(name)
+        self.words[name] = launch.words
+        self.variables[name] = launch.variables
+        self.window_s[name] = options.get("measure.min_window_s")
         found = self.step_s(side, at)
         more = {"outcome": found, "exit_code": 1} if isinstance(found, str) else {}
+        if self.error_fraction and not more:
+            half_s = 2 * self.error_fraction * found
+            more = {"phases__step__median_low_s": found - half_s, "phases__step__median_high_s": found + half_s}
+            more["phases__step__median_s"] = found
         make_run(Path(options["measure.results_dir"]), 1.0 if more else found, run_id=run_id, **more)
         return End(more.get("exit_code", 0), "itself", 100.0, 101.0)
 
@@ -62,8 +71,10 @@ def compare_run(tmp_path, monkeypatch):
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
 
-    def run(step_s, *words):
-        servers = Measured(step_s)
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
+
+    def run(step_s, *words, error_fraction=None):
+        servers = Measured(step_s, error_fraction)
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         return main(["compare", "--run", *map(str, words)]), servers
 
@@ -83,21 +94,47 @@ def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdi
     assert "verdict SAME: the 90 % interval" in out
     assert "test paired by round, since both sides were measured in turn" in out
     rounds = len(servers.started) // 2
-    assert 4 <= rounds <= 12
-    assert servers.rounds == rounds
+    assert 8 <= rounds <= 24
+    # Imports take longer than a round: four rounds have a server.
+    assert servers.rounds == math.ceil(rounds / 4)
     assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
+
+
+def test_windows_are_short_until_the_noise_within_them_takes_longer_ones_and_only_the_first_round_probes(compare_run):
+    # Each process's own steps show the noise that the rounds show.
+    step_s = noisy(0.01)
+    _, servers = compare_run(step_s, "a.yaml", "--name", "c", "--budget", "10m", error_fraction=0.02)
+    windows_s = [servers.window_s[f"A{at}"] for at in range(len(servers.started) // 2)]
+    assert windows_s[:3] == ["0.5", "0.5", "1"]
+    assert windows_s == sorted(windows_s, key=float)
+    assert ["--measure.probe_steps=0" in servers.words[name] for name in ("A0", "B0", "A1", "B1")] == [0, 0, 1, 1]
+    _, quiet = compare_run(step_s, "a.yaml", "--name", "d", "--budget", "10m")
+    assert {quiet.window_s[name] for name in quiet.started} == {"0.5"}
+    _, chosen = compare_run(step_s, "a.yaml", "--measure.steps", "7", "--name", "e", "--budget", "0.001s")
+    assert "--measure.steps=7" in chosen.words["A0"]
+    assert not any(word.startswith("--measure.min_window_s") for word in chosen.words["A0"])
+
+
+def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, monkeypatch, capsys):
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 100.0)
+    _, servers = compare_run(noisy(), "a.yaml", "--name", "c", "--budget", "0.001s")
+    assert [servers.variables[name]["OMP_WAIT_POLICY"] for name in ("A0", "B0")] == ["passive"] * 2
+    assert "other processes take 100 % of the cores" in capsys.readouterr().err
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    _, servers = compare_run(noisy(), "a.yaml", "--name", "d", "--budget", "0.001s")
+    assert "OMP_WAIT_POLICY" not in servers.variables["A0"]
 
 
 def test_each_side_gets_its_configuration_and_options_and_both_the_common_ones(compare_run, tmp_path):
     words = ["a.yaml@model.attention=naive,data.x=[1,2]", "b.yaml", "--name", "c", "--data.batch_size", "2"]
     _, servers = compare_run(noisy(), *words)
-    config = {side: words[1].removeprefix("--config=") for side, words in servers.words.items()}
-    assert {side: Path(path).read_text() for side, path in config.items()} == {
+    config = {side: words[1].removeprefix("--config=") for side, words in servers.words.items() if side[1] == "0"}
+    assert {side[0]: Path(path).read_text() for side, path in config.items()} == {
         "A": CONFIG, "B": CONFIG.replace("tiny", "small"),
     }  # fmt: skip
-    assert servers.words["A"][2:5] == ["--data.batch_size=2", "--model.attention=naive", "--data.x=[1,2]"]
-    assert "--model.attention=naive" not in servers.words["B"]
-    assert "--data.batch_size=2" in servers.words["B"]
+    assert servers.words["A0"][2:5] == ["--data.batch_size=2", "--model.attention=naive", "--data.x=[1,2]"]
+    assert "--model.attention=naive" not in servers.words["B0"]
+    assert "--data.batch_size=2" in servers.words["B0"]
 
 
 @pytest.mark.parametrize(("effect", "code", "word"), [(0.02, 10, "slower"), (-0.02, 0, "faster")])
@@ -164,7 +201,7 @@ def test_variables_make_environments_whose_servers_are_ready_before_either_side_
     monkeypatch.setattr(Measured, "await_ready", lambda self, environments: asked.append(len(list(environments))))
     words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget", "0.001s")
     _, servers = compare_run(noisy(), "a.yaml", *words)
-    assert [servers.variables[side]["OMP_NUM_THREADS"] for side in "AB"] == ["1", "2"]
+    assert [servers.variables[name]["OMP_NUM_THREADS"] for name in ("A0", "B0")] == ["1", "2"]
     # To check the options, and for the round.
     assert asked == [2, 2]
 

@@ -8,7 +8,7 @@ import pytest
 from comparison_runs import SLOWER, TIMES, make_run, make_runs, make_sweep
 
 from lmbench.compare.comparison import compare
-from lmbench.compare.sides import read_side, step_sample_s
+from lmbench.compare.sides import mean_step_s, read_side, typical_step_s
 from lmbench.errors import UsageError
 from lmbench.records.measured import PhaseSummary, Window
 from lmbench.records.run import RunRecord
@@ -22,15 +22,39 @@ def verdicts(found):
     return {cell.name: cell.verdict for cell in found.cells}
 
 
-def test_the_sample_is_the_windows_wall_time_divided_by_its_steps():
+def test_the_sample_is_a_typical_step_and_the_mean_is_the_windows_wall_time_divided_by_its_steps():
     record = RunRecord(1, "ok", window=Window(wall_s=5.0, steps=100, skipped_count=0, short_count=0))
-    record.phases.step = PhaseSummary(mean_s=0.049, median_s=0.048)
-    assert step_sample_s(record) == 0.05
+    record.phases.step = PhaseSummary(mean_s=0.049, p25_s=0.04, median_s=0.045, p75_s=0.05)
+    assert (typical_step_s(record), mean_step_s(record)) == (pytest.approx(0.045), 0.05)
     # Skipped steps are shorter and in no statistic.
     record.window.skipped_count = 3
-    assert step_sample_s(record) == 0.049
-    assert step_sample_s(RunRecord(1, "ok", window=Window(wall_s=5.0, steps=0))) is None
-    assert step_sample_s(RunRecord(1, "ok")) is None
+    assert mean_step_s(record) == 0.049
+    record.phases.step.p25_s = None
+    assert typical_step_s(record) == 0.049
+    assert typical_step_s(RunRecord(1, "ok", window=Window(wall_s=5.0, steps=0))) is None
+    assert typical_step_s(RunRecord(1, "ok")) is None
+
+
+@pytest.mark.parametrize(
+    ("quartile_s", "mean_factor", "verdict", "reason"),
+    [
+        # A few steps of each run of B were hit by the host, differently often.
+        (0.05, (1.0, 1.3, 1.0, 1.1, 1.0, 1.4), "same", "lies within ±1 %"),
+        (0.05, (1.1, 1.1, 1.1, 1.1, 1.1, 1.1), "slower", "only the mean step: +10.0"),
+        (0.052, (1.04, 1.3, 1.04, 1.1, 1.04, 1.4), "slower", "+4.0"),
+    ],
+    ids=["hit", "tail", "typical"],
+)
+def test_a_few_long_steps_do_not_hide_a_change_and_a_longer_tail_is_told(
+    tmp_path, quartile_s, mean_factor, verdict, reason
+):
+    for side, typical_s, factors in (("a", 0.05, (1.0,) * 6), ("b", quartile_s, mean_factor)):
+        for wobble, factor in zip((0.999, 1.0, 1.001) * 2, factors, strict=True):
+            quartiles = {f"phases__step__{name}_s": typical_s * wobble for name in ("p25", "median", "p75")}
+            make_run(tmp_path / side, 0.05 * factor * wobble, **quartiles)
+    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
+    assert (cell.verdict, cell.metrics[0].finding) == (verdict, verdict)
+    assert reason in cell.reasons[0]
 
 
 def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(tmp_path):
@@ -42,7 +66,7 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
     assert words["forward_s"] == "slower"
     assert words["steady_peak_allocated_bytes"] == "same"
     assert words["run_peak_allocated_bytes"] == "larger"
-    shares = [r.step_share_fraction for r in cell.metrics[1:] if r.step_share_fraction is not None]
+    shares = [r.step_share_fraction for r in cell.metrics if r.step_share_fraction is not None]
     assert sum(shares) == pytest.approx(cell.metrics[0].ratio.change)
     step, *others = cell.metrics
     assert step.adjusted_p == step.ratio.p

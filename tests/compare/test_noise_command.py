@@ -118,7 +118,7 @@ def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):
 
 
 def test_noise_measures_its_repeats_each_in_a_folder_of_its_own(tmp_path, capsys, monkeypatch):
-    def run_fit(words, folder):
+    def run_fit(words, folder, note):
         assert words == ["smoke", "--measure.steps", "5"]
         return load_run(make_run(folder)).record
 
