@@ -42,7 +42,7 @@ def compare(
 
     With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % are
     false (a side's noise may persist over rounds). A and B are configurations with options
-    (small_bf16@model.attention=naive), or one and two revisions, Pythons or values of a variable.
+    (small_bf16@model.attention=naive), or one and two revisions, Pythons or variables.
 
     exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
 
