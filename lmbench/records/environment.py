@@ -110,7 +110,7 @@ class GarbageCollection(Struct):
 
     Attributes:
         is_enabled: gc. Automatic garbage collection is on outside the window.
-        thresholds: gc thresholds. Its thresholds.
+        thresholds: gc thresholds. Thresholds of Python's garbage collector.
         frozen_count: gc frozen. Objects frozen before the window.
     """
 

@@ -22,7 +22,7 @@ class TopKernel(Struct):
 
 
 class PhaseKernels(Struct):
-    """Kernels: of one phase, or of the step with what lies outside of all phases.
+    """Kernels: kernels of one phase, or of the step with what lies outside of all phases.
 
     Attributes:
         kernel_s: <phase> kernels (lower is better). Sum of the kernels of <phase>.
@@ -66,7 +66,7 @@ class PhaseKernels(Struct):
 
 
 class AttentionTimes(Struct):
-    """Kernels: inside attention written out.
+    """Kernels: parts of attention that is written out.
 
     Attributes:
         scores_s: scores (lower is better). Kernel time of the score product in <phase>, where attention is written out.
@@ -75,7 +75,7 @@ class AttentionTimes(Struct):
         values_s: values (lower is better). The value product and its copies.
         matmul_s: products (lower is better). Matrix products within scores and values.
         softmax_matmul_time_ratio: softmax / products. Time of softmax divided by that of the products.
-        softmax_matmul_flop_ratio: softmax / products, FLOPs. The same of FLOPs; null without the model's shape.
+        softmax_matmul_flop_ratio: softmax / products, FLOPs. FLOPs of softmax divided by those of the products; null without the model's shape.
     """
 
     scores_s: Seconds = None
@@ -108,7 +108,7 @@ class TopOperator(Struct):
 
 
 class KernelSummary(Struct):
-    """Kernels: of the whole trace.
+    """Kernels: kernels of the whole trace.
 
     Attributes:
         reason: no kernels because. Why nothing is known of the kernels (a CPU, a trace that cannot be read); null where it is.
@@ -181,17 +181,17 @@ class MemoryHistoryRecord(Struct):
         entry_count: entries. Entries of the history.
         is_complete: complete history. No entry of the recorded steps is missing.
         peak_allocated_bytes: history's peak (lower is better). Most that was allocated in the recorded steps, as replayed.
-        peak_requested_bytes: asked for at the peak (lower is better). What was asked for of it, before rounding.
-        peak_reserved_bytes: reserved at the peak (lower is better). Reserved at that moment.
+        peak_requested_bytes: asked for at the peak (lower is better). Most that was allocated in the recorded steps, as asked for before rounding.
+        peak_reserved_bytes: reserved at the peak (lower is better). Reserved by the allocator at the peak.
         peak_phase: phase of the peak. Phase in which the peak is.
         unknown_fraction: unknown (lower is better). Share of the peak without a category.
         categories: peak by category. Bytes at the peak by category: `parameters_bytes`, ...
         parts: peak by part. Bytes at the peak by the module that made them, the largest first; `*` is any block.
         saved_bytes: saved for backward (lower is better). What the forward of the peak's step saved for the backward, parameters left out.
-        saved: saved by block. The same by block of the model: first, last, count, `each_bytes`.
+        saved: saved by block. What the forward saved for the backward, by block of the model: first, last, count, `each_bytes`.
         residual_computed_bytes: residual stream. Batch x context x d_model by the shape, in the precision between the blocks.
         residual_seen_bytes: residual stream seen. Size of most blocks' outputs in the history.
-        top: largest. The largest at the peak: size, count, category, part, phase, where from.
+        top: largest. The largest allocations at the peak: size, count, category, part, phase, where from.
     """
 
     reason: Text = None
@@ -216,7 +216,7 @@ class MemoryHistoryRecord(Struct):
 
 
 class MemoryPrediction(Struct):
-    """Memory prediction: by the configuration alone, on fake tensors.
+    """Memory prediction: a peak worked out by the configuration alone, on fake tensors.
 
     Attributes:
         reason: no prediction because. Why there is no prediction, where it was asked for and there is none.
@@ -244,7 +244,7 @@ class NotedTensors(Struct):
 
 
 class DtypeRecord(Struct):
-    """Dtypes: what a probe step showed.
+    """Dtypes: dtypes that a probe step had.
 
     Attributes:
         reason: no dtypes because. Why no dtypes were noted; null where they were.

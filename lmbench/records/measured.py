@@ -167,7 +167,7 @@ class Throughput(Struct):
         tokens_per_s: tokens/s (higher is better). `window.tokens` / `window.wall_s`.
         model_flops_per_s: model FLOP/s (higher is better). Tokens/s times model FLOPs per token.
         mfu_fraction: MFU (higher is better). Model FLOP/s of one device over its peak, attention counted full.
-        mfu_causal_fraction: causal MFU (higher is better). The same with attention halved.
+        mfu_causal_fraction: causal MFU (higher is better). Share of the device's peak that the model's FLOPs took, causal attention counted half.
         hfu_fraction: HFU (higher is better). Hardware FLOP/s over the peak: model FLOPs and those that activation checkpointing computes again.
         mfu_reason: no MFU because. Why there is no MFU, null where there is one.
         joules_per_token: J/token (lower is better). `device_state.energy_j` / `window.tokens`.
@@ -204,9 +204,9 @@ class RefusedAllocation(Struct):
     Attributes:
         phase: refused in. Phase in which the allocator was refused.
         requested_bytes: refused (lower is better). Bytes asked for, as the allocator rounds them.
-        allocated_bytes: held (lower is better). Allocated at that moment.
-        reserved_bytes: reserved then (lower is better). Reserved by the allocator at that moment.
-        device_free_bytes: free then (higher is better). Free on the device at that moment, held by nobody.
+        allocated_bytes: held (lower is better). Allocated on the device when the allocator was refused.
+        reserved_bytes: reserved then (lower is better). Reserved by the allocator when it was refused.
+        device_free_bytes: free then (higher is better). Free on the device, held by nobody, when the allocator was refused.
         parameters_bytes: parameters held (lower is better). Of `allocated_bytes`: parameters and buffers.
         gradients_bytes: gradients held (lower is better). Of `allocated_bytes`: gradients of parameters.
         optimizer_state_bytes: optimizer state held (lower is better). Of `allocated_bytes`: state of the optimizers.
@@ -235,10 +235,10 @@ class Memory(Struct):
         phase_peak_allocated_bytes: peak in <phase> (lower is better). Peak allocated in <phase>, from the probe steps.
         phase_begin_allocated_bytes: before <phase> (lower is better). Allocated when <phase> begins, from the probe steps: before backward, what forward keeps for it is in it.
         saved_bytes: saved (lower is better). What autograd saves in one forward of attention by itself, besides its inputs: tensors counted where it saves them, each storage once.
-        expected_saved_bytes: saved by shape (lower is better). The same by shape, of eager attention: softmax's result if written out, output and logsumexp if fused; null where nobody knows.
+        expected_saved_bytes: saved by shape (lower is better). What eager attention saves in one forward by its shape: softmax's result if written out, output and logsumexp if fused; null where nobody knows.
         device_total_bytes: device total. Memory of the device.
         run_alloc_retry_count: retries (lower is better). Allocations that worked only after the cache was emptied.
-        window_alloc_retry_count: retries in window (lower is better). The same within the window.
+        window_alloc_retry_count: retries in window (lower is better). Allocations in the window that worked only after the cache was emptied.
         window_reserved_growth_bytes: growth (lower is better). What the allocator reserved more at the window's end than at its start.
         host_peak_rss_bytes: host peak (lower is better). Peak resident memory of the process.
     """
@@ -265,16 +265,16 @@ class DeviceReading(Struct):
     Attributes:
         read_at_s: read at. Monotonic clock at the reading.
         sm_clock_hz: SM clock. SM clock at the window's <end>.
-        memory_clock_hz: memory clock. Memory clock.
-        temperature_c: temperature. Temperature of the GPU.
-        power_w: power. Power draw.
+        memory_clock_hz: memory clock. Clock of the device's memory at the window's <end>.
+        temperature_c: temperature. Temperature of the GPU at the window's <end>.
+        power_w: power. Power draw at the window's <end>.
         energy_j: energy counter. Energy since the driver was loaded.
         power_capped_s: power-capped. Counter of the time that the power cap held the clock down.
-        thermal_capped_s: thermal-capped. The same for temperature.
+        thermal_capped_s: thermal-capped. Counter of the time that the temperature held the clock down.
         throttle_reasons: throttle reasons. What holds the clock at this moment.
         memory_used_bytes: used. Memory used on the device by all processes.
         other_process_pids: other pids. Other processes on the GPU, where the driver shows them.
-        other_process_count: other processes. How many; null where the driver hides processes.
+        other_process_count: other processes. Number of other processes on the GPU; null where the driver hides them.
     """
 
     read_at_s: Seconds = None
@@ -299,9 +299,9 @@ class DeviceState(Struct):
         mean_temperature_c: mean temperature (lower is better). Mean of the temperatures at the window's two ends: reading it in between would cost time in the window.
         energy_j: energy (lower is better). Mean power times `window.wall_s`.
         power_capped_fraction: power-capped (lower is better). Share of the time that the power cap held the clock down.
-        thermal_capped_fraction: thermal-capped (lower is better). The same for temperature.
+        thermal_capped_fraction: thermal-capped (lower is better). Share of the time that the temperature held the clock down.
         sm_clock_drop_fraction: clock drop (lower is better). SM clock lost from the window's start to its end.
-        other_process_count: other processes (lower is better). The larger of both readings.
+        other_process_count: other processes (lower is better). Other processes on the GPU, the larger of both readings.
     """
 
     open: Annotated[DeviceReading, "<end>"] = field(default_factory=DeviceReading)
@@ -321,7 +321,7 @@ class HostState(Struct):
     Attributes:
         load_per_core: load (lower is better). The machine's load of the last minute at the window's end, divided by its cores.
         other_cpu_fraction: other processes (lower is better). Share of the time of the cores this process may use that others (its children left out) took in the window.
-        steal_fraction: steal (lower is better). Share that the hypervisor gave to other machines.
+        steal_fraction: steal (lower is better). Share of the cores' time in the window that the hypervisor gave to other machines.
         waited_fraction: waited for a core (lower is better). Share of the window in which the training thread could have run and had no core.
     """
 
@@ -337,7 +337,7 @@ class LagVerdict(Struct):
     Attributes:
         verdict: <phase> verdict. `host-bound`, `queued` or `mixed`, by the smallest lag within <phase>.
         min_lag_s: <phase> min lag. Median over probe steps of the smallest lag within <phase>.
-        agree_fraction: <phase> agreement. Share of probe steps that gave this verdict.
+        agree_fraction: <phase> agreement. Share of probe steps that gave the verdict on <phase>.
         marks: <phase> marks. Marks within <phase> in one step.
     """
 
@@ -360,10 +360,10 @@ class TrainingFacts(Struct):
 
     Attributes:
         parameters: checked. Trainable tensors that were checked; null if none were.
-        missing_gradients: no gradient. Names of those without a gradient.
-        zero_gradients: zero gradient. Names of those whose gradient is all zero.
-        nonfinite_gradients: non-finite gradient. Names of those whose gradient is not finite.
-        unmoved_parameters: unmoved. Names of those that the optimizer left as they were; null without one.
+        missing_gradients: no gradient. Names of trainable tensors without a gradient.
+        zero_gradients: zero gradient. Names of trainable tensors whose gradient is all zero.
+        nonfinite_gradients: non-finite gradient. Names of trainable tensors whose gradient is not finite.
+        unmoved_parameters: unmoved. Names of trainable tensors that the optimizer left as they were; null without one.
         gradient_norm: gradient norm. 2-norm of all gradients, before clipping.
         is_skipped: check skipped. The fp16 scaler skipped the checked step.
     """
@@ -378,11 +378,11 @@ class TrainingFacts(Struct):
 
 
 class RunError(Struct):
-    """Run: what ended it.
+    """Run: what ended the run.
 
     Attributes:
         kind: error. Type of the exception that ended the run.
-        message: error message. Its message, in one line.
+        message: error message. Message of the exception that ended the run, in one line.
         phase: error phase. Phase it happened in; `setup` before the first step, `recording` or `summary` for lmbench's own work.
         requested_bytes: asked. Bytes asked for when memory ran out, where the message says.
         where: where. `device` or `host`: whose memory ran out.

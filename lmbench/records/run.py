@@ -43,7 +43,7 @@ SCHEMA_VERSION = 1
 
 
 class Profile(Struct):
-    """Settings: of a profiled run.
+    """Settings: the profiler.
 
     Attributes:
         tool: profiled by. `torch` (a trace in the result) or `nsys` (ranges for Nsight Systems).
@@ -162,13 +162,13 @@ class Flops(Struct):
 
     Attributes:
         per_token_flops: FLOP/token. Model FLOPs per token, attention counted full.
-        causal_per_token_flops: causal FLOP/token. The same with attention halved.
+        causal_per_token_flops: causal FLOP/token. Model FLOPs per token, causal attention counted half.
         recomputed_per_token_flops: recomputed FLOP/token (lower is better). What the backward pass computes again under activation checkpointing; null where nobody knows.
         multiplier: multiplier. 1 for a forward pass, 3 with backward; already in both figures.
         source: FLOP source. Where the count comes from.
         reason: no FLOPs because. Why there is no count, where there is none.
         peak_flops_per_s: peak. Datasheet peak for the precision, null for an unknown device.
-        peak_source: peak source. Where the peak comes from.
+        peak_source: peak source. Datasheet that `peak_flops_per_s` comes from.
     """
 
     per_token_flops: FlopCount = None
@@ -182,7 +182,7 @@ class Flops(Struct):
 
 
 class Data(Struct):
-    """Data: what it was measured on.
+    """Data: what the model was measured on.
 
     Attributes:
         name: data. Class of the data module.
@@ -213,7 +213,7 @@ class Cost(Struct):
         capture_s: capture (lower is better). Recording the environment, and compiling's own preparation.
         first_step_s: first step (lower is better). Step 0, with what it compiles or loads.
         compile_s: compile (lower is better). `first_step_s` without a step of the window, where torch.compile is on.
-        warmup_s: warm-up (lower is better). The other steps before the window.
+        warmup_s: warm-up (lower is better). Warm-up steps after step 0.
         window_s: window (lower is better). The window, its pauses included.
         probe_s: probe (lower is better). Probe steps.
         close_s: close (lower is better). Summary, guards, writing.
@@ -238,7 +238,7 @@ class Cost(Struct):
 
 
 class SweepPlace(Struct):
-    """Sweep: the run's place in it.
+    """Sweep: the run's place in its sweep.
 
     Attributes:
         name: sweep. Name of the sweep.
@@ -267,7 +267,7 @@ class SweepPlace(Struct):
 
 
 class Milestones(Struct):
-    """Milestones: when the process reached what.
+    """Milestones: when the process reached each part of a run.
 
     Attributes:
         started_s: started. Python is up. All milestones: seconds since the process began, to 10 ms.

@@ -28,7 +28,7 @@ RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
 
 @dataclass(frozen=True)
 class SchemaField:
-    """A field: its dotted name, what it says about itself, and the heading of its group in the table of fields.
+    """A field: its dotted name, what it says about itself, and its group with the group's meaning.
 
     `pattern` is its name with placeholders (`phases.<phase>.mean_s`), the same for all that share a row of the table;
     `title` and `meaning` have `span`, the phase of this field, in their place.
@@ -55,7 +55,7 @@ def fields(kind: Kind) -> dict[str, SchemaField]:
 
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
     """Fields of a class, then those of its parts."""
-    group = record.__doc__.partition(":")[0]
+    group = record.__doc__.partition("\n")[0].rstrip(".")
     texts = documented(record)
     parts: list[tuple[str, Any, str, str]] = []
     for name, hint in typing.get_type_hints(record, include_extras=True).items():

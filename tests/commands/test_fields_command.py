@@ -18,17 +18,28 @@ def rows(capsys, *words):
     return json.loads(capsys.readouterr().out)["tables"]["fields"]
 
 
-def test_the_tables_have_every_field_once_in_rows_of_four_cells(capsys):
-    assert main(["fields", "--format", "markdown"]) == 0
-    table = capsys.readouterr().out
-    lines = [line for line in table.splitlines() if line.startswith("| ") and not re.match(r"\| (field |---)", line)]
-    names = [re.match(r"\| (\S+)", line)[1].replace("&lt;", "<") for line in lines]
+def test_the_tables_have_every_field_once_and_the_groups_come_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    every = rows(capsys)
+    names = [row["name"] for row in every]
     assert set(names) == {field.pattern for field in ALL}
     # `rank` and `nonfinite` are fields of both records.
     assert sorted(name for name in names if names.count(name) > 1) == ["nonfinite", "nonfinite", "rank", "rank"]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
-    titles = [line for line in table.splitlines() if line.startswith("**")]
-    assert len(titles) == len(set(titles)) > 10
+    assert main(["fields"]) == 0
+    told = capsys.readouterr().out
+    assert len(told.splitlines()) < 50
+    for text in ("device_state", "peaks of the allocator and of the process", "tables"):
+        assert text in told
+    assert main(["fields", "--table", "device_state"]) == 0
+    assert "device_state.mean_power_w" in capsys.readouterr().out
+
+
+def test_no_meaning_needs_another():
+    leaning = re.compile(
+        r"^(The same|Its|Their|How many|Share that|The others?)\b|Names of those|.*that moment|.*this verdict"
+    )
+    assert [field.name for field in ALL if leaning.search(field.about.meaning)] == []
+    assert all(": " in field.group for field in ALL)
 
 
 @pytest.mark.parametrize(
