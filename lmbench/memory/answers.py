@@ -80,9 +80,35 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
     """What the peak is made of, where it is from, and how to make it smaller; `top` of the largest allocations."""
     played, run, notes = findings.played, findings.run, findings.notes
     entry_count = played.entry_count if played.has_history else 0
+    by_category = {CATEGORY_LABELS[name]: size for name, size in findings.by_category.items()}
+    peak = pd.DataFrame({**by_category, "peak": findings.peak_bytes}.items(), columns=["category", "size_bytes"])
+    peak["share_fraction"] = peak["size_bytes"] / (findings.peak_bytes or 1)
+    used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
+    segments = played.segments.groupby("kind", as_index=False).agg(
+        count=("total_bytes", "size"), total_bytes=("total_bytes", "sum"), free_bytes=("free_bytes", "sum"),
+        largest_free_bytes=("largest_free_bytes", "max"),
+    )  # fmt: skip
+    saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
+    saved["total_bytes"] = saved["count"] * saved["each_bytes"]
+    operators = findings.saved_storages.groupby("operator", sort=False, as_index=False)["size_bytes"].sum()
+    operators = operators.sort_values("size_bytes", ascending=False, kind="stable")
+    operators["share_fraction"] = operators["size_bytes"] / operators["size_bytes"].sum()
     tables = [
-        _category_table(findings), _phase_table(findings), _part_table(findings),
-        _largest_table(findings, top), _segment_table(findings), _saved_table(findings), _operator_table(findings),
+        _table("peak", "At the peak", peak, has_total=True),
+        _table(
+            "phases", "Each phase's peak", findings.phases[["peak_bytes", *used]].reset_index(),
+            "GiB; the most that was allocated in a phase, over all steps",
+        ),
+        _part_table(findings),
+        _largest_table(findings, top),
+        _table("segments", "Segments", segments, "GiB reserved when the snapshot was taken; free: in no block"),
+        _table(
+            "saved", "Saved for the backward", saved, "storages made in the forward, each once, without parameters"
+        ),
+        _table(
+            "operators", "Saved by which operators", operators,
+            "of several operators that save a storage, the one nearest to where it was made",
+        ),
         _recorded_table(findings),
     ]  # fmt: skip
     figures = {
@@ -149,20 +175,6 @@ def _head(findings: Findings) -> list[Line]:
     return lines
 
 
-def _category_table(findings: Findings) -> Table:
-    sizes = {CATEGORY_LABELS[name]: size for name, size in findings.by_category.items()}
-    frame = pd.DataFrame({**sizes, "peak": findings.peak_bytes}.items(), columns=["category", "size_bytes"])
-    frame["share_fraction"] = frame["size_bytes"] / (findings.peak_bytes or 1)
-    return _table("peak", "At the peak", frame, has_total=True)
-
-
-def _phase_table(findings: Findings) -> Table:
-    phases = findings.phases
-    names = [name for name in CATEGORIES if (phases[name] >= _COLUMN_BYTES).any()]
-    frame = phases[["peak_bytes", *names]].reset_index()
-    return _table("phases", "Each phase's peak", frame, "GiB; the most that was allocated in a phase, over all steps")
-
-
 def _part_table(findings: Findings) -> Table:
     """Bytes at the peak by part of the model; small categories are together in one column."""
     sizes, shared = findings.parts, findings.shared_path
@@ -192,33 +204,6 @@ def _largest_table(findings: Findings, top: int) -> Table:
     if len(rows) > top:
         caption += f"; {len(rows) - top} more kinds have {gib(rows['total_bytes'][top:].sum())}"
     return _table("largest", "Largest at the peak", rows[keys][:top], caption, extra=("phase", "saved_by"))
-
-
-def _segment_table(findings: Findings) -> Table:
-    """What the allocator held at the end of the history."""
-    frame = findings.played.segments.groupby("kind").agg(
-        count=("total_bytes", "size"), total_bytes=("total_bytes", "sum"), free_bytes=("free_bytes", "sum"),
-        largest_free_bytes=("largest_free_bytes", "max"),
-    )  # fmt: skip
-    caption = "GiB that was reserved when the snapshot was taken; free: in no block"
-    return _table("segments", "Segments", frame.reset_index(), caption)
-
-
-def _saved_table(findings: Findings) -> Table:
-    """What the forward leaves for the backward, by block of the model."""
-    frame = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
-    frame["total_bytes"] = frame["count"] * frame["each_bytes"]
-    caption = "storages made in the forward, each once, without parameters"
-    return _table("saved", "Saved for the backward", frame, caption)
-
-
-def _operator_table(findings: Findings) -> Table:
-    """The operators that saved it."""
-    sums = findings.saved_storages.groupby("operator", sort=False)["size_bytes"].sum()
-    frame = sums.sort_values(ascending=False, kind="stable").reset_index()
-    frame["share_fraction"] = frame["size_bytes"] / sums.sum()
-    caption = "of several operators that save a storage, the one nearest to where it was made"
-    return _table("operators", "Saved by which operators", frame, caption)
 
 
 def _recorded_table(findings: Findings) -> Table:

@@ -151,7 +151,7 @@ class Findings:
 
     def frames_of(self, stack: int) -> list[Frame]:
         """A stack's frames from the innermost; none where nobody looked."""
-        return [] if stack == NO_STACK else self.played.stacks.frames[stack]
+        return [] if stack == NO_STACK else self.played.stacks[stack]
 
     @cached_property
     def saved_storages(self) -> Any:

@@ -14,7 +14,7 @@ import pandas as pd
 from msgspec.structs import astuple
 
 from lmbench.memory.allocator import ROUNDED_TO_BYTES
-from lmbench.memory.snapshot import NO_STACK, Entry, Snapshot, Stacks
+from lmbench.memory.snapshot import NO_STACK, Entry, Frame, Snapshot, different_stacks
 from lmbench.records.intervals import Integers
 
 #: A block's start before the first entry.
@@ -38,7 +38,7 @@ class Replay:
     actions: Any
     time_us: Integers
     blocks: Any
-    stacks: Stacks
+    stacks: list[list[Frame]]
     allocated_bytes: Integers
     requested_bytes: Integers
     reserved_bytes: Integers
@@ -70,18 +70,18 @@ class Replay:
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
     """The history of a device."""
-    stacks = Stacks()
     names = ["action", "address", "requested_bytes", "time_us", "stack"]
     entries = snapshot.device_traces[device : device + 1]
     has_history = any(entries)
     # Without a history, what was held when the snapshot was taken is all that there is, as if after one entry.
     log = pd.DataFrame(map(astuple, entries[0] if has_history else [Entry("snapshot")]), columns=names)
-    log = log.assign(stack=stacks.places(log["stack"]), entry=log.index)
     segments = [segment for segment in snapshot.segments if segment.device == device]
     names = ["address", "size_bytes", "state", "requested_bytes", "stack"]
     pieces = pd.DataFrame([astuple(block) for segment in segments for block in segment.blocks], columns=names)
-    held = pieces[pieces["state"] == "active_allocated"].drop(columns="state")
-    held = held.assign(stack=stacks.places(held["stack"])).astype(np.int64)
+    stacks, places = different_stacks([*log["stack"], *pieces["stack"]])
+    log = log.assign(stack=places[: len(log)], entry=log.index)
+    pieces = pieces.assign(stack=places[len(log) :])
+    held = pieces[pieces["state"] == "active_allocated"].drop(columns="state").astype(np.int64)
     free = [[block.size for block in segment.blocks if block.state == "inactive"] for segment in segments]
     reserved = pd.DataFrame({
         "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -122,25 +122,16 @@ class Snapshot(Struct):
         return chosen
 
 
-class Stacks:
-    """Different stacks, each once: in the file many entries share one list of frames."""
-
-    def __init__(self) -> None:
-        self.frames: list[list[Frame]] = []
-        self._places = {id(None): NO_STACK}
-
-    def places(self, lists: Iterable[Any]) -> list[int]:
-        """The place of each list in `frames`, NO_STACK of None and of an empty list."""
-        return [self._places[id(frames)] if id(frames) in self._places else self._add(frames) for frames in lists]
-
-    def _add(self, frames: Any) -> int:
-        try:
-            stack = msgspec.convert(frames[:MAX_FRAMES], list[Frame])
-        except (TypeError, msgspec.ValidationError) as error:
-            raise UsageError(f"no snapshot of PyTorch's: a stack is no list of frames ({error})") from None
-        self._places[id(frames)] = len(self.frames) if stack else NO_STACK
-        self.frames += [stack] if stack else []
-        return self._places[id(frames)]
+def different_stacks(lists: Sequence[Any]) -> tuple[list[list[Frame]], list[int]]:
+    """Different stacks, each once (in the file many entries share one list of frames), and for each list the place of
+    its own, NO_STACK of None and of an empty list."""
+    known = {id(frames): frames for frames in lists if frames}
+    places = {identity: place for place, identity in enumerate(known)}
+    try:
+        stacks = [msgspec.convert(frames[:MAX_FRAMES], list[Frame]) for frames in known.values()]
+    except (TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"no snapshot of PyTorch's: a stack is no list of frames ({error})") from None
+    return stacks, [places.get(id(frames), NO_STACK) for frames in lists]
 
 
 class PlainUnpickler(pickle.Unpickler):

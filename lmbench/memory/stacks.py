@@ -82,10 +82,10 @@ class StackRoles:
 
     def __init__(self, played: Replay) -> None:
         log, blocks = played.actions, played.blocks
-        of_stack = _roles_of_stacks(played.stacks.frames)
+        of_stack = _roles_of_stacks(played.stacks)
         # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
         has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
-        recorded = (played.stacks.frames[place] for place in log["stack"].unique() if place != NO_STACK)
+        recorded = (played.stacks[place] for place in log["stack"].unique() if place != NO_STACK)
         is_python = all(frame.is_python for frames in recorded for frame in frames)
         is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
         entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
