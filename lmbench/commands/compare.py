@@ -34,15 +34,15 @@ def compare(
     """Compares B with A, step time first, then phases and memory.
 
     A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or cells of a sweep
-    (SWEEP@AXIS=VALUE). Cells meet by their axes; what is constant on each side and differs between them is compared.
+    (SWEEP@AXIS=VALUE). Cells meet by their axes; what differs between the sides is compared.
 
     One process is one sample; a verdict takes 3 a side: `same` if the 90 % interval of the ratio lies within the gate,
     `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of `lmbench noise`,
     else `undecided`; `invalid` if GPU or flags differ or a guard failed.
 
     With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % are
-    false (a side's noise may persist over rounds). A and B are configurations with options
-    (small_bf16@model.attention=naive), or one and two revisions, Pythons or variables.
+    false. A and B are configurations with options (small_bf16@model.attention=naive), or one and two revisions, Pythons
+    or values of a variable.
 
     exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
 

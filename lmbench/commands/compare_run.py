@@ -112,7 +112,7 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
 
     def is_enough(rounds: int) -> bool:
         """Whether the verdict of what has been measured stands after so many rounds, or the budget ends. Else windows
-        become longer where the noise within them is most of the noise, and the budget has the time."""
+        become longer where the noise needs it and the budget has the time."""
         nonlocal window_s
         if any(job.repeat >= rounds and is_run_folder(path / RUNS_FOLDER / job.name) for job in jobs):
             return False
@@ -137,8 +137,9 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
             progress.said(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
         spread = statistics.pstdev(cell.metrics[0].ratio.differences)
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
-        # Half of a difference's variance is its two processes' own; one round has no spread.
-        if window_options and has_time and rounds > 1 and 2 * cell.step_error_fraction > spread:
+        # Noise within windows is most of the noise, or there is more noise than any number of rounds overcomes.
+        is_noisy = spread < 2 * cell.step_error_fraction or spread > 2 * tolerance
+        if window_options and has_time and rounds > 1 and is_noisy:
             window_s *= 2
             window_options[:] = window_words(window_s)
         return is_late or is_decided

@@ -43,7 +43,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,9 @@ _FAR = 3.0
 _DISTANCES = np.geomspace(1e-3, 1e3, 700)
 #: Standard errors of an autocorrelation from which on it is told.
 _PERSISTS = 1.5
-_RESAMPLES = 300
+#: An interval that reaches from an eighth to eight times the ratio bounds nothing.
+_NO_BOUND = 2 * math.log(8)
+_RESAMPLES = 200
 _MAX_ROUNDS = 200
 
 
@@ -132,17 +134,21 @@ def log_evidence(differences: Floats) -> Floats:
     ]
     noises = []
     for kind in _NOISES:
-        whitening = _whitening(n, *kind)
-        noises.append(log_likelihood(((x @ whitening.T) ** 2).sum(axis=-1)) + np.log(np.diag(whitening)).sum())
+        whitening = _whitening(*kind)[:n, :n]
+        # Without BLAS, whose threads wait for each other on a busy machine.
+        white = np.einsum("...i,ji->...j", x, whitening)
+        noises.append(log_likelihood((white**2).sum(axis=-1)) + np.log(np.diag(whitening)).sum())
     evidence: Floats = np.logaddexp.reduce(effects, axis=0) - math.log(len(effects)) - np.max(noises, axis=0)
     return evidence
 
 
-@lru_cache(1024)
-def _whitening(n: int, autocorrelation: float, share: float) -> Floats:
-    """What makes n rounds of this noise independent: the inverse of their covariance's Cholesky factor."""
-    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    covariance = share * autocorrelation**lags + (1 - share) * np.eye(n)
+@cache
+def _whitening(autocorrelation: float, share: float) -> Floats:
+    """What makes rounds of this noise independent: the inverse of their covariance's Cholesky factor, of which the
+    first n rows and columns are that of n rounds."""
+    rounds = np.arange(_MAX_ROUNDS)
+    lags = np.abs(np.subtract.outer(rounds, rounds))
+    covariance = share * autocorrelation**lags + (1 - share) * np.eye(_MAX_ROUNDS)
     whitening: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
     return whitening
 
@@ -169,7 +175,7 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     def interval(confidence: float) -> tuple[float | None, float | None]:
         beyond = points[evidence > _threshold(confidence)]
         below, above = beyond[beyond < center], beyond[beyond > center]
-        if not below.size or not above.size:
+        if not below.size or not above.size or above.min() - below.max() > _NO_BOUND:
             return None, None
         inside = points[(points > below.max()) & (points < above.min())]
         return ratio_from(inside.min()), ratio_from(inside.max())

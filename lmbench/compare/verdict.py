@@ -99,9 +99,9 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if ratio.excludes_one:
         holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
-    if ratio.low is None:
-        return Decision(UNDECIDED, f"{ratio.n_a} rounds bound nothing yet ({change} so far)")
     reach = f"the interval {limits} includes 0 and reaches beyond {gate}"
+    if ratio.low is None:
+        reach = f"{ratio.n_a} rounds bound nothing yet ({change} so far)"
     if ratio.persistence:
         shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
         return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
