@@ -142,6 +142,8 @@ def _headline(findings: Findings) -> list[Line]:
             busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
             lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
     lines.append(_longest("kinds", "kind", findings.work.by("kind")))
+    if precisions := [row for row in findings.work.by("precision") if row["precision"]]:
+        lines.append(_longest("products", "precision", precisions))
     if findings.work.fraction("part", UNCLASSIFIED) < _LEAST_KNOWN_FRACTION:
         lines.append(_longest("parts", "part", findings.work.by("part")))
     for kernel in findings.work.kernels()[:_LONGEST]:

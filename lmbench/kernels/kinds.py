@@ -12,11 +12,15 @@ from functools import lru_cache
 from lmbench.kernels.parts import UNCLASSIFIED
 
 KINDS = (
-    "gemm", "attention", "softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy",
-    "comm", UNCLASSIFIED,
+    "gemm", "conv", "attention", "softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer",
+    "memcpy", "comm", UNCLASSIFIED,
 )  # fmt: skip
 #: The kind of matrix products.
 MATMUL = "gemm"
+#: Kinds that tensor cores work for, in one precision or another.
+PRODUCTS = (MATMUL, "conv")
+#: The precision of products that no tensor core works for.
+FULL_FP32 = "fp32 off the tensor cores"
 
 # Rules, as verbose regular expressions: behind `#` stands whose names a line is about.
 #
@@ -194,8 +198,46 @@ _by_beginning, _by_function, _by_arguments, _by_operator = map(
 )
 
 
+# Convolutions among products: by cuDNN's and MIOpen's engines, or by their operator.
+_CONVOLUTION = re.compile(
+    r"[a-z]cudnn_|\dcudnn|cask_cudnn|[dw]grad|fprop|winograd|conv(?!er)|implicit_gemm|igemm_(fwd|bwd|wrw)|fft[12]d",
+    re.IGNORECASE,
+)
+# Types of a product's inputs in its name, the first that is there: of cuBLAS, cuDNN, CUTLASS and hipBLASLt (`BBS`).
+_PRECISIONS = (
+    ("fp8", r"e4m3|e5m2|fp8|_F8|nvjet_(sm\d+_)?[qr][qr]"),
+    ("bf16", r"bf16|bfloat16|_BBS_|_B_BS?_|_BSS_|nvjet_(sm\d+_)?t"),
+    (FULL_FP32, r"simt|(volta|ampere|maxwell)_sgemm|scudnn|f32f32_f32f32"),
+    ("fp16", r"fp16|f16|[Hh]alf|h884|h1688|hgemm|_HHS_|_HSS_|_H_H|nvjet_(sm\d+_)?h"),
+    ("tf32", r"tf32|xf32|s1688"),
+    ("fp64", r"dgemm|f64|<double"),
+    (FULL_FP32, r"sgemm|(gemv|gemm|dot|dgrad|wgrad|winograd|convolve|engine)\w*<(int, int, )?float"),
+)
+_precision = tuple((precision, re.compile(pattern)) for precision, pattern in _PRECISIONS)
+
+
+@lru_cache(maxsize=4096)
+def precision_of(name: str, kind: str) -> str:
+    """Precision of a product's inputs by its kernel's name, empty for other kinds and where the name tells none."""
+    if kind not in PRODUCTS:
+        return ""
+    return next((precision for precision, pattern in _precision if pattern.search(name)), "")
+
+
+def is_layout_transform(name: str) -> bool:
+    """Whether a kernel only changes the layout of images for a convolution."""
+    return bool(re.search(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", name, re.IGNORECASE))
+
+
 def kind_of(name: str, category: str = "kernel", operator: str = "") -> str:
-    """Kind of a device event by its full name; `operator` is the one that launched it, such as `aten::mm`.
+    """Kind of a device event by its full name; `operator` is the one that launched it, such as `aten::mm`."""
+    kind = _kind_of(name, category, operator)
+    is_convolution = kind == MATMUL and (_CONVOLUTION.search(name) or _CONVOLUTION.search(operator))
+    return "conv" if is_convolution else kind
+
+
+def _kind_of(name: str, category: str, operator: str) -> str:
+    """The kind, with convolutions among the matrix products.
 
     Looked at in this order, the first that tells: the name's beginning, the function, its namespaces, what a general
     launcher was given, the operator. `unclassified` where none tells.

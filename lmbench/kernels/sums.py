@@ -11,7 +11,7 @@ import pandas as pd
 
 from lmbench.kernels.events import is_range, users_ranges
 from lmbench.kernels.host import Nesting
-from lmbench.kernels.kinds import MATMUL, short_name
+from lmbench.kernels.kinds import MATMUL, precision_of, short_name
 from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace
@@ -33,7 +33,7 @@ _FLOPS: dict[Phase, tuple[int, int]] = {"forward": (5, 4), "backward": (4, 8)}
 @dataclass(frozen=True)
 class Work:
     """The kernels of a trace of `steps` steps, summed up: a row for each `phase`, `name`, `kind` and `part`, with its
-    `short_name`, and `total_ns` and the number of kernels, `launched`, of all steps.
+    `short_name`, its `precision` if it is a product, and of all steps `total_ns` and the kernels' number, `launched`.
 
     Rows are mappings, since a frame takes 4 ms to sum up a few hundred of them, and this 0.2 ms.
     """
@@ -45,7 +45,9 @@ class Work:
     def of(cls, kernels: pd.DataFrame, steps: int) -> Work:
         grouped = kernels.groupby(["phase", "name", "kind", "part"], sort=False).duration_ns
         rows = grouped.agg(total_ns="sum", launched="size").reset_index().to_dict("records")
-        return cls([{**row, "short_name": short_name(row["name"])} for row in rows], steps)
+        for row in rows:
+            row["short_name"], row["precision"] = short_name(row["name"]), precision_of(row["name"], row["kind"])
+        return cls(rows, steps)
 
     @property
     def phases(self) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.kinds import MATMUL
+from lmbench.kernels.kinds import FULL_FP32, PRODUCTS, is_layout_transform
 from lmbench.kernels.parts import UNCLASSIFIED
 from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import Work
@@ -41,6 +41,8 @@ _MANY_GAPS_FRACTION = 0.05
 _MATMUL_BOUND_FRACTION = 0.6
 # From this share on, a softmax of its own is worth a fused attention.
 _MUCH_SOFTMAX_FRACTION = 0.05
+_MUCH_FP32_FRACTION = 0.2
+_MUCH_LAYOUT_FRACTION = 0.08
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
 TraceWord = Literal[LagWord, "stalled", "communication-bound"]
 
@@ -122,8 +124,11 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     """What would make a phase faster: the first sentence whose condition holds."""
     names, parts, kinds = (work.seconds(key, phase) for key in ("name", "part", "kind"))
     busy_s = sum(kinds.values()) or 1.0
-    products, attention, unknown = (kinds.get(kind, 0.0) / busy_s for kind in (MATMUL, "attention", UNCLASSIFIED))
-    computed, memory = products + attention, sum(kinds.get(kind, 0.0) for kind in _MEMORY_KINDS) / busy_s
+    products = sum(kinds.get(kind, 0.0) for kind in PRODUCTS) / busy_s
+    computed, unknown = products + kinds.get("attention", 0.0) / busy_s, kinds.get(UNCLASSIFIED, 0.0) / busy_s
+    memory = sum(kinds.get(kind, 0.0) for kind in _MEMORY_KINDS) / busy_s
+    fp32 = work.fraction("precision", FULL_FP32, phase=phase)
+    layout = sum(seconds for name, seconds in names.items() if is_layout_transform(name)) / busy_s
     softmax = sum(seconds for part, seconds in parts.items() if "softmax" in part.split("+")) / busy_s
     longest_comm = next((row["short_name"] for row in work.kernels(phase) if row["kind"] == "comm"), "communication")
     is_fused, is_optimizer = any(map(_FUSED_OPTIMIZER.search, names)), phase == "optimizer"
@@ -145,10 +150,13 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         (is_compiled, "fused already, a lower precision moves fewer bytes"),
         (True, f"compile ({compiling}) fuses them"),
     )
-    is_queued, is_host_bound, is_stalled = (verdict == word for word in ("queued", "host-bound", "stalled"))
+    is_host_bound, is_stalled = verdict == "host-bound", verdict == "stalled"
+    is_queued = verdict in ("queued", "mixed")
     has_gaps = is_queued and clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s
     has_products = is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory)
-    is_fp32 = (run.precision or "").startswith("32") and run.matmul_precision == "highest"
+    faster = "bf16-mixed or TF32 (--measure.matmul_precision high)"
+    if run.outcome == DAMAGED:
+        faster = "16-bit autocast or TF32 (torch.backends.*.allow_tf32)"
     cause = next(iter(largest_causes(waits).index), LAUNCHING)
     return _first(
         (
@@ -171,17 +179,19 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         ),
         (is_queued and unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
         (
-            has_products and is_fp32,
-            f"matrix products take {percent(products)}: bf16-mixed or TF32 (--measure.matmul_precision high) makes "
-            "them faster; compile does not",
+            is_queued and fp32 >= _MUCH_FP32_FRACTION,
+            f"{percent(fp32)} are products in float32 off the tensor cores: {faster}; compile does not help them",
+        ),
+        (
+            is_queued and layout >= _MUCH_LAYOUT_FRACTION,
+            f"{percent(layout)} change the layout for convolutions: memory_format=torch.channels_last saves that",
         ),
         (
             has_products,
             f"matrix products and fused attention take {percent(computed)}: what is left is their efficiency (`lmbench "
             "ceiling`)",
         ),
-        (is_queued, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
-        (True, "the host is just fast enough"),
+        (True, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
     )
 
 

@@ -34,7 +34,7 @@ _LONG_NS = 300_000
 _KEYS = ["cause", "call", "under", "phase"]
 #: What a cause is called, and what to do about it.
 _WORDS = {
-    "allocating": ("{calls}", "the allocator had no free block: warm up before recording, or leave memory free"),
+    "allocating": ("{calls}", "the allocator asked the driver: warm up before recording, or leave memory free"),
     "synchronizing": ("{calls}", "fewer .item(), .cpu() and synchronizing"),
     _COPYING: ("{calls}", "fewer copies to the host, or pinned memory and non_blocking=True"),
     _LOADING: ("{calls}, which loads its module", "warm up before recording: only first launches load modules"),

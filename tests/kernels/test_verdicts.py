@@ -108,7 +108,9 @@ def communicating(beside_us: float) -> HandWritten:
         (late_first(), "optimizer", "host-bound", "0.510 ms in host code"),
         # What bounds long kernels.
         (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100.0 % are kernels of unknown kind"),
-        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "matrix products and fused attention take 100.0 %"),
+        (twice(MANY_FAST, kernels=("nvjet_tst_64x8",)), "forward", "queued", "fused attention take 100.0 %"),
+        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "100.0 % are products in float32 off the tensor"),
+        (twice(MANY_FAST, kernels=("nvjet_tst_64x8", "nchwToNhwcKernel")), "forward", "queued", "channels_last"),
         (twice(MANY_FAST, kernels=(SOFTMAX,)), "forward", "queued", "a fused attention"),
         (twice(MANY_FAST, kernels=("void vectorized_elementwise_kernel<4>(int)",)), "forward", "queued",
          "compile (torch.compile) fuses them"),
@@ -134,18 +136,14 @@ def test_the_advice_is_true_for_the_case(
     assert (f"{wait:.1f} % waiting for the host" in clock.reason) == (wait > 0.1)
 
 
-FP32 = {"precision": "32-true", "matmul_precision": "highest"}
-
-
 @pytest.mark.parametrize(
     ("plan", "facts", "words"),
     [
         (MANY_SLOW, {"compile": {"is_enabled": True, "mode": "default"}}, "compile mode reduce-overhead"),
         (MANY_SLOW, {"compile": {"is_enabled": True, "mode": "reduce-overhead"}}, "a larger batch gives each"),
-        (MANY_FAST, FP32, "bf16-mixed or TF32"),
-        (MANY_FAST, FP32 | {"matmul_precision": "high"}, "lmbench ceiling"),
+        (MANY_FAST, {"precision": "32-true"}, "bf16-mixed or TF32 (--measure.matmul_precision high)"),
     ],
-    ids=["compiled", "graphs", "fp32", "tf32"],
+    ids=["compiled", "graphs", "fp32"],
 )
 def test_advice_asks_for_nothing_that_the_run_does_already(
     tmp_path: Path, plan: Plan, facts: dict[str, Any], words: str
