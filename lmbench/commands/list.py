@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -13,13 +13,11 @@ from jsonargparse.typing import PositiveInt
 
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.named import RESULTS, Result, given_names, name_result, results_in, shown_path
 from lmbench.records.passes import pass_of
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.schema import leaves, recorded, value_at
 from lmbench.records.statistics import sample_std
-from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
 from lmbench.report.units import COUNT, GIB, MS, milliseconds
@@ -35,7 +33,7 @@ _FIGURES = (
 )
 _COLUMNS = (
     Column("name"),
-    Column("when", name="started_at"),
+    Column("when (UTC)", name="started_at"),
     Column("what", narrowing="shorten"),
     *(column for column, _ in _FIGURES),
     Column("outcome"),
@@ -86,13 +84,13 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     newest = results_in(folders)
     names = {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
-    conditions = [_condition(part) for part in where.split(",")] if where else []
+    conditions = [[part.strip() for part in text.partition("=")[::2]] for text in where.split(",")] if where else []
     values: dict[str, set[str]] = {name: set() for name, _ in conditions}
     entries: Sequence[_Entry] = ()
     for back, result in enumerate(newest):
         if len(entries) == limit and not conditions:
             break
-        runs = [_read(folder) for folder in result.runs]
+        runs = [load_known(folder) for folder in result.runs]
         for name, wanted in conditions:
             told = [(run, _told(run).get(name)) for run in runs]
             values[name] |= {value for _, value in told if value is not None}
@@ -103,11 +101,10 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
             facts = [_facts(run).items() for run in runs]
             shared = {name: value for name, value in facts[0] if all((name, value) in other for other in facts)}
             entries = [*entries, _Entry(names.get(result.path, last), result, runs, shared)]
-    for name, known in values.items():
-        if not known:
-            raise UsageError(f"--where {name}: no run has it{suggest(name, FACT)}; facts are {', '.join(FACT)}")
-        if not entries:
-            raise UsageError(f"--where {where}: no run is so; {name} is one of {', '.join(sorted(known))}")
+    for name, known in values.items() if not entries else ():
+        hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
+        known_values = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
+        raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {known_values}")
     return _listing(entries[:limit], (len(entries) if conditions else len(newest)) - len(entries[:limit]))
 
 
@@ -123,13 +120,6 @@ def _listing(entries: Sequence[_Entry], older: int) -> Answer:
     )
 
 
-def _condition(text: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals):
-        raise UsageError(f"--where {text!r}; give NAME=VALUE, such as precision=bf16-mixed")
-    return name, value
-
-
 def _told(run: Run) -> dict[str, str]:
     """Everything that a run says of itself: its record, its options and its facts, as they are shown."""
     record = run.record
@@ -141,14 +131,6 @@ def _told(run: Run) -> dict[str, str]:
 def _facts(run: Run) -> dict[str, Value]:
     axes = (run.record.sweep.axes if run.record.sweep else None) or {}
     return read_facts(run.record, (axes, {}, run.record.config))
-
-
-def _read(folder: Path) -> Run:
-    """A run without its steps; one of another version of lmbench says so in its `damage`."""
-    try:
-        return load_run(folder, with_steps=False)
-    except UsageError as error:
-        return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], "not read", str(error))
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
@@ -169,17 +151,10 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     failed = Counter(run.outcome for run in runs if run.outcome != "ok")
     ended = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common()) if runs[1:] else runs[0].outcome
     began = result.began[0]
-    when = Cell(began or None, text=_local(began) if began else "")
-    return [entry.name, when, words, *figures, ended or "ok", entry.facts.get("commit"), shown_path(result.path)]
-
-
-def _local(began: str) -> str:
-    """Month, day and time here, of another year the date alone."""
-    try:
-        moment = datetime.fromisoformat(began).astimezone()
-    except ValueError:
-        return began
-    return f"{moment:%m-%d %H:%M}" if moment.year == datetime.now().year else f"{moment:%Y-%m-%d}"
+    # Of another year the date; UTC, as in the record.
+    when = began[5:16].replace("T", " ") if began[:4] == str(datetime.now(UTC).year) else began[:10]
+    return [entry.name, Cell(began, text=when), words, *figures, ended or "ok", entry.facts.get("commit"),
+            shown_path(result.path)]  # fmt: skip
 
 
 def _figure(column: Column, values: Sequence[float], is_one_cell: bool) -> Cell:

@@ -61,6 +61,14 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
     return Run(folder, record, steps, _outcome(record), damage or None)
 
 
+def load_known(folder: Path) -> Run:
+    """A run without its steps; of one that another version of lmbench wrote, `damage` says so."""
+    try:
+        return load_run(folder, with_steps=False)
+    except UsageError as error:
+        return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, str(error))
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether the folder holds a result's files, readable or not."""
     return any(os.path.lexists(path / name) for name in (RUN_FILE, STEPS_FILE))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import pandas as pd
+
 from lmbench.errors import UsageError
 from lmbench.records.levels import LevelChange, level_changes
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
@@ -25,11 +26,9 @@ from lmbench.report.units import COUNT, GIB, MS, PERCENT, change_percent, change
 
 Over = Literal["commit", "time"]
 
-#: Figures of a point, the first two with their change points.
 _FIGURES = (
     (Column("step", MS, "step_s"), "phases.step.mean_s"),
     (Column("peak", GIB, "run_peak_allocated_bytes"), "memory.run_peak_allocated_bytes"),
-    (Column("tokens/s", COUNT, "tokens_per_s"), "throughput.tokens_per_s"),
 )
 _WORDS = ("size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "optimizer")
 _NOTE = (
@@ -40,14 +39,15 @@ _NOTE = (
 
 
 class _Point(NamedTuple):
-    """What was measured at one revision, or in one result: its name, when it began, and its runs."""
+    """What was measured at one revision, or in one result."""
 
     name: str
     began: str
     records: Sequence[RunRecord]
 
     def values(self, field: str) -> list[float]:
-        return [value for record in self.records if (value := value_at(record, field)) is not None and value > 0]
+        """A figure of each process that has it."""
+        return [value for record in self.records if (value := value_at(record, field))]
 
 
 def over_answer(paths: Iterable[str | Path], over: Over) -> Answer:
@@ -56,77 +56,56 @@ def over_answer(paths: Iterable[str | Path], over: Over) -> Answer:
     Raises:
         UsageError: there is none.
     """
-    runs = [run for folder in find_runs(paths) if (run := _timing_run(folder)) is not None]
-    sections = []
-    for title, members in _configurations(runs):
-        points = _points(members, over)
-        if len(points) > 1:
-            sections.append(_section(title, points, over))
+    loaded = (load_known(folder) for folder in find_runs(paths))
+    runs = [run for run in loaded if run.outcome == "ok" and pass_of(run.record).has_timing]
+    courses = [(title, _points(members, over)) for title, members in _configurations(runs)]
+    sections = [_section(title, points, over) for title, points in courses if len(points) > 1]
     if not sections:
-        what = "revisions" if over == "commit" else "times"
-        raise UsageError(f"--over {over}: no configuration was measured at two {what}; give results of several")
+        raise UsageError(f"--over {over}: no configuration was measured at two of them; give results of several")
     data = [[section.title, *row] for section in sections for row in section.tables[0].rows]
     columns = [Column("configuration"), *sections[0].tables[0].columns]
-    return Answer(
-        sections=[*sections, Answer(notes=[Line("note", _NOTE)])], data=lambda: Table("over", "Over", columns, data)
-    )
+    note = Answer(notes=[Line("note", _NOTE)])
+    return Answer(sections=[*sections, note], data=lambda: Table("over", "Over", columns, data))
 
 
-def _timing_run(folder: Path) -> Run | None:
-    try:
-        run = load_run(folder, with_steps=False)
-    except UsageError:
-        return None
-    return run if run.outcome == "ok" and pass_of(run.record).has_timing else None
-
-
-def _configurations(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs by configuration: what device, which model, and every setting that all runs of that model have.
+def _configurations(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Runs by configuration: the device, the model's class, and every setting that all runs of that class have.
 
     A setting that only some have is one that the code has gained or lost meanwhile.
     """
-    kinds: dict[tuple[str | None, str | None], list[tuple[Run, dict[str, Any]]]] = {}
+    rows = []
     for run in runs:
         environment = run.record.environment
         device = environment.gpu.name or environment.host.cpu_model if environment else None
-        kinds.setdefault((device, run.record.model.name), []).append((run, settings(run.record)))
-    configurations = []
-    devices = {device for device, _ in kinds}
-    for (device, _), members in kinds.items():
-        shared = [name for name in members[0][1] if all(name in known for _, known in members)]
-        by_values: dict[tuple[str, ...], list[Run]] = {}
-        for run, known in members:
-            by_values.setdefault(tuple(as_text(known[name]) for name in shared), []).append(run)
-        for values, group in by_values.items():
-            axes = list(zip(*by_values, strict=True))
-            differing = [
-                f"{name.rpartition('.')[2]} {value}"
-                for name, value, axis in zip(shared, values, axes, strict=True)
-                if len(set(axis)) > 1
-            ]
-            record = group[0].record
-            words = in_words(read_facts(record, ({}, {}, record.config)), _WORDS)
-            where = [str(device)] if len(devices) > 1 else []
-            configurations.append((", ".join([*where, *(differing or [words])]), group))
-    return configurations
+        rows.append({name: as_text(value) for name, value in settings(run.record).items()})
+        rows[-1] |= {"device": str(device), "class": str(run.record.model.name)}
+    table = pd.DataFrame(rows)
+    devices = ["device"] if rows and table["device"].nunique() > 1 else []
+    for _, kind in table.groupby(["device", "class"]) if rows else ():
+        known = kind.dropna(axis="columns")
+        differing = [*devices, *known.columns[known.nunique() > 1]]
+        for _, same in known.groupby(list(known.columns)):
+            record = runs[same.index[0]].record
+            words = [f"{name.rpartition('.')[2]} {same[name].iloc[0]}" for name in differing]
+            facts = in_words(read_facts(record, ({}, {}, record.config)), _WORDS)
+            yield ", ".join(words) or facts, [runs[place] for place in same.index]
 
 
 def _points(runs: Sequence[Run], over: Over) -> list[_Point]:
     """Runs by revision in the order of their commits, or by result in the order of time."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(_commit(run.record) if over == "commit" else str(sweep_of(run.path) or run.path), []).append(
-            run
-        )
+        key = _commit(run.record) if over == "commit" else str(sweep_of(run.path) or run.path)
+        groups.setdefault(key, []).append(run)
+    groups.pop("", None)
+    order = _by_git([key.removesuffix("+") for key in groups]) if over == "commit" else {}
     points = []
     for key, members in groups.items():
-        began = min(run.record.started_at or "" for run in members)
-        name = key[:9] + "+" * key.endswith("+") if over == "commit" else began[:16].replace("T", " ")
-        if key:
-            points.append((key, _Point(name, began, [run.record for run in members])))
-    order = _by_git([key.removesuffix("+") for key, _ in points]) if over == "commit" else {}
-    points.sort(key=lambda item: (order.get(item[0].removesuffix("+"), 0), item[1].began))
-    return [point for _, point in points]
+        began = min(run.record.started_at or "" for run in members)[:16].replace("T", " ")
+        name = f"{key[:9]}{'+' if key.endswith('+') else ''}" if over == "commit" else began
+        place = order.get(key.removesuffix("+"), 0)
+        points.append((place, began, _Point(name, began, [run.record for run in members])))
+    return [point for _, _, point in sorted(points, key=lambda placed: placed[:2])]
 
 
 def _commit(record: RunRecord) -> str:
@@ -138,9 +117,7 @@ def _commit(record: RunRecord) -> str:
 
 def _by_git(commits: Sequence[str]) -> dict[str, int]:
     """The places of commits in the history, where the repository here has them all; else none, and time decides."""
-    words = ["git", "rev-list", "--no-walk=sorted", "--reverse", *commits, "--"]
-    if not all(commit.isalnum() for commit in commits):
-        return {}
+    words = ["git", "rev-list", "--no-walk=sorted", "--reverse", *filter(str.isalnum, commits), "--"]
     try:
         listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
@@ -149,37 +126,20 @@ def _by_git(commits: Sequence[str]) -> dict[str, int]:
 
 
 def _section(title: str, points: Sequence[_Point], over: Over) -> Answer:
-    (step, _), (peak, _), (rate, _) = _FIGURES
-    columns = [
-        Column(over, name=over),
-        *([Column("began", is_extra=True)] if over == "commit" else []),
-        Column("processes", COUNT, is_extra=True),
-        step,
-        Column("change", PERCENT, "step_change_fraction"),
-        peak,
-        Column("peak change", PERCENT, "peak_change_fraction", is_extra=True),
-        rate,
-    ]
-    headline, changes = [], []
-    for column, field in _FIGURES[:2]:
-        known = [(place, point.values(field)) for place, point in enumerate(points) if point.values(field)]
-        found = level_changes([geometric_mean(values) for _, values in known])
-        changes.append({known[change.index][0]: change for change in found})
-        for change in found:
-            point = points[known[change.index][0]]
-            headline.append(Line("change", f"{column.title}: {_in_words(change)} at {point.name} ({point.began[:10]})"))
-        if known and not found:
-            headline.append(Line("change", f"{column.title}: none over {len(known)} points"))
-    rows = list[list[Value | Cell]]()
-    for place, point in enumerate(points):
-        step_s, peak_bytes, tokens_per_s = (_cell(column, point.values(field)) for column, field in _FIGURES)
-        step_change, peak_change = (_change(at.get(place)) for at in changes)
-        began = [point.began[:10]] if over == "commit" else []
-        figures = [step_s, step_change, peak_bytes, peak_change, tokens_per_s]
-        rows.append([point.name, *began, len(point.records), *figures])
-    table = Table(
-        "over", f"Over {over}", columns, rows, caption="mean ± std between processes; change to the level before"
-    )
+    columns = [Column(over), Column("began", is_extra=True), Column("processes", COUNT, is_extra=True)]
+    rows: list[list[Value | Cell]] = [[point.name, point.began, len(point.records)] for point in points]
+    headline, changes = list[Line](), list[dict[int, LevelChange]]()
+    for column, field in _FIGURES:
+        known = [place for place, point in enumerate(points) if point.values(field)]
+        found = level_changes([geometric_mean(points[place].values(field)) for place in known]) if known else []
+        changes.append({known[change.index]: change for change in found})
+        lines = [f"{_in_words(change)} at {points[place].name}" for place, change in changes[-1].items()]
+        headline += [Line("change", f"{column.title}: {line}") for line in lines or [f"none over {len(known)} points"]]
+        columns += [column, Column(f"{column.title} change", PERCENT, f"{column.title}_change_fraction")]
+        for place, row in enumerate(rows):
+            row += [_mean(points[place].values(field), column), _change(changes[-1].get(place))]
+    caption = "mean ± std between processes; change to the level before"
+    table = Table("over", f"Over {over}", columns, rows, caption)
     return Answer(headline, [table], title=title, charts=lambda: [_chart(points, changes[0], over)])
 
 
@@ -193,31 +153,26 @@ def _change(change: LevelChange | None) -> Cell:
     return Cell(change.point - 1, low=change.low - 1, high=change.high - 1, text=_in_words(change))
 
 
-def _cell(column: Column, values: Sequence[float]) -> Cell:
-    if not values:
-        return Cell(None)
-    mean = fmean(values)
-    return Cell(mean, std=sample_std(values, mean) if column.unit is MS else None)
+def _mean(values: Sequence[float], column: Column) -> Cell:
+    mean = fmean(values) if values else None
+    return Cell(mean, std=sample_std(values, mean) if mean is not None and column.unit is MS else None)
 
 
 def _chart(points: Sequence[_Point], changes: dict[int, LevelChange], over: Over) -> Chart:
     """The step time of each point with its spread, and the levels that the change points part."""
     column, field = _FIGURES[0]
-    marks = []
+    marks, borders = list[dict[str, Any]](), [0, *changes, len(points)]
     for place, point in enumerate(points):
-        if values := point.values(field):
-            mean, std = fmean(values) * 1e3, (sample_std(values, fmean(values)) or 0.0) * 1e3
+        values = [value * 1e3 for value in point.values(field)]
+        start = max(border for border in borders if border <= place)
+        level = [value for each in points[start : borders[borders.index(start) + 1]] for value in each.values(field)]
+        if values:
+            mean, std = fmean(values), sample_std(values, fmean(values))
             tip = f"{point.name}: {mean:.4g} ms, {len(values)} processes"
             tip += f"; {_in_words(changes[place])}" if place in changes else ""
-            marks.append({"series": "step", "x": point.name, "y": mean, "tip": tip})
-            marks[-1] |= {"low": mean - std, "high": mean + std} if std else {}
-    for start, end in pairwise([0, *sorted(changes), len(points)]):
-        level = [value for point in points[start:end] for value in point.values(field)]
-        marks += [
-            {"series": "level", "x": point.name, "y": geometric_mean(level) * 1e3, "tip": "the level"}
-            for point in points[start:end]
-            if level
-        ]
+            whiskers = {"low": mean - std, "high": mean + std} if std else {}
+            marks.append({"series": "step", "x": point.name, "y": mean, "tip": tip, **whiskers})
+            marks.append({"series": "level", "x": point.name, "y": geometric_mean(level) * 1e3, "tip": tip})
     places = {"type": "nominal", "sort": [point.name for point in points], "title": over, "axis": {"labelAngle": -45}}
     spec = line_chart(marks, places, {"title": column.heading, "scale": {"zero": False}})
     return Chart(f"Step time over {over}", spec, "Whiskers: standard deviation between processes.")

@@ -83,7 +83,7 @@ def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
     [
         (["list", "--where", "precison=bf16-mixed"], "did you mean precision?"),
         (["list", "--where", "precision=bf16"], "precision is one of 32-true, bf16-mixed"),
-        (["list", "--where", "bf16"], "give NAME=VALUE"),
+        (["list", "--where", "bf16"], "(NAME=VALUE); no run has a 'bf16'"),
         (["list", "--name", "baseline"], "names one result"),
         (["list", "--name", "last", "results/day1"], "not 'last'"),
         (["list", "--name", "a/b", "results/day1"], "only letters"),

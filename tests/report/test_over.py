@@ -88,7 +88,7 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, c
     assert main(["report", "results", "--over", "commit"]) == 0
     told = capsys.readouterr().out
     assert "size small" in told
-    assert f"at {COMMITS[6][:9]} (2026-11-07)" in told
+    assert f"at {COMMITS[6][:9]}" in told
     assert told.count(": none over 10 points") == 2
     assert main(["report", "results", "--over", "commit", "--format", "csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
@@ -131,7 +131,7 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys
 
 def test_what_has_no_course_is_one_line(history, capsys):
     for words, told in (
-        (["results/small-0-0", "--over", "commit"], "no configuration was measured at two revisions"),
+        (["results/small-0-0", "--over", "commit"], "no configuration was measured at two of them"),
         (["results", "--over", "commit", "--baseline", "size=small"], "leave out --view"),
         (["results", "--over", "comit"], "over"),
     ):
