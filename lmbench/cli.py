@@ -13,12 +13,15 @@ from types import TracebackType
 
 from lmbench.commands import COMMANDS, MEASURING
 from lmbench.configs import shipped_configs, shipped_studies
-from lmbench.errors import ExitCode, suggest, tell
+from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
+from lmbench.launcher import refuse_several_processes
 from lmbench.masking import keep_words_secret, masked_message
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
+#: Commands that measure in processes; with `--run` or `--config` others do.
+_STARTS_RUNS = {*MEASURING, "sweep", "noise", "overhead", "selfcheck", "nsys"}
 #: With one of these a command's standard output is for programs, and holds nothing else.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
@@ -109,6 +112,13 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         module = "lmbench.commands.fit"
     # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}
+    if not {"-h", "--help"} & options and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
+        try:
+            # Lightning, imported, would end in a traceback.
+            refuse_several_processes()
+        except UsageError as error:
+            tell(str(error))
+            return ExitCode.USAGE
     is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not {"-h", "--help"} & options
     with result_alone(is_whole_process) if is_for_programs else nullcontext():
         command = importlib.import_module(module)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lmbench.commands.report import make_catalogue
+from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_studies
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_words
@@ -57,7 +58,7 @@ def sweep(
         study: a file, a study's name, or the folder of a sweep
         results_dir: where the sweep's folder goes
         name: name of the sweep's folder, the file's by default
-        dry_run: list the cells and what each would run
+        dry_run: refuse what a start would refuse, and list the cells and what each would run
         trust: go on with a folder that you did not begin here
         repeats: processes of each cell, instead of the file's
         timeout_s: seconds a run may take, instead of the file's
@@ -77,21 +78,22 @@ def sweep(
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     if file.view is not None:
         make_catalogue().view(file.view, file.matrix)
-    plan = make_plan(path.name, file, makes_checkouts=not dry_run)
-    if dry_run:
-        for cell in plan.cells:
-            words = ["lmbench", *cell.words()]
-            if cell.config is not None:
-                words.insert(2, f"--config={cell.config}")
-            where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
-            print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
-        print(announcement(plan))
-        return ExitCode.OK
+    plan = make_plan(path.name, file)
     try:
-        return carry_out(plan, path, Progress(plan))
+        return carry_out(plan, path, Progress(plan), is_dry=dry_run)
     except SweepHalted as error:
         tell(f"sweep: {error}")
         return ExitCode.INTERNAL
+
+
+def _print_plan(plan: Plan) -> None:
+    for cell in plan.cells:
+        words = ["lmbench", *cell.words()]
+        if cell.config is not None:
+            words.insert(2, f"--config={cell.config}")
+        where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
+        print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
+    print(announcement(plan))
 
 
 def _studies() -> str:
@@ -126,17 +128,26 @@ def carry_out(
     progress: Progress,
     is_enough: Callable[[int], bool] = lambda rounds: False,
     window_options: list[str] | None = None,
+    is_dry: bool = False,
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
 
-    `window_options` are the window's settings of both sides' next round; `is_enough` may change them.
+    `window_options` are the window's settings of both sides' next round; `is_enough` may change them. With `is_dry` the
+    plan is only checked and printed.
 
     Raises:
         UsageError: the folder is another's, or a cell's options are not understood.
         SweepHalted: the disk is full, or a process cannot be started.
     """
     folder = SweepFolder(path)
-    progress.said(announcement(plan))
+    folder.open(plan, is_dry=True)
+    folder.close()
+    for cell in plan.cells:
+        # Another lmbench may have other options.
+        if cell.environment is None:
+            check_options(cell.words()[1:])
+    if not is_dry:
+        progress.said(announcement(plan))
     with ExitStack() as stack:
         executor = LocalExecutor(progress.said, mark=folder.mark)
         executor.is_hasty = bool(plan.file.sides)
@@ -145,6 +156,9 @@ def carry_out(
         predict = partial(_predicted, folder, progress)
         execution = Execution(plan, folder, executor, progress, predict, window_options or [])
         check_cells(plan, folder, executor, progress.said)
+        if is_dry:
+            _print_plan(plan)
+            return ExitCode.OK
         folder.open(plan)
         try:
             execution.run(is_enough)

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.compiling import CompileOptions
+from lmbench.launcher import refuse_several_processes
 from lmbench.precision import PRECISIONS, find_precision
 
 # What would add time or synchronize inside the window is off unless asked for.
@@ -74,6 +75,7 @@ class BenchTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, compile: bool | CompileOptions = False, **kwargs: Any) -> None:
+        refuse_several_processes()
         options = CompileOptions() if compile is True else compile or None
         kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")

@@ -72,8 +72,8 @@ class Environment:
 HERE = Environment(None, sys.executable, EnvironmentFacts())
 
 
-def resolve(specs: Mapping[str, EnvironmentSpec], makes_checkouts: bool = True) -> dict[str, Environment]:
-    """Find or make every environment; without `makes_checkouts` revisions are only looked up.
+def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
+    """Find or make every environment.
 
     Raises:
         UsageError: there is no such Python, tree or revision.
@@ -88,7 +88,7 @@ def resolve(specs: Mapping[str, EnvironmentSpec], makes_checkouts: bool = True) 
             tree = Path(spec.tree or ".").expanduser().resolve()
             try:
                 root, commit = resolve_revision(tree, spec.revision)
-                folder = check_out(root, commit) / tree.relative_to(root) if makes_checkouts else None
+                folder = check_out(root, commit) / tree.relative_to(root)
             except UsageError as error:
                 raise UsageError(f"environment {name}: {error}") from error
         facts = EnvironmentFacts(spec.python, commit, spec.variables)

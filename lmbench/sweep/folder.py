@@ -77,13 +77,17 @@ class SweepFolder:
         """The variables by which processes that a sweep of this folder started are known again."""
         return {MARK: str(self.path.resolve())}
 
-    def open(self, plan: Plan) -> None:
-        """Make the folder or go on with it, for this process alone.
+    def open(self, plan: Plan, is_dry: bool = False) -> None:
+        """Make the folder or go on with it, for this process alone; with `is_dry` only look whether that can be done.
 
         Raises:
             UsageError: another process has it, it is another sweep's, or it cannot be written.
         """
         try:
+            if is_dry and not os.path.lexists(self.path):
+                parent = next(parent for parent in self.path.parents if parent.exists())
+                if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+                    return
             self.runs.mkdir(parents=True, exist_ok=True)
             # The kernel lets go of it when this process ends, however it does.
             if not is_folder(self.runs):
@@ -91,12 +95,14 @@ class SweepFolder:
             lock = self._lock = open_to_append(self.path / _LOCK)
             self._attempts_file = open_to_append(self.path / ATTEMPTS_FILE)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._refuse_other_cells(plan)
+            if is_dry:
+                return
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
             # Compiled code would be run: this sweep trusts none that another process left.
             self.remove_compile_cache()
-            self._refuse_other_cells(plan)
             self._write_plan(plan)
             self._attempts_file.seek(0)
             self._attempts = Counter(self._attempts_file.read().splitlines())

@@ -115,7 +115,7 @@ def as_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
+def make_plan(name: str, file: SweepFile) -> Plan:
     """Find what a sweep's file names, and lay out its cells.
 
     Raises:
@@ -132,7 +132,7 @@ def make_plan(name: str, file: SweepFile, makes_checkouts: bool = True) -> Plan:
             if not isinstance(contents[str(config)], dict):
                 raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
-    environments = resolve(file.environments, makes_checkouts)
+    environments = resolve(file.environments)
     facts = {environment: to_builtins(resolved.facts) for environment, resolved in environments.items()}
     return Plan(name, file, _cells(file, contents, facts), environments, configs)
 

@@ -11,11 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from fit_process import SMALL, SMOKE, start_fit
 from warm_server import warm_server
 
 import lmbench
 from lmbench.callbacks import run_recorder
+from lmbench.cli import main
+from lmbench.errors import UsageError
+from lmbench.fit.trainer import BenchTrainer
 from lmbench.records.load import load_run
 
 QUICK = ["--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
@@ -74,6 +78,21 @@ def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     os.close(terminal)
     fit.wait()
     assert outcome(tmp_path) == ("ok", 62, 0)
+
+
+@pytest.mark.parametrize("variable", ["SLURM_NTASKS=2", "WORLD_SIZE=2", "LOCAL_RANK=1", "RANK=x", "PMI_SIZE=1.5"])
+def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variable, tmp_path, monkeypatch, capsys):
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    for words in (["fit", *RUN], ["validate", "smoke"], ["sweep", "step_times"], ["compare", "--run", "smoke"]):
+        assert main(words) == 2
+        line = capsys.readouterr().err
+        assert (line.startswith(f"lmbench: {name} is "), "unset" in line, line.count("\n")) == (True, True, 1)
+    with pytest.raises(UsageError, match=name):
+        BenchTrainer()
+    assert list(tmp_path.iterdir()) == []
+    assert main(["fit", "-h"]) == 0
 
 
 def test_a_new_interpreter_measures_too(tmp_path):

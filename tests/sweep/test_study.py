@@ -221,9 +221,10 @@ def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_wo
     ],
 )
 def test_what_the_command_line_rejects_is_told_before_anything_runs(text, said, sweep, tmp_path, capsys):
-    assert sweep(write(tmp_path, text), "--results_dir", tmp_path / "r") == 2
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
-    assert error.startswith("lmbench: cell ")
+    path = write(tmp_path, text)
+    assert [sweep(path, "--results_dir", tmp_path / "r", *dry) for dry in ([], ["--dry_run"])] == [2, 2]
+    error, same = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
+    assert error == same
     assert said in error
     assert not (tmp_path / "r").exists()
 

@@ -22,6 +22,7 @@ timeout_s: 60
 def file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(FILE)
+    (tmp_path / "view.yaml").write_text(f"view: step_time\n{FILE}")
     return str(path)
 
 
@@ -45,25 +46,27 @@ MISTAKES = {
     "no end": (["FILE", "--timeout_s", "inf"], "timeout_s"),
     "a mode for every cell": (["FILE", "--measure.mode", "forward"], "list `modes`"),
     "a name with a slash": (["FILE", "--name", "a/b"], "only letters, digits"),
+    "no view": (["view.yaml"], "did you mean step_times?"),
     "nothing": ([], "required: study"),
+    "an option that no cell has": (["FILE", "--on", "slurm"], "unknown option --on"),
+    "an option that is misspelt": (["FILE", "--model.sise", "tiny"], "did you mean --model.size?"),
+    "a folder of other cells": (["FILE", "--results_dir", "other"], "holds x-r0, which is no cell of this sweep"),
+    "a folder that is a file": (["FILE", "--results_dir", "mine.yaml"], "cannot be written"),
 }
 
 
+@pytest.mark.parametrize("words_of_a_dry_run", [[], ["--dry_run"]])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_line_and_exit_code_2(mistake, file, capsys):
+def test_a_mistake_gets_one_line_and_exit_code_2(mistake, words_of_a_dry_run, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other" / "mine" / "runs" / "x-r0").mkdir(parents=True)
+    (tmp_path / "other" / "mine" / "runs" / "x-r0" / "run.json").touch()
     words, told = MISTAKES[mistake]
-    assert main(["sweep", *[file if word == "FILE" else word for word in words]]) == 2
+    assert main(["sweep", *[file if word == "FILE" else word for word in words], *words_of_a_dry_run]) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.startswith("lmbench: ")
     assert error.count("\n") == 1
-
-
-def test_a_view_that_is_none_is_refused(tmp_path, capsys):
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"view: step_time\n{FILE}")
-    assert main(["sweep", str(path), "--dry_run"]) == 2
-    assert "did you mean step_times?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["-h"], ["step_times", "--dry_run"]])
@@ -72,4 +75,4 @@ def test_help_and_dry_runs_answer_without_torch(words):
         "import sys; from lmbench.cli import main; main(['sweep', *sys.argv[1:]]);"
         "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'"
     )
-    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=20)
+    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=120)
