@@ -23,12 +23,14 @@ from lmbench.memory.snapshot import NO_STACK, Frame
 #: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
 #: several frames the innermost counts: a forward in the closure that an optimizer's step calls is a forward.
 _ROLES: Mapping[str, str] = {
-    "workspaces": r" at::cuda::get\w*(BlasHandle|Workspace)",
+    "workspaces": r" at::\w+::get\w*(BlasHandle|Workspace)",
     # Buckets of DistributedDataParallel, which gradients are views of.
     "gradients": r"/torch/nn/parallel/distributed\.py _ddp_init_helper$| c10d::Reducer::initialize_buckets",
     "inputs": r"/torch/utils/data/| (move_data_to_device|transfer_batch_to_device|send_to_device|_prepare_inputs?)$",
     "parameters": r"/torch/nn/\S* (_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$"
-    r"|/torch/nn/parallel/replicate\.py | (from_pretrained|module constructor)$",
+    r"|/torch/nn/parallel/replicate\.py | (from_pretrained|module constructor)$"
+    # Shards, and what is gathered of them.
+    r"|/torch/distributed/fsdp/\S* (__init__|_init_\w*param\w*|\w*alloc_\w*|\w*all_gather\w*)$",
     "zero_grad": r" zero_grad$",
     "backward": r" (_engine_run_backward|backward)$| torch::autograd::Engine::"
     r"|/torch/utils/checkpoint\.py (unpack_hook|recompute_fn)$",
@@ -103,7 +105,7 @@ class StackRoles:
         is_cut = (end == played.entry_count) & np.isin(begun, rounds[log["action"] == "oom"])
         is_cut &= made.isin(("backward", "optimizer"))
         left = made.map(_LEFT).mask(freed == "zero_grad", "gradients")
-        left = left.mask(left.isna() & (freed == "backward"), "activations")
+        left = left.mask(left.isna() & (freed == "backward") & ~is_older, "activations")
         self.categories = left.mask(is_cut).mask(is_passing, "temporaries").fillna("unknown").astype(object)
 
     def phases(self) -> Iterator[tuple[str, int, int]]:

@@ -162,7 +162,7 @@ def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path: Path) -> 
     made = {
         "activations": (*CPP, ("forward", USER, 20), CALL, *CLOSURE),
         "optimizer_state": (*CPP, ("step", USER, 70), *CLOSURE[2:]),
-        "parameters": (*CPP, ("__init__", USER, 5), ("main", USER, 99)),
+        "parameters": (*CPP, ("_init_sharded_param", f"{PACKAGES}/torch/distributed/fsdp/_fsdp_param.py", 5), CALL),
         "inputs": (*CPP, ("send_to_device", f"{PACKAGES}/accelerate/utils/operations.py", 150), *CLOSURE[2:]),
         "workspaces": (("at::cuda::getCurrentCUDABlasHandle()", "??", 0), *CPP, ("forward", USER, 20), CALL),
         "gradients": CPP_ENGINE,

@@ -195,7 +195,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
     else:
         assert last["gradients"] > 0
     assert CpuHistory.latest is not None
-    assert not CpuHistory.latest.is_on
+    assert not CpuHistory.latest.memory.is_on
 
 
 @pytest.mark.parametrize("is_enabled", [True, False, None])

@@ -69,11 +69,16 @@ class Allocator:
         if length > held:
             self._free.append((address + held, length - held))
         self._free.sort()
+        self.hold(address, held, size, stack)
+        return address
+
+    def hold(self, address: int, held: int, size: int, stack: Stack, is_new: bool = True) -> None:
+        """A block that was asked for as `size` lies there, `held` large; unless it `is_new`, for longer."""
         self.live[address] = {"held": held, "size": size, "stack": stack if self.is_on else None}
         self.allocated += held
         self.peak = max(self.peak, self.allocated)
-        self._enter("alloc", address, size, stack)
-        return address
+        if is_new:
+            self._enter("alloc", address, size, stack)
 
     def free(self, address: int, stack: Stack = ENGINE, waits: bool = False) -> None:
         """Give a block back; where it `waits`, another stream has it still."""
@@ -89,17 +94,8 @@ class Allocator:
     def _enter(self, action: str, address: int, size: int, stack: Stack) -> None:
         self.time_us += 3
         if self.is_on:
-            frames = self._frames(stack)
-            self.entries.append(
-                {
-                    "action": action,
-                    "addr": address,
-                    "size": size,
-                    "time_us": self.time_us,
-                    "frames": frames,
-                    "stream": 0,
-                }
-            )
+            entry = {"action": action, "addr": address, "size": size, "time_us": self.time_us}
+            self.entries.append({**entry, "frames": self._frames(stack)})
             del self.entries[: -(self.max_entries or len(self.entries))]
 
     def _frames(self, stack: Stack) -> list[dict[str, Any]]:
