@@ -17,7 +17,7 @@ from lmbench.records.guard import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened
-from lmbench.report.units import Unit, milliseconds, percent, signed_percent, whole
+from lmbench.report.units import Unit, milliseconds, signed_percent, whole
 
 #: Two recordings of the same work agree to this share of a kernel's time.
 SAME_FRACTION = 0.02
@@ -25,8 +25,10 @@ SAME_FRACTION = 0.02
 _SMALL_FRACTION = 0.001
 # If what grew and what shrank cancel out to less than this share of both, shares of the rest say nothing.
 _CANCELLED_FRACTION = 0.05
-# Kinds, parts and kernels that are named first.
+# Phases, kinds, parts and kernels that are named first, and what is named: of kernel time.
 _NAMED = 3
+_SAID_FRACTION = 0.001
+_AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_name"}
 # A share of either side that a floating-point sum can be off by: sums over different numbers of steps are.
 _DUST = 1e-12
 
@@ -107,17 +109,14 @@ def answer_of(a: Findings, b: Findings, top: int = 15, phase: str | None = None)
     lines += [Line("differs", str(setting)) for setting in (differences(a.run, b.run) if a.run and b.run else [])]
     before, after = a.work.total(), b.work.total()
     counts = f"{whole(before['kernel_count'])} -> {whole(after['kernel_count'])} kernels"
-    pairs = [(name, share, b.matmul_fractions.get(name)) for name, share in a.matmul_fractions.items()]
-    lines += [
-        Line(
-            "device", f"{_change(a.clocks.total.window_s, b.clocks.total.window_s)} {per_what(a)} (with the profiler)"
-        ),
-        Line("kernels", f"{_change(before['kernel_s'], after['kernel_s'])} {per_what(a)}, {counts}"),
-        Line("matmul", ", ".join(f"{percent(x)} -> {percent(y)} of {name}" for name, x, y in pairs)),
-    ]
-    for label, key in (("kinds", "kind"), ("parts", "part"), ("names", "short_name")):
-        rows = compared(a, b, key, phase or STEP)
-        largest = rows[rows.change != SAME][:_NAMED].itertuples()
+    spans, exposed = ([side.clocks.total[name] for side in (a, b)] for name in ("window_s", "comm_exposed_s"))
+    lines.append(Line("device", f"{_change(*spans)} {per_what(a)} (with the profiler)"))
+    if any(exposed):
+        lines.append(Line("", f"{_change(*exposed)} of exposed communication"))
+    lines.append(Line("kernels", f"{_change(before['kernel_s'], after['kernel_s'])} {per_what(a)}, {counts}"))
+    for label, key in _AXES.items():
+        rows = compared(a, b, key, STEP if key == "phase" else phase or STEP)
+        largest = rows[rows.difference_s.abs() > _SAID_FRACTION * before["kernel_s"]][:_NAMED].itertuples()
         named = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
         lines.append(Line(label, ", ".join(named) or "nothing changed"))
     for label, side in (("A", a), ("B", b)):
@@ -134,9 +133,8 @@ def _change(before_s: float, after_s: float) -> str:
 def _tables(a: Findings, b: Findings, top: int, phase: str | None) -> list[Table]:
     """Phases and clocks, then the step's kinds, parts and kernels; of one phase only its own, if named."""
     per, span = per_what(a), phase or STEP
-    axes = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_name"}
     tables = []
-    for name, key in axes.items():
+    for name, key in _AXES.items():
         rows = records(compared(a, b, key, STEP if name == "phases" else span))
         shown = with_rest(rows, top if name == "kernels" else len(rows), _SUMMED, "name", name)
         table = table_of(

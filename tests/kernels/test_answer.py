@@ -94,6 +94,7 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(
     ("words", "reason"),
     [
         (["nowhere"], "it is missing"),
+        ([INFERENCE, COMPILED], "`lmbench compare --kernels A B` compares two"),
         ([INFERENCE, "--top", "0"], "does not conform to restriction v>0"),
         ([INFERENCE, "--table", "clock,parts"], "choose among phases, kinds, parts"),
     ],

@@ -81,6 +81,22 @@ def test_the_answer_is_as_it_was_read(sides: tuple[Findings, Findings]) -> None:
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 
 
+def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path: Path) -> None:
+    sides = []
+    for number, at in enumerate((120, 20)):
+        trace = HandWritten()
+        trace.step(0, 0, 400)
+        trace.phase("backward", 0, 100)
+        trace.phase("optimizer", 100, 300)
+        launched(trace, 5, "ampere_sgemm_64x64_nn", 10, 100 + number)
+        launched(trace, at, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 130, 50)
+        sides.append(examine(trace.write(tmp_path / f"{number}.json")))
+    lines = {line.label: line.text for line in answer_of(*sides).headline}
+    assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
+    assert lines["kinds"] == "gemm +0.001 ms"
+    assert any("of exposed communication" in line.text for line in answer_of(*sides).headline)
+
+
 def test_on_a_screen_no_line_is_wider_than_80(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["compare", "--kernels", str(EAGER), str(COMPILED), "--all", "--top", "3"]) == 0
