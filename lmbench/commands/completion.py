@@ -33,8 +33,10 @@ In ~/.zshrc:   eval "$(lmbench completion zsh)", below compinit
 def run(args: list[str]) -> int:
     """Print a shell's script; after `--words` what the last of the words may become."""
     if args[1:2] == ["--words"]:
-        offered = dict.fromkeys(candidates(args[2:] or [""]))
-        write_result("".join(f"{word}\n" for word in offered if word.startswith(args[-1])))
+        # bash takes an equals sign for a word of its own.
+        words = [word for word in args[2:-1] if word != "="] + ["" if args[-1] == "=" else args[-1]]
+        offered = dict.fromkeys(candidates(words))
+        write_result("".join(f"{word}\n" for word in offered if word.startswith(words[-1])))
     elif args[1:] in (["-h"], ["--help"]):
         print(_HELP, end="")
     elif len(args) == 2 and args[1] in _SHELLS:
@@ -48,6 +50,9 @@ def run(args: list[str]) -> int:
 def candidates(words: Sequence[str]) -> Iterable[str]:
     """What may stand in the place of the last word, after `lmbench` and the words before it."""
     command, current, previous = words[0], words[-1], words[-2] if words[1:] else ""
+    option, equals, _ = current.partition("=")
+    if equals:
+        return [f"{option}={value}" for value in candidates([*words[:-1], option, ""])]
     daily = {name: (value, text) for options in OPTIONS.values() for name, value, text in options}
     value, text = daily.get(previous, ("", ""))
     is_measuring = command in MEASURING

@@ -260,10 +260,15 @@ def _subclasses(*kinds: Any) -> Iterator[str]:
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     """One line for a complaint of the parser, with the option that a misspelt one was probably meant for."""
+    name_first = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
     if of_class := _OPTION_OF_CLASS.search(str(error)):
         key, path, option = of_class.groups()
         hint = suggest(option, signature(resolve_name(path)).parameters, f"--{key}.{{}}")
-        return UsageError(f"unknown option --{key}.{option} of {path}{hint}")
+        # Without a class before it, it was looked for in the base class.
+        is_base = path.endswith(("Optimizer", "LRScheduler"))
+        return UsageError(
+            name_first.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}{hint}"
+        )
     text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))
     if unknown := re.search(r"(?:unrecognized arguments: --|Option ')([\w.+]+)", text):
         options = [name.removeprefix("--") for name in parser._option_string_actions]
@@ -276,9 +281,7 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
         return UsageError(text)
     name, value = rejected["name"], repr(rejected["value"].strip())
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
-        return UsageError(
-            f"--{name}.{nested[1]} is an option of a class; name the class before it, as in --{name} CLASS"
-        )
+        return UsageError(name_first.format(name, nested[1]))
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text

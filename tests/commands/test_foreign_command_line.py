@@ -92,6 +92,7 @@ def test_the_optimizer_steps_with_what_was_given(monkeypatch):
     [
         ("--lr_scheduler StepLR --lr_scheduler.step_size 2", "lr_scheduler needs an optimizer"),
         ("--optimizer torch.optim.SDG", "allowed: a class with its module, such as torch.optim.SGD; did you mean SGD?"),
+        ("--optimizer.lr 0.1", "name the class before it, as in --optimizer CLASS"),
         ("--lr_scheduler StepRL", "did you mean StepLR?"),
         ("--optimizer SGD --optimizer.lrr 1", "--optimizer.lrr of torch.optim.SGD; did you mean --optimizer.lr?"),
         ("--optimizer SGD --optimizer.lr=-1", "torch.optim.SGD cannot be made for Regression: Invalid learning rate"),
