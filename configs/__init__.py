@@ -53,6 +53,10 @@ def read_yaml(path: Path, what: str) -> tuple[str, Any]:
     return text, parse_yaml(text, what)
 
 
+# What PyYAML calls a text whose file it does not know.
+_NO_FILE = ' in "<unicode string>",'
+
+
 def parse_yaml(text: str, what: str) -> Any:
     """The content of a YAML text; raises UsageError where it is no YAML."""
     import yaml
@@ -61,7 +65,27 @@ def parse_yaml(text: str, what: str) -> Any:
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     # ValueError: a date or a number without a value, such as 2026-99-99.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what} is no YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{what} is no YAML: {' '.join(str(error).replace(_NO_FILE, ',').split())}") from error
+
+
+def lines_of(text: str, source: str) -> dict[str, str]:
+    """Where each setting of a YAML text stands (`mine.yaml:3`), by its dotted name without `init_args`."""
+    import yaml
+
+    places = dict[str, str]()
+
+    def walk(node: yaml.Node | None, name: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                path = ".".join(part for part in (name, str(key.value)) if part not in ("", "init_args"))
+                places.setdefault(path, f"{source}:{key.start_mark.line + 1}")
+                walk(value, path)
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                walk(item, name)
+
+    walk(yaml.compose(text, yaml.SafeLoader), "")
+    return places
 
 
 def _shipped(pattern: str) -> dict[str, Path]:

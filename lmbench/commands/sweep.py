@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
-from lmbench.configs import shipped_studies
+from lmbench.configs import lines_of, shipped_studies
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
@@ -67,10 +67,12 @@ def sweep(
     if os.path.lexists(Path(study) / SWEEP_FILE):
         if name is not None:
             raise UsageError("--name names a new sweep; a sweep's folder has its name")
+        places = dict[str, str]()
         path, file = Path(study).absolute(), read_sweep_folder(Path(study), trust)
     else:
         source = find_sweep(study)
         path, file = results_dir / (name or source.stem), read_sweep_file(source)
+        places = lines_of(source.read_text(encoding="utf-8"), str(source))
         if not re.fullmatch(r"[\w-][\w.-]*", name or source.stem):
             raise UsageError(f"--name {path.name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
     file = file.changed(read_options(settings or []), repeats, timeout_s)
@@ -80,7 +82,7 @@ def sweep(
         make_catalogue().view(file.view, file.matrix)
     plan = make_plan(path.name, file)
     try:
-        return carry_out(plan, path, Progress(plan), is_dry=dry_run)
+        return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places)
     except SweepHalted as error:
         tell(f"sweep: {error}")
         return ExitCode.INTERNAL
@@ -129,11 +131,12 @@ def carry_out(
     is_enough: Callable[[int], bool] = lambda rounds: False,
     window_options: list[str] | None = None,
     is_dry: bool = False,
+    places: Mapping[str, str] | None = None,
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
 
     `window_options` are the window's settings of both sides' next round; `is_enough` may change them. With `is_dry` the
-    plan is only checked and printed.
+    plan is only checked and printed. `places` is where the settings of its file stand.
 
     Raises:
         UsageError: the folder is another's, or a cell's options are not understood.
@@ -142,10 +145,7 @@ def carry_out(
     folder = SweepFolder(path)
     folder.open(plan, is_dry=True)
     folder.close()
-    for cell in plan.cells:
-        # Another lmbench may have other options.
-        if cell.environment is None:
-            check_options(cell.words()[1:])
+    _check_options(plan, places or {})
     if not is_dry:
         progress.said(announcement(plan))
     with ExitStack() as stack:
@@ -169,6 +169,21 @@ def carry_out(
         executor.close()
         _publish(folder, progress, execution.filings)
     return execution.exit_code
+
+
+def _check_options(plan: Plan, places: Mapping[str, str]) -> None:
+    """Raises UsageError for all options of cells that there are not. Another environment's lmbench may have others."""
+    names = dict.fromkeys(name for cell in plan.cells if cell.environment is None for name in cell.options)
+    classes = [f"--{name}=" for name in ("model", "data") if name in names]
+    lines = []
+    for name in names:
+        try:
+            check_options([*classes, f"--{name}="])
+        except UsageError as error:
+            place = next((place for path, place in places.items() if path.endswith(name)), None)
+            lines.append(f"{place}: {error}" if place else str(error))
+    if lines:
+        raise UsageError("; ".join(lines))
 
 
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from lmbench.configs import find_shipped, parse_yaml, read_yaml, shipped_configs
+from lmbench.configs import find_shipped, lines_of, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.imports import import_named
@@ -55,6 +55,7 @@ class Choice:
         data: the class of the data; None where the model has loaders of its own.
         settings: the contents of all configurations in their order; `model` and `data` hold arguments of the classes.
         words: the options beside configurations and classes.
+        places: where each setting of a configuration stands, `mine.yaml:3`, by its dotted name.
         ignored: what was left out of shipped configurations and why, in sentences.
     """
 
@@ -62,6 +63,7 @@ class Choice:
     data: type | None
     settings: list[dict[str, Any]]
     words: list[str]
+    places: dict[str, str]
     ignored: list[str] = field(default_factory=list)
 
     def is_set(self, key: str, name: str) -> bool:
@@ -81,10 +83,11 @@ def choose(command: str, words: list[str]) -> Choice:
             has no use for.
     """
     subjects: dict[str, list[Subject]] = {"model": [], "data": []}
-    settings, rest = list[dict[str, Any]](), list[str]()
+    settings, rest, places = list[dict[str, Any]](), list[str](), dict[str, str]()
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
-            content, is_shipped = read_config(value)
+            content, is_shipped, lines = read_config(value)
+            places |= lines
             for key in BASES.keys() & content.keys():
                 subjects[key].append(_subject(content.pop(key), is_shipped))
             settings.append(content)
@@ -98,7 +101,7 @@ def choose(command: str, words: list[str]) -> Choice:
     model = LanguageModel if model_path is None else import_class("model", model_path)
     is_data_asked_for = any(not part.is_shipped for part in subjects["data"])
     is_data_asked_for |= any(word.startswith("--data.") for word in rest)
-    choice = Choice(model, _data_class(model, command, subjects["data"], is_data_asked_for), settings, rest)
+    choice = Choice(model, _data_class(model, command, subjects["data"], is_data_asked_for), settings, rest, places)
     settings += [{key: _arguments(choice, key, part)} for key in BASES for part in subjects[key]]
     return choice
 
@@ -162,8 +165,8 @@ def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: b
     return None
 
 
-def read_config(name: str) -> tuple[dict[str, Any], bool]:
-    """The content of a configuration, and whether it is a shipped one.
+def read_config(name: str) -> tuple[dict[str, Any], bool, dict[str, str]]:
+    """The content of a configuration, whether it is a shipped one, and where its settings stand.
 
     A file of the user's own comes first; `configs/large_bf16.yaml` also finds the shipped one where there is no such
     file. A configuration may also be YAML or JSON text.
@@ -171,7 +174,8 @@ def read_config(name: str) -> tuple[dict[str, Any], bool]:
     Raises:
         UsageError: neither a file nor a shipped configuration, or its content is no mapping.
     """
-    if ":" in name and not Path(name).exists():
+    is_text = ":" in name and not Path(name).exists()
+    if is_text:
         text, content = name, parse_yaml(name, "--config")
     else:
         path = find_shipped(
@@ -180,7 +184,8 @@ def read_config(name: str) -> tuple[dict[str, Any], bool]:
         text, content = read_yaml(path, f"config {name!r}")
     if not isinstance(content, dict):
         raise UsageError(f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}")
-    return content, any(text == file.read_text() for file in shipped_configs().values())
+    lines = lines_of(text, "--config" if is_text else name)
+    return content, any(text == file.read_text() for file in shipped_configs().values()), lines
 
 
 def _arguments(choice: Choice, key: str, part: Subject) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class CommandLine:
             refuse(self.config)
             self._continue_from_checkpoint()
         except ArgumentError as error:
-            raise _translated(error, self._parser) from error
+            raise self._mistakes(error) from error
         self.config.pop("config", None)
         for key in _TRAINED_WITH:
             if self.config.get(key) is None:
@@ -150,6 +150,26 @@ class CommandLine:
         # In a file it is that of its training, which may be measured as well.
         if command != "fit" and mode != "inference" and any(word.startswith("--measure.mode") for word in self.words):
             raise UsageError(f"measure.mode is {mode}, and {command} measures inference; use `lmbench fit`")
+
+    def _mistakes(self, error: ArgumentError) -> UsageError:
+        """One line for what the parser refuses: every setting of a file that is wrong, with its place."""
+        lines = list[str]()
+        for content in self._choice.settings:
+            for group, settings in content.items():
+                # Each alone, since the parser ends with the first.
+                named = settings if isinstance(settings, dict) else {"": settings}
+                for key, value in named.items():
+                    name = ".".join(filter(None, (group, key)))
+                    try:
+                        alone = {group: {key: value} if key else value}
+                        self._parser.parse_args([f"--config={json.dumps(alone, default=str)}"])
+                    except ArgumentError as refusal:
+                        line, place = str(_translated(refusal, self._parser)), self._choice.places.get(name)
+                        # Others are about what is missing then.
+                        if name in line and place is not None:
+                            lines.append(f"{place}: {line}")
+        first = str(_translated(error, self._parser))
+        return UsageError("; ".join([*([] if any(first in line for line in lines) else [first]), *lines]))
 
     def _continue_from_checkpoint(self) -> None:
         """Take the model's arguments from a checkpoint that has them."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from lmbench.configs import read_yaml
+from lmbench.configs import lines_of, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
@@ -120,18 +122,18 @@ def read_sweep_file(path: Path) -> SweepFile:
     Raises:
         UsageError: it cannot be read, or is no sweep.
     """
-    _, content = read_yaml(path, f"sweep file {str(path)!r}")
+    text, content = read_yaml(path, f"sweep file {str(path)!r}")
     if isinstance(content, dict) and isinstance(content.get("view"), dict):
         # What is stored of the sweep still says whose view it is.
         content["view"].setdefault("name", path.stem)
     try:
-        return sweep_from(content)
+        return sweep_from(content, lines_of(text, str(path)))
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
-def sweep_from(content: Any) -> SweepFile:
-    """A sweep from a file's content.
+def sweep_from(content: Any, places: Mapping[str, str] | None = None) -> SweepFile:
+    """A sweep from a file's content; `places` is where each of its settings stands.
 
     Raises:
         UsageError: unknown keys, an empty matrix, or a value of the wrong form.
@@ -145,9 +147,22 @@ def sweep_from(content: Any) -> SweepFile:
     try:
         sweep = msgspec.convert(content, SweepFile)
     except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError("; ".join(_mistakes(content, places or {})) or str(error)) from None
     _check(sweep)
     return sweep
+
+
+def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with each key of a file, with its place where that is known."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        try:
+            msgspec.convert({key: value}, SweepFile)
+        except msgspec.ValidationError as error:
+            # The part that a message names, else the key.
+            named = re.findall(r"`([\w.]+)`", str(error))
+            within = (name for name in places if name.startswith(f"{key}.") and name.split(".")[-1] in named)
+            place = places.get(next(within, str(key)))
+            yield f"{place}: {error}" if place else str(error)
 
 
 def _as_text(spec: Any) -> Any:

@@ -126,13 +126,13 @@ def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, 
 
 
 def test_each_side_gets_its_configuration_and_options_and_both_the_common_ones(compare_run, tmp_path):
-    words = ["a.yaml@model.attention=naive,data.x=[1,2]", "b.yaml", "--name", "c", "--data.batch_size", "2"]
+    words = ["a.yaml@model.attention=naive,trainer.devices=[1,2]", "b.yaml", "--name", "c", "--data.batch_size", "2"]
     _, servers = compare_run(noisy(), *words)
     config = {side: words[1].removeprefix("--config=") for side, words in servers.words.items() if side[1] == "0"}
     assert {side[0]: Path(path).read_text() for side, path in config.items()} == {
         "A": CONFIG, "B": CONFIG.replace("tiny", "small"),
     }  # fmt: skip
-    assert servers.words["A0"][2:5] == ["--data.batch_size=2", "--model.attention=naive", "--data.x=[1,2]"]
+    assert servers.words["A0"][2:5] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
     assert "--model.attention=naive" not in servers.words["B0"]
     assert "--data.batch_size=2" in servers.words["B0"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,37 @@ def test_a_mistake_gets_one_line_and_exit_code_2(mistake, words_of_a_dry_run, fi
     assert told in error
     assert error.startswith("lmbench: ")
     assert error.count("\n") == 1
+
+
+WRONG = {
+    "sweep": (
+        "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n",
+        {1: "`matrxi`", 3: "Expected `int`", 6: "`pyhton`"},
+    ),
+    "sweep of options": (
+        "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n",
+        {3: "--model.size?", 5: "--data.batch_size?"},
+    ),
+    "fit": (
+        "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n",
+        {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"},
+    ),
+    "fit what is no YAML": ("a: b\n  c: d\n", {}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_all_mistakes_of_a_file_are_told_with_their_lines(what, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, lines = WRONG[what]
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main([what.split()[0], "mine.yaml"]) == 2
+    error = capsys.readouterr().err
+    told = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
+    assert {int(number) for number in told} == set(lines)
+    assert all(part in told[str(number)] for number, part in lines.items())
+    assert error.count("\n") == 1
+    assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error
 
 
 @pytest.mark.parametrize("words", [["-h"], ["step_times", "--dry_run"]])
