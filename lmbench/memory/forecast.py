@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
@@ -120,16 +122,18 @@ def gpu_of(run: RunRecord) -> Gpu | None:
     return Gpu(gpu.name, total_bytes, workspace_bytes, is_here=True)
 
 
-def ask_forecast(words: list[str], request: Request) -> Forecast:
+def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:
     """The forecast for a configuration, given as the words after `lmbench fit`.
 
-    A process of its own makes it, since what it changes of PyTorch is changed for good.
+    A process of its own makes it, since what it changes of PyTorch is changed for good. `heard` is called with what it
+    tells of where it stands; by default that is shown.
 
     Raises:
         UsageError: the words are wrong, or the module cannot be run on fake tensors.
         ProcessFailed: the process broke.
     """
-    with progress("predicting memory") as task:
-        asked = msgspec.json.encode(request).decode()
-        printed = run_python("-m", "lmbench.fit.prediction", asked, *words, heard=task.note)
+    if heard is None:
+        with progress("predicting memory") as task:
+            return ask_forecast(words, request, task.note)
+    printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words, heard=heard)
     return msgspec.json.decode(printed, type=Forecast)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.memory.forecast import Forecast, Gpu, Request, ask_forecast, gpu_of
+from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -65,7 +66,7 @@ class Shortage:
         return room_bytes >= (refused.requested_bytes or math.inf) and self.gpu.fits(forecast.highest.total_bytes)
 
 
-def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Forecast] = ask_forecast) -> Shortage:
+def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forecast) -> Shortage:
     """Predict the run as it was and with each change that may help; takes some 10 s each, two at a time.
 
     `path` is the run's folder, whose configuration is predicted. `ask` is who predicts.
@@ -74,15 +75,18 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], Request], Fore
 
     def predicted(remedy: Remedy) -> Remedy:
         finds_largest = not remedy.words and gpu is not None
+        task.begin(remedy.change)
         try:
-            forecast = ask([f"--config={path / 'config.yaml'}", *remedy.words], Request(gpu, finds_largest))
+            forecast = ask([f"--config={path / 'config.yaml'}", *remedy.words], Request(gpu, finds_largest), task.note)
         except (UsageError, ProcessFailed) as error:
             return replace(remedy, reason=str(error))
         return replace(remedy, forecast=forecast)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        as_it_is, *remedies = pool.map(predicted, [Remedy("as it is", ()), *_changes(run)])
-    remedies += map(predicted, _smaller_batch(run, as_it_is))
+    changes = [Remedy("as it is", ()), *_changes(run)]
+    with progress("predicting what would fit", len(changes)) as task:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            as_it_is, *remedies = pool.map(predicted, changes)
+        remedies += map(predicted, _smaller_batch(run, as_it_is))
     return Shortage(run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
 
 

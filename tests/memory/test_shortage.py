@@ -58,7 +58,7 @@ PEAKS = {
 }
 
 
-def ask(words, request):
+def ask(words, request, heard):
     """A forecast as if it had been predicted."""
     assert words[0].startswith("--config=")
     peak = PEAKS[words[1] if len(words) > 1 else ""] * GIB
@@ -96,10 +96,10 @@ def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_
 
 @pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")], ids=str)
 def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
-    def refuses(words, request):
+    def refuses(words, request, heard):
         if "--model.attention=sdpa" in words:
             raise error
-        return ask(words, request)
+        return ask(words, request, heard)
 
     shortage = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses)
     assert (shortage.remedies[-1].forecast, shortage.remedies[-1].reason) == (None, str(error))
