@@ -98,20 +98,18 @@ def test_a_missing_free_is_counted(tmp_path: Path) -> None:
 
 
 def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path: Path) -> None:
-    waiting, pieces, small = Allocator(), Allocator(), Allocator()
-    waiting.free(waiting.alloc(10 * MIB), FORWARD, waits=True)
-    waiting.alloc(20 * MIB)
-    for address in [pieces.alloc(4 * MIB) for _ in range(10)][::2]:
-        pieces.free(address, FORWARD)
-    for _ in range(3):
-        small.alloc(100)
-    findings = [examine(write(tmp_path / "s.pickle", memory)) for memory in (waiting, pieces, small)]
-    assert (findings[0].peak_bytes, findings[0].played.pending_bytes[findings[0].peak]) == (20 * MIB, 10 * MIB)
-    played = findings[1].played
-    assert (findings[1].peak_reserved_bytes, played.free_bytes, played.largest_free_bytes) == (
-        40 * MIB, 20 * MIB, 4 * MIB,
-    )  # fmt: skip
-    assert (findings[2].peak_requested_bytes, findings[2].peak_bytes) == (300, 3 * 512)
+    memory = Allocator()
+    for address in [memory.alloc(4 * MIB) for _ in range(10)][::2]:
+        memory.free(address, FORWARD)
+    memory.free(memory.alloc(10 * MIB), FORWARD, waits=True)
+    for size in (30 * MIB, 100, 100):
+        memory.alloc(size)
+    findings = examine(write(tmp_path / "s.pickle", memory))
+    played, small = findings.played, 2 * 512
+    assert (findings.peak_bytes, findings.peak_requested_bytes) == (50 * MIB + small, 50 * MIB + 200)
+    assert played.pending_bytes[findings.peak] == 10 * MIB
+    assert findings.peak_reserved_bytes == played.free_bytes + findings.peak_bytes + 10 * MIB
+    assert played.free_bytes == (20 + 10) * MIB - small
 
 
 PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"
