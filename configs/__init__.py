@@ -65,7 +65,7 @@ def parse_yaml(text: str, what: str) -> Any:
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     # ValueError: a date or a number without a value, such as 2026-99-99.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what} is no YAML: {' '.join(str(error).replace(_NO_FILE, ',').split())}") from error
+        raise UsageError(f"{what} is no YAML: {' '.join(str(error).split()).replace(_NO_FILE, ',')}") from error
 
 
 def lines_of(text: str, source: str) -> dict[str, str]:
