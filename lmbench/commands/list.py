@@ -22,10 +22,8 @@ from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
 from lmbench.report.units import COUNT, GIB, MS, milliseconds
 
-#: Facts that tell what a run was, those first that should be read where the screen is narrow.
+#: Facts that tell what a run was. The first two stand in every line, the others where they differ between lines.
 _WORDS = ("size", "precision", "matmul", "compile", "batch", "context", "mode", "attention", "optimizer")
-#: Those of them that every line tells; of the others only those that are not the same in all lines.
-_ALWAYS = ("size", "precision")
 _FIGURES = (
     (Column("step", MS, "step_s"), "phases.step.mean_s"),
     (Column("tokens/s", COUNT, "tokens_per_s"), "throughput.tokens_per_s"),
@@ -79,53 +77,46 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     """The results at or below the folders as a table, the newest first.
 
     Raises:
-        UsageError: there is none, or a condition names what no run has.
+        UsageError: there is none, or none that the conditions pick.
     """
-    newest = results_in(folders)
-    names = {(RESULTS / target).resolve(): name for name, target in given_names().items()}
+    newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
-    conditions = [[part.strip() for part in text.partition("=")[::2]] for text in where.split(",")] if where else []
-    values: dict[str, set[str]] = {name: set() for name, _ in conditions}
+    wanted = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
+    values: dict[str, set[str]] = {name: set() for name in wanted}
     entries: Sequence[_Entry] = ()
     for back, result in enumerate(newest):
-        if len(entries) == limit and not conditions:
-            break
-        runs = [load_known(folder) for folder in result.runs]
-        for name, wanted in conditions:
-            told = [(run, _told(run).get(name)) for run in runs]
-            values[name] |= {value for _, value in told if value is not None}
-            # `highest` is that of `highest (fp32)`.
-            runs = [run for run, value in told if value is not None and f"{value} ".startswith(f"{wanted} ")]
+        runs = [run for run in map(load_known, result.runs) if _is_wanted(run, wanted, values)]
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             facts = [_facts(run).items() for run in runs]
             shared = {name: value for name, value in facts[0] if all((name, value) in other for other in facts)}
             entries = [*entries, _Entry(names.get(result.path, last), result, runs, shared)]
+        if len(entries) == limit:
+            break
     for name, known in values.items() if not entries else ():
         hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
-        known_values = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
-        raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {known_values}")
-    return _listing(entries[:limit], (len(entries) if conditions else len(newest)) - len(entries[:limit]))
-
-
-def _listing(entries: Sequence[_Entry], older: int) -> Answer:
+        reason = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
+        raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {reason}")
     common = [name for name in _WORDS if len({entry.facts.get(name) for entry in entries}) == 1]
-    words = [name for name in _WORDS if name in _ALWAYS or name not in common]
-    rows = [_row(entry, words) for entry in entries]
-    more = [Line("more", f"{older} older; --limit {older + len(rows)} shows them")] if older else []
-    caption = in_words(entries[0].facts, [name for name in common if name not in _ALWAYS])
-    return Answer(
-        tables=[Table("results", "Results, the newest first", _COLUMNS, rows, caption=caption and f"all {caption}")],
-        notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)],
-    )
+    words = [name for name in _WORDS if name in _WORDS[:2] or name not in common]
+    shared_words = in_words(entries[0].facts, [name for name in common if name not in words])
+    caption = f"all {shared_words}" if shared_words else ""
+    table = Table("results", "Results, the newest first", _COLUMNS, [_row(entry, words) for entry in entries], caption)
+    older = len(newest) - back - 1
+    more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
+    return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
 
 
-def _told(run: Run) -> dict[str, str]:
-    """Everything that a run says of itself: its record, its options and its facts, as they are shown."""
-    record = run.record
-    options = dict(leaves(record.config or {}))
-    values = {**recorded(record), **options, **_facts(run), "outcome": run.outcome}
-    return {name: str(plain(value)) for name, value in values.items() if value is not None}
+def _is_wanted(run: Run, wanted: Mapping[str, str], values: Mapping[str, set[str]]) -> bool:
+    """Whether the run meets all conditions; the values that it has under their names are noted."""
+    if not wanted:
+        return True
+    options = dict(leaves(run.record.config or {}))
+    told = {**recorded(run.record), **options, **_facts(run), "outcome": run.outcome}
+    for name in wanted.keys() & told.keys():
+        values[name].add(str(plain(told[name])))
+    # `highest` is that of `highest (fp32)`.
+    return all(f"{plain(told.get(name))} ".startswith(f"{value} ") for name, value in wanted.items())
 
 
 def _facts(run: Run) -> dict[str, Value]:
@@ -134,36 +125,31 @@ def _facts(run: Run) -> dict[str, Value]:
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
-    result, runs = entry.result, entry.runs
+    runs, look = entry.runs, pass_of(entry.runs[0].record)
     cells = {run.record.sweep.cell if run.record.sweep else None for run in runs}
-    words = in_words(entry.facts, names) or runs[0].damage or ""
-    if len(cells) > 1:
-        words = ", ".join(filter(None, [f"{len(cells)} cells", words]))
-    elif runs[1:]:
-        words = f"{words} x {len(runs)}"
-    elif not (look := pass_of(runs[0].record)).has_timing:
-        words = f"{words}, {look.label}"
+    count = f"{len(cells)} cells" if len(cells) > 1 else f"{len(runs)} runs" if runs[1:] else ""
+    label = "" if look.has_timing or runs[1:] else look.label
+    words = ", ".join(filter(None, [count, in_words(entry.facts, names) or runs[0].damage, label]))
     counted = [run.record for run in runs if run.outcome == "ok" and pass_of(run.record).has_timing]
-    figures = []
-    for column, field in _FIGURES:
-        values = [value for record in counted if (value := value_at(record, field)) is not None]
-        figures.append(_figure(column, values, is_one_cell=len(cells) == 1))
-    failed = Counter(run.outcome for run in runs if run.outcome != "ok")
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common()) if runs[1:] else runs[0].outcome
-    began = result.began[0]
-    # Of another year the date; UTC, as in the record.
+    figures = [
+        _figure(column, [value for record in counted if (value := value_at(record, field)) is not None], len(cells) > 1)
+        for column, field in _FIGURES
+    ]
+    outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
+    ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
+    began = entry.result.began[0]
+    # Of another year the date.
     when = began[5:16].replace("T", " ") if began[:4] == str(datetime.now(UTC).year) else began[:10]
-    return [entry.name, Cell(began, text=when), words, *figures, ended or "ok", entry.facts.get("commit"),
-            shown_path(result.path)]  # fmt: skip
+    place = shown_path(entry.result.path)
+    return [entry.name, Cell(began, text=when), words, *figures, ended or "ok", entry.facts.get("commit"), place]
 
 
-def _figure(column: Column, values: Sequence[float], is_one_cell: bool) -> Cell:
+def _figure(column: Column, values: Sequence[float], is_range: bool) -> Cell:
     """The mean of repeats, with the spread of a time; of several cells the range."""
     if not values:
         return Cell(None)
-    mean = fmean(values)
-    if is_one_cell or min(values) == max(values):
+    mean, low, high = fmean(values), min(values), max(values)
+    if not is_range or low == high:
         return Cell(mean, std=sample_std(values, mean) if column.unit is MS else None)
-    low, high = min(values), max(values)
     ends = [milliseconds(end, high - low) if column.unit is MS else column.unit.text(end) for end in (low, high)]
     return Cell(None, low=low, high=high, text=" .. ".join(ends))

@@ -10,21 +10,16 @@ from lmbench.cli import main
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
 
 MISTAKES = {
-    "unknown size": (["--model.size", "huge"], "unknown model size 'huge'"),
-    "heads do not divide": (["--model.num_heads", "5"], "does not divide d_model"),
     "fp8 without its library": (["--trainer.precision", "transformer-engine"], "Requirement 'transformer_engine"),
     "no such precision": (["--trainer.precision", "bf8"], "trainer.precision is 'bf8'; allowed: "),
-    "no such attention": (["--model.attention", "foo"], "unknown attention 'foo'"),
     "a variant for an optimizer": (["--model.optimizer", "fused"], "unknown optimizer 'fused'"),
     "a setting that follows": (["--model.context_length", "8"], "set that: --data.context_length 8"),
-    "the end of an option": (["--batch_size", "4"], "did you mean --data.batch_size?"),
     "inference under fit": (["--measure.mode", "inference"], "use `lmbench validate`"),
     "two devices": (["--trainer.devices", "2"], "one is supported so far"),
     "no GPU": (["--trainer.accelerator", "gpu"], "the Trainer refuses its flags"),
     "vocabulary under bytes": (["--data.source", "text", "--model.vocab_size", "100"], "need at least 257"),
     "missing config": (["--config", "nope.yaml"], "is no file and no shipped configuration"),
     "steps no number": (["--measure.steps", "abc"], "measure.steps is 'abc'; allowed: a whole number"),
-    "no such clock": (["--timer.clock", "foo"], "allowed: events, sync"),
     "no such profiler": (["--trainer.profiler", "foo"], "trainer.profiler is 'foo'; allowed: kernels"),
     "unwritable folder": (["--measure.results_dir", "/proc/x"], "cannot be written"),
 }

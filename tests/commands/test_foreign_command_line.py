@@ -50,37 +50,23 @@ def test_a_module_and_its_data_are_measured_from_the_command_line(tmp_path):
     assert (run.outcome, len(run.steps), run.record.zero_grad) == ("ok", 5, "native")
     assert (run.record.model.name, run.record.data.name) == ("strangers.Regression", "strangers.Data")
     assert run.record.config["model"]["init_args"]["width"] == 8
+    assert (run.record.model.optimizer, "optimizer" in run.record.config) == ("SGD", False)
 
 
-RMSPROP = "--optimizer torch.optim.RMSprop --optimizer.lr 0.25 --optimizer.momentum=0.5"
+REGRESSION = "--model strangers.Regression --data strangers.Data"
+RMSPROP = "--optimizer torch.optim.RMSprop --optimizer.lr 0.25 --lr_scheduler StepLR --lr_scheduler.step_size 1"
 
 
 def test_a_module_is_trained_with_another_optimizer_and_scheduler_the_lightning_cli_way(tmp_path):
-    module = "--model strangers.Regression --model.width 8 --data=strangers.Data --data.width=8"
-    run = fit(tmp_path, f"{module} {RMSPROP} --lr_scheduler ExponentialLR --lr_scheduler.gamma 0.5")
+    run = fit(tmp_path, f"{REGRESSION} {RMSPROP}")
     assert (run.outcome, run.record.model.optimizer) == ("ok", "RMSprop")
-    assert run.record.config["lr_scheduler"]["init_args"]["gamma"] == 0.5
-    plain = fit(tmp_path, module).record
-    assert plain.model.optimizer == "SGD"
-    assert "optimizer" not in plain.config
-    # And again from its own file.
-    again = fit(tmp_path, f"--config {run.path}/config.yaml --optimizer.lr 0.125")
-    assert again.record.config["optimizer"]["init_args"]["lr"] == 0.125
-    assert again.record.config["optimizer"]["init_args"]["momentum"] == 0.5
-
-
-def test_the_optimizer_steps_with_what_was_given(monkeypatch):
-    line = CommandLine(
-        "fit", shlex.split(f"--model.size tiny {RMSPROP} --lr_scheduler StepLR --lr_scheduler.step_size 1")
-    )
-    model = line.build("model")
+    # Again from its own file.
+    again = settings(f"--config {run.path}/config.yaml --optimizer.lr 0.125")
+    assert (again["optimizer"]["init_args"]["lr"], again["lr_scheduler"]["init_args"]["step_size"]) == (0.125, 1)
+    model = CommandLine("fit", shlex.split(f"--model.size tiny {RMSPROP}")).build("model")
     model.configure_model()
     (optimizer,), (scheduler,) = model.configure_optimizers()
-    assert (type(optimizer).__name__, optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (
-        "RMSprop",
-        0.25,
-        0.5,
-    )
+    assert (type(optimizer).__name__, optimizer.defaults["lr"]) == ("RMSprop", 0.25)
     assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
     optimizer.step()
     scheduler.step()
@@ -99,8 +85,7 @@ def test_the_optimizer_steps_with_what_was_given(monkeypatch):
     ],
 )
 def test_an_optimizer_that_cannot_be_is_one_line(words, told, tmp_path, capsys):
-    module = "--model strangers.Regression --model.width 8 --data=strangers.Data --data.width=8"
-    fit(tmp_path, f"{module} {words}", code=2)
+    fit(tmp_path, f"{REGRESSION} {words}", code=2)
     printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lmbench: ")]
     assert len(printed) == 1
     assert told in printed[0]
@@ -207,7 +192,6 @@ BROKEN = {
     "garbled.py": "x = = 1\n",
     "leaves.py": "raise SystemExit(3)\n",
 }
-REGRESSION = "--model strangers.Regression --data strangers.Data"
 BY_HAND = "--model strangers.ByHand --data strangers.Data"
 MISTAKES = {
     "--model no_file.Mine": "there is no module no_file",
@@ -284,6 +268,7 @@ def test_a_module_tells_its_tokens_and_flops_or_they_are_counted_or_blank(name, 
     assert (run.steps[-1].tokens, run.record.flops.per_token_flops) == (tokens, flops)
     assert source in (run.record.flops.source or run.record.flops.reason)
     assert run.record.throughput.tokens_per_s > 0
+    assert run.record.unseen_phases == (["forward", "clip", "zero_grad"] if name == "TokensByHand" else [])
 
 
 def test_nobody_guesses_what_a_token_is(tmp_path):

@@ -138,21 +138,6 @@ def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):
     assert len(list((tmp_path / "results").iterdir())) == 1
 
 
-def test_a_module_that_tells_neither_tokens_nor_flops_is_counted_as_the_readme_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["--data.batch_size", "2", "--data.context_length", "8", *QUICK]
-    assert main(["fit", "--model", "strangers.TokenModel", *words]) == 0
-    assert main(["fit", "--model", "strangers.TokensByHand", *words]) == 0
-    runs = [load_run(path).record for path in (tmp_path / "results").iterdir()]
-    told, by_hand = sorted(runs, key=lambda run: run.unseen_phases)
-    # The batches are lmbench's, which count their own tokens.
-    assert told.window.tokens == by_hand.window.tokens == 3 * 2 * 8
-    assert "counter" in told.flops.source
-    assert told.unseen_phases == []
-    assert (by_hand.unseen_phases, by_hand.flops.per_token_flops) == (["forward", "clip", "zero_grad"], None)
-    assert "flops_per_token()" in by_hand.flops.reason
-
-
 def test_the_callbacks_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}

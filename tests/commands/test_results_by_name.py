@@ -60,7 +60,7 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
 def test_of_many_the_newest_and_how_to_see_the_others(results, capsys):
     assert [row["name"] for row in listed(capsys, "--limit", "2")] == ["last", "last~1"]
     main(["list", "--limit", "2"])
-    assert "2 older; --limit 4 shows them" in capsys.readouterr().out
+    assert "2 older; --limit 4 looks at them too" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,6 @@ def test_nonsense_gets_one_line_and_exit_code_2(words, tmp_path, monkeypatch, ca
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nonsense_that_only_fit_can_tell_gets_one_line_from_overhead_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["overhead", "--bogus"]) == 2
-    assert capsys.readouterr().err.endswith("lmbench: unknown option --bogus (`lmbench fit --help` lists them all)\n")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -89,15 +83,6 @@ def test_the_short_help_names_real_options(capsys):
         assert name in ("--json", "--quiet", "--repeats", "--compare") or re.search(rf"{re.escape(name)}\b", full), name
 
 
-def test_a_word_after_the_command_names_the_configuration(capsys):
-    assert main(["fit", "smoke", "--measure.steps", "7", "--print_config"]) == 0
-    printed = capsys.readouterr().out
-    assert "size: tiny" in printed
-    assert "steps: 7" in printed
-    assert main(["fit", "smok"]) == 2
-    assert "did you mean smoke?" in capsys.readouterr().err
-
-
 def test_nothing_at_all_on_a_cpu_is_the_smoke_configuration(capsys, monkeypatch):
     measured = []
     monkeypatch.setattr(fit_run, "CommandLine", lambda *words: measured.append(words) or sys.exit(0))
@@ -126,6 +111,7 @@ def test_a_dash_in_an_option_is_an_underscore(capsys):
         (["smoke"], "did you mean `lmbench fit smoke`?"),
         (["tiny_batch"], "did you mean `lmbench sweep tiny_batch`?"),
         (["version"], "did you mean --version?"),
+        (["fit", "smok"], "did you mean smoke?"),
         (["fit", "smoke", "large_bf16"], "'large_bf16' is one word too many"),
         (["sweep", "tiny_step"], "no study; did you mean tiny_step_times?\n"),
         (["noise", "smoke"], "`lmbench noise --run smoke` measures it"),
@@ -135,8 +121,3 @@ def test_a_dash_in_an_option_is_an_underscore(capsys):
 def test_what_a_newcomer_types_is_answered_with_what_to_type(words, told, capsys):
     assert main(words) == 2
     assert told in capsys.readouterr().err
-
-
-def test_help_of_a_command_can_be_asked_first(capsys):
-    exit_code(["help", "sweep"])
-    assert "usage: lmbench sweep" in capsys.readouterr().out
