@@ -120,9 +120,9 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
             "phase": findings.peak_phase, "step": findings.peak_step,
         },
         "allocator": notes and notes.peaks,
-        "guards": findings.guards, "unmatched": findings.attribution.unmatched,
+        "guards": findings.guards, "unmatched": findings.unmatched,
     }  # fmt: skip
-    name, steps = (run and run.run_id) or findings.path.name, len(findings.attribution.bands[STEP])
+    name, steps = (run and run.run_id) or findings.path.name, len(findings.bands[STEP])
     history = f"device {played.device}, {entry_count:,} entries, {steps} steps"
     return Answer(
         headline=_head(findings),
@@ -164,7 +164,7 @@ def _head(findings: Findings) -> list[Line]:
         lines.append(Line("reserved", f"{gib(reserved)} at the peak, {gib(unused)} ({fraction}) of it in no block"))
     if largest and largest[0][0] in _REMEDIES:
         lines.append(Line("do", _REMEDIES[largest[0][0]]))
-    if findings.attribution.blocks["operator"].str.startswith("CompiledFunction").any():
+    if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,22 +79,14 @@ def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges
     return bands
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """The blocks of a replay with more columns: `category`, `owner` (the path of a module), the `phase` and `step` in
-    which the block was allocated, and the `operator` that saved it; each empty where nobody knows.
+def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> tuple[Any, Mapping[str, Ranges], int]:
+    """The blocks of a replay with more columns, the ranges of its device (see bands_of), and how many noted storages no
+    block of the history holds.
 
-    `is_stream` of what one of the model's alike modules returned. `unmatched` are noted storages that no block of the
-    history holds.
+    The columns: `category`, `owner` (the path of a module), the `phase` and `step` in which the block was allocated,
+    and the `operator` that saved it; each empty where nobody knows; `is_stream` of what one of the model's alike
+    modules returned.
     """
-
-    blocks: Any
-    bands: Mapping[str, Ranges]
-    unmatched: int = 0
-
-
-def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> Attribution:
-    """Categories, owners and phases of a device's blocks."""
     bands, blocks = bands_of(snapshot.external_annotations, played.device), played.blocks
     start_us, end_us = played.clock(blocks["start"]), played.clock(blocks["end"])
     if notes is None:
@@ -113,7 +104,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     blocks = blocks.assign(operator="", is_stream=False, **columns).astype({"operator": object})
     blocks.loc[blocks["start"] == BEFORE, list(columns)] = ""
     if notes is None:
-        return Attribution(blocks, bands)
+        return blocks, bands, 0
     noted = _noted(notes, bands[MOMENT], played)
     is_stream, is_matched = noted["category"] == "stream", noted["block"] >= 0
     blocks.loc[noted.loc[is_stream & is_matched, "block"], "is_stream"] = True
@@ -131,7 +122,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     blocks.loc[is_open & is_in_one_phase & (blocks["phase"] != ""), "category"] = "temporaries"
     for _, start, end in bands[WORKSPACES].pieces:
         blocks.loc[is_open & (end_us >= start) & (end_us <= end), "category"] = "workspaces"
-    return Attribution(blocks, bands, int((~is_matched & ~is_stream).sum()))
+    return blocks, bands, int((~is_matched & ~is_stream).sum())
 
 
 def _noted(notes: MemoryNotes, moments: Ranges, played: Replay) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.memory.attribution import Attribution, attribute
+from lmbench.memory.attribution import Ranges, attribute
 from lmbench.memory.recorded import (
     CATEGORIES,
     CATEGORY_LABELS,
@@ -48,15 +49,17 @@ _TRUE_HALF = ("bf16-true", "16-true", "transformer-engine")
 class Findings:
     """A device's history, replayed and attributed; what it says is worked out when it is asked for.
 
-    `run` and `notes` are None of a snapshot that lmbench did not record. `peak` is the entry right after which most was
-    allocated.
+    `run` and `notes` are None of a snapshot that lmbench did not record. `blocks`, `bands` and `unmatched` are as
+    `attribute` has them. `peak` is the entry right after which most was allocated.
     """
 
     path: Path
     run: RunRecord | None
     notes: MemoryNotes | None
     played: Replay
-    attribution: Attribution
+    blocks: Any
+    bands: Mapping[str, Ranges]
+    unmatched: int
 
     @cached_property
     def peak(self) -> int:
@@ -84,17 +87,17 @@ class Findings:
         return self._band_at_peak(STEP)
 
     def _band_at_peak(self, band: str) -> str:
-        return str(self.attribution.bands[band].at(self.played.time_us[[self.peak]])[0])
+        return str(self.bands[band].at(self.played.time_us[[self.peak]])[0])
 
     @cached_property
     def held(self) -> Any:
         """The blocks that are held at the peak, with the `part` of the model: the owner with `*` for its indices."""
-        held = self.attribution.blocks[self.played.held_at(self.peak)]
+        held = self.blocks[self.played.held_at(self.peak)]
         return held.assign(part=held["owner"].map(collapsed))
 
     def categories_at(self, entry: int) -> dict[Category, int]:
         """Bytes that are held right after an entry, by category: those that there are."""
-        sums = self.attribution.blocks[self.played.held_at(entry)].groupby("category")["size_bytes"].sum()
+        sums = self.blocks[self.played.held_at(entry)].groupby("category")["size_bytes"].sum()
         return {name: int(sums[name]) for name in CATEGORIES if name in sums}
 
     @cached_property
@@ -125,7 +128,7 @@ class Findings:
     def phases(self) -> Any:
         """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, `reserved_bytes` at
         that moment, and a column for each category."""
-        played, bands = self.played, self.attribution.bands[PHASE]
+        played, bands = self.played, self.bands[PHASE]
         peaks: dict[str, list[int]] = {name: [] for name in PHASES}
         borders = np.searchsorted(played.time_us, [bands.start, bands.end]).tolist()
         for name, first, end in zip(bands.names, *borders, strict=True):
@@ -157,7 +160,7 @@ class Findings:
     def saved_storages(self) -> Any:
         """The storages that the forward of the peak's step (or of the last one) saved for its backward, each with the
         `block` of the model that made it."""
-        blocks = self.attribution.blocks
+        blocks = self.blocks
         saved = blocks[(blocks["operator"] != "") & (blocks["step"] != "")]
         steps = ["", *saved["step"]]
         saved = saved[saved["step"] == (self.peak_step if self.peak_step in steps else steps[-1])]
@@ -190,7 +193,7 @@ class Findings:
     @property
     def streams(self) -> dict[int, int]:
         """The sizes of the blocks' outputs in the history, with how many there are of each, most first."""
-        sizes = self.attribution.blocks.query("is_stream")["size_bytes"].value_counts()
+        sizes = self.blocks.query("is_stream")["size_bytes"].value_counts()
         return {int(size): int(number) for size, number in sizes.items()}
 
     @cached_property
@@ -202,7 +205,7 @@ class Findings:
         if notes is not None and 0 < notes.max_entries <= played.entry_count:
             allowed = "all that `--memory.max_entries` allows: older ones are lost"
             cuts.append(f"it holds {played.entry_count:,} entries, {allowed}")
-        steps = len(self.attribution.bands[STEP])
+        steps = len(self.bands[STEP])
         if notes is not None and 0 < steps < notes.steps:
             cuts.append(f"of {notes.steps} recorded steps it has {steps}")
         if notes is None:
@@ -285,4 +288,4 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
             )
     snapshot, notes = read_snapshot(path), read_notes(path)
     played = replay(snapshot, snapshot.choose_device(notes.device if notes is not None and device is None else device))
-    return Findings(path, run, notes, played, attribute(snapshot, played, notes))
+    return Findings(path, run, notes, played, *attribute(snapshot, played, notes))

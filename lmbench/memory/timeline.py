@@ -74,7 +74,7 @@ class MemoryTimeline(Struct):
 
 def memory_timeline(findings: Any) -> MemoryTimeline:
     """The timeline of a history's `Findings`."""
-    played, blocks, bands = findings.played, findings.attribution.blocks, findings.attribution.bands
+    played, blocks, bands = findings.played, findings.blocks, findings.bands
     count = played.entry_count
     borders = np.linspace(0, count, min(count, MAX_COLUMNS) + 1).astype(np.int64)
     moments = np.array([a + np.argmax(played.allocated_bytes[a:b]) for a, b in pairwise(borders)])

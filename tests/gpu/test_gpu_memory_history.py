@@ -87,7 +87,7 @@ def test_the_replayed_peak_is_the_allocators(findings):
     assert findings.peak_bytes == pytest.approx(findings.notes.peaks.allocated_bytes, abs=8 * MIB)
     assert findings.peak_requested_bytes == pytest.approx(findings.notes.peaks.requested_bytes, abs=MIB)
     assert int(findings.played.reserved_bytes.max()) == findings.notes.peaks.reserved_bytes
-    assert findings.attribution.unmatched == 0
+    assert findings.unmatched == 0
 
 
 def test_the_phases_are_in_the_history(findings):

@@ -77,7 +77,7 @@ def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findi
     assert sizes["optimizer_state"] == pytest.approx(2 * weights, rel=0.005)
     assert sum(sizes.values()) == findings.peak_bytes
     assert sizes["unknown"] < MIB
-    assert findings.attribution.unmatched == 0
+    assert findings.unmatched == 0
     assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
 
 

@@ -110,7 +110,7 @@ def test_every_category_has_the_bytes_that_it_must_have(findings: Findings) -> N
     # The tensor that nobody knows of, the batch that was fetched last and never used, and a few scalars.
     assert rounded(1 << 18) <= sizes["unknown"] <= rounded(1 << 18) + batch_bytes + 4096
     # The warm-up's gradients are gone without that the imitated history had met them.
-    assert findings.attribution.unmatched == len(WEIGHTS)
+    assert findings.unmatched == len(WEIGHTS)
     # Gradients are complete when the optimizer runs.
     assert findings.phases.loc["optimizer", "gradients"] == rounded(*WEIGHTS)
     assert findings.parts.loc["blocks.*.up", "parameters"] == 2 * rounded(4 * WIDTH * WIDTH)
@@ -122,7 +122,7 @@ def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findi
     assert [(row.first, row.last, row.count) for row in saved] == [("blocks.0", "blocks.1", 2)]
     # Its relu's output, and its own, which the next product saves; its input is the batch, or made by another block.
     assert saved[0].each_bytes == rounded(4 * BATCH * WIDTH, BATCH * WIDTH)
-    blocks = findings.attribution.blocks
+    blocks = findings.blocks
     # The head's output, its logarithm of softmax, which is saved, and its gradient: in each of two steps.
     sizes = blocks[blocks["category"] == "logits"]["size_bytes"].tolist()
     assert sizes.count(rounded(BATCH * VOCAB)) == 2 * 3
@@ -184,7 +184,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
     run = load_run(tmp_path / "run").record
     assert (run.outcome, run.error and run.error.phase) == ("oom", phase)
     findings = examine(tmp_path / "run")
-    assert findings.attribution.bands[STEP].names[-1] == str(failing_step)
+    assert findings.bands[STEP].names[-1] == str(failing_step)
     assert findings.phases.loc[phase, "parameters"] == rounded(*WEIGHTS)
     # What each block's product and relu left for a backward that did not come.
     expected = {"forward": ("activations", 2 * rounded(4 * BATCH * WIDTH, BATCH * WIDTH)), "backward": ("gradients", 1)}
@@ -214,7 +214,7 @@ def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_comp
     module = Looks()
     findings = record(tmp_path, monkeypatch, module, first=Says(), accumulate_grad_batches=2)
     assert module.seen == (is_enabled is False,) * 4 + (True,) * 4
-    assert (findings.is_complete, len(findings.attribution.bands[STEP])) == (True, 2)
+    assert (findings.is_complete, len(findings.bands[STEP])) == (True, 2)
 
 
 def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
