@@ -59,13 +59,14 @@ def level_changes(values: Sequence[float]) -> list[LevelChange]:
 
 
 def _best_borders(values: Floats, penalty: float) -> list[int]:
-    """Where the levels of the best segmentation begin, without the first."""
+    """Where the levels of the best segmentation begin, without the first. Only the last may be of a single point: one
+    measurement that stands out between others of one level is an outlier, and no two changes."""
     sums, squares = (np.concatenate([[0.0], np.cumsum(terms)]) for terms in (values, values**2))
-    costs, begins = [-penalty], [0]
-    for end in range(1, values.size + 1):
-        starts = np.arange(end)
+    costs, begins = [-penalty, math.inf], [0, 0]
+    for end in range(2, values.size + 1):
+        starts = np.arange(end if end == values.size else end - 1)
         residues = squares[end] - squares[starts] - (sums[end] - sums[starts]) ** 2 / (end - starts)
-        totals = np.array(costs) + np.maximum(residues, 0.0) + penalty
+        totals = np.array(costs)[starts] + np.maximum(residues, 0.0) + penalty
         begins.append(int(totals.argmin()))
         costs.append(float(totals.min()))
     borders = [begins[values.size]]

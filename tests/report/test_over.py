@@ -36,10 +36,12 @@ def test_planted_levels_are_found_with_their_size_where_a_search_over_all_places
     assert list(min(places, key=lambda borders: costs(logs, list(borders)))) == planted
 
 
-def test_of_noise_alone_at_most_a_few_series_in_a_hundred_show_a_change():
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+def test_of_noise_alone_at_most_a_few_series_in_a_hundred_show_a_change(tails):
     rng = np.random.default_rng(3)
     for count in (4, 8, 30):
-        false = [bool(level_changes(np.exp(rng.normal(0, 0.01, count)))) for _ in range(300)]
+        draws = rng.normal(size=(300, count)) if tails == "normal" else rng.standard_t(3, size=(300, count))
+        false = [bool(level_changes(np.exp(0.01 * series))) for series in draws]
         # 5 %, and three standard deviations of 300 draws.
         assert sum(false) <= 0.05 * 300 + 3 * math.sqrt(300 * 0.05 * 0.95)
 
@@ -55,6 +57,10 @@ def test_the_interval_of_a_size_holds_it_as_often_as_it_says():
 def test_equal_values_have_no_change_and_an_exact_one_has_no_width():
     assert level_changes([3.0] * 9) == []
     assert level_changes([1.0, 2.0, 2.0]) == []
+    # One that stands out is an outlier, but where it is the newest.
+    noisy = [1 + 0.001 * (place % 3) for place in range(12)]
+    assert level_changes([*noisy[:6], 1.2, *noisy[6:]]) == []
+    assert [change.index for change in level_changes([*noisy, 1.2])] == [12]
     (change,) = level_changes([1e9] * 4 + [2e9] * 4)
     assert (change.index, change.point, change.low, change.high) == (4, *[pytest.approx(2.0)] * 3)
 
