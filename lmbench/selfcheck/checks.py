@@ -272,7 +272,10 @@ def check_truths(wanted: str | None) -> Answer:
         code = code or ExitCode.UNDECIDED
     columns = [
         Column("", name="status"),
-        *(Column(title, is_extra=title in ("expected", "limit")) for title in ("check", "expected", "found", "limit")),
+        Column("check"),
+        Column("expected", is_extra=True),
+        Column("found", narrowing="fold"),
+        Column("limit", is_extra=True),
     ]
     rows: list[list[Value | Cell]] = [
         [Cell(r.status, style="outcome"), r.name, r.expected, r.measured, r.limit] for r in results

@@ -48,7 +48,8 @@ def quickened(words: list[str]) -> list[str]:
         case "fit" | "validate":
             return [*words, "--print_config"]
         case "sweep":
-            return [*words, "--repeats", "1", "--measure.steps", "3"]
+            # A study that is not tiny needs a GPU.
+            return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]
         case "noise" | "compare" if "--run" in words:
             return [*words, *QUICK, *(["--budget", "0.1s"] if words[0] == "compare" else [])]
         case "show" | "report" | "compare" | "noise" | "kernels":
@@ -145,6 +146,12 @@ def test_the_callbacks_example_runs(tmp_path, monkeypatch):
     namespace["trainer"].fit(Sleeper(), SlowBatches())
     assert len(namespace["timer"].records) == 20
     assert len(list((tmp_path / "results").glob("*/steps.jsonl"))) == 1
+
+
+def test_the_example_of_a_study_is_one(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(block("yaml", "matrix:"))
+    assert main(["sweep", str(tmp_path / "mine.yaml"), "--dry_run"]) == 0
+    assert "cells: 4, repeats: 3, runs: 12" in capsys.readouterr().out
 
 
 def test_exit_codes_and_commands_are_named():
