@@ -127,9 +127,9 @@ def _facts(run: Run) -> dict[str, Value]:
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     runs, look = entry.runs, pass_of(entry.runs[0].record)
     cells = {run.record.sweep.cell if run.record.sweep else None for run in runs}
-    count = f"{len(cells)} cells" if len(cells) > 1 else f"{len(runs)} runs" if runs[1:] else ""
+    count = f"{len(cells)} cells, " if len(cells) > 1 else f"{len(runs)} x " if runs[1:] else ""
     label = "" if look.has_timing or runs[1:] else look.label
-    words = ", ".join(filter(None, [count, in_words(entry.facts, names) or runs[0].damage, label]))
+    words = count + ", ".join(filter(None, [in_words(entry.facts, names) or runs[0].damage, label]))
     counted = [run.record for run in runs if run.outcome == "ok" and pass_of(run.record).has_timing]
     figures = [
         _figure(column, [value for record in counted if (value := value_at(record, field)) is not None], len(cells) > 1)

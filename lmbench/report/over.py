@@ -30,6 +30,8 @@ _FIGURES = (
     (Column("step", MS, "step_s"), "phases.step.mean_s"),
     (Column("peak", GIB, "run_peak_allocated_bytes"), "memory.run_peak_allocated_bytes"),
 )
+#: Settings that make no other configuration.
+_HOW_LONG = ("measure.steps", "measure.min_window_s", "measure.probe_steps")
 _WORDS = ("size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "optimizer")
 _NOTE = (
     "a change point parts two levels at 5 % over all places, for noise that is independent from point to point; what a "
@@ -61,7 +63,8 @@ def over_answer(paths: Iterable[str | Path], over: Over) -> Answer:
     courses = [(title, _points(members, over)) for title, members in _configurations(runs)]
     sections = [_section(title, points, over) for title, points in courses if len(points) > 1]
     if not sections:
-        raise UsageError(f"--over {over}: no configuration was measured at two of them; give results of several")
+        titles = "; ".join(title for title, _ in courses) or "none"
+        raise UsageError(f"--over {over}: no configuration was measured at two of them; configurations: {titles}")
     data = [[section.title, *row] for section in sections for row in section.tables[0].rows]
     columns = [Column("configuration"), *sections[0].tables[0].columns]
     note = Answer(notes=[Line("note", _NOTE)])
@@ -77,7 +80,7 @@ def _configurations(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     for run in runs:
         environment = run.record.environment
         device = environment.gpu.name or environment.host.cpu_model if environment else None
-        rows.append({name: as_text(value) for name, value in settings(run.record).items()})
+        rows.append({name: as_text(value) for name, value in settings(run.record).items() if name not in _HOW_LONG})
         rows[-1] |= {"device": str(device), "class": str(run.record.model.name)}
     table = pd.DataFrame(rows)
     devices = ["device"] if rows and table["device"].nunique() > 1 else []
@@ -134,7 +137,8 @@ def _section(title: str, points: Sequence[_Point], over: Over) -> Answer:
         found = level_changes([geometric_mean(points[place].values(field)) for place in known]) if known else []
         changes.append({known[change.index]: change for change in found})
         lines = [f"{_in_words(change)} at {points[place].name}" for place, change in changes[-1].items()]
-        headline += [Line("change", f"{column.title}: {line}") for line in lines or [f"none over {len(known)} points"]]
+        none = f"none over {len(known)} points{', and it takes four' if len(known) < 4 else ''}"
+        headline += [Line("change", f"{column.title}: {line}") for line in lines or [none] if known]
         columns += [column, Column(f"{column.title} change", PERCENT, f"{column.title}_change_fraction")]
         for place, row in enumerate(rows):
             row += [_mean(points[place].values(field), column), _change(changes[-1].get(place))]

@@ -50,7 +50,7 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
     ]
     assert [row["step_s"] for row in rows] == [0.3, None, 0.2, 0.1]
     assert rows[1]["step_low_s"] < rows[1]["step_high_s"]
-    assert rows[1]["what"] == "4 cells"
+    assert rows[1]["what"].startswith("4 cells, ")
     main(["list"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("last")]
     assert len(lines) == 4

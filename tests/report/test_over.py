@@ -84,7 +84,9 @@ def history(tmp_path, monkeypatch):
                 "environment.code.project.commit": commit,
                 "environment.code.project.is_dirty": False,
             }
-            make_run(tmp_path / "results" / f"{size}-{place}-{repeat}", {"model.size": size}, changes)
+            # For how long, makes no other configuration.
+            settings = {"model.size": size, "measure.min_window_s": place + 1.0}
+            make_run(tmp_path / "results" / f"{size}-{place}-{repeat}", settings, changes)
     # Of neither a time can be told.
     make_run(tmp_path / "results" / "broken", {"model.size": "small"}, {"outcome": "error"})
     make_run(tmp_path / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
