@@ -212,8 +212,8 @@ class Findings:
             old = played.blocks[(played.blocks["start"] == BEFORE) & (played.blocks["end"] < played.entry_count)]
             if len(old):
                 cuts.append(
-                    f"{len(old):,} blocks ({gib(int(old['size_bytes'].sum()))}) that were freed in it are older than "
-                    "its first entry: it was switched on late, or cut off by its max_entries"
+                    f"{gib(int(old['size_bytes'].sum()))} that were freed in it are older than its first entry: it was "
+                    "switched on late, or cut off by its max_entries"
                 )
         if played.holes:
             cuts.append(f"{played.holes:,} allocations or frees are missing in it")
