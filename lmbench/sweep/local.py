@@ -152,8 +152,9 @@ class LocalExecutor:
             ServerLost: a server cannot start.
         """
         began_s = time.monotonic()
-        missing = {}
+        missing, names = {}, list[str | None]()
         for environment in environments:
+            names.append(environment.name)
             servers = self._servers[environment.name]
             while servers and servers[0].process.poll() is not None:
                 servers.popleft().close()
@@ -162,7 +163,8 @@ class LocalExecutor:
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
         for name, environment in missing.items():
             self._servers[name].extend(Server(environment, self._mark) for _ in range(1 + ahead))
-        for name in missing:
+        for name in names:
+            # Nobody may have waited for it while it started for a round to come.
             present, *others = self._servers[name]
             present.await_ready()
             for server in () if self.is_hasty else others:
