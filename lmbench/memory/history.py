@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmbench.instruments.clock import synchronize
 from lmbench.memory.allocator import rounded_bytes
-from lmbench.memory.recorded import WORKSPACES, AllocatorPeaks
+from lmbench.memory.recorded import WORKSPACES, AllocatorPeaks, Category
 
 #: Read by pytorch.org/memory_viz too, which knows no later one.
 _PROTOCOL = 4
@@ -83,24 +83,36 @@ class Held(NamedTuple):
     optimizer_state_bytes: int
 
 
+def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Category, list[tuple[str, Any]]]:
+    """Parameters with buffers, their gradients, and the optimizers' state; the name of each is its parameter's."""
+    parameters = dict(module.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    return {
+        "parameters": [*parameters.items(), *module.named_buffers()],
+        "gradients": [(name, parameter.grad) for name, parameter in parameters.items()],
+        "optimizer_state": [
+            (names.get(id(parameter), ""), leaf)
+            for optimizer in optimizers
+            for parameter, values in optimizer.state.items()
+            for leaf in tree_leaves(values)
+        ],
+    }
+
+
 def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str = "cuda") -> Held:
     """What parameters with buffers, their gradients, and the state of the optimizers take on devices of a type."""
     seen: set[int] = set()
 
-    def size_of(tensors: Iterable[Any]) -> int:
+    def size_of(named: Iterable[tuple[str, Any]]) -> int:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type == device_type
+            for _, tensor in named if isinstance(tensor, Tensor) and tensor.device.type == device_type
         }  # fmt: skip
         size_bytes = sum(rounded_bytes(size) for address, size in storages.items() if address not in seen)
         seen.update(storages)
         return size_bytes
 
-    return Held(
-        size_of([*module.parameters(), *module.buffers()]),
-        size_of(parameter.grad for parameter in module.parameters()),
-        size_of(tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])),
-    )
+    return Held(*map(size_of, state_of(module, optimizers).values()))
 
 
 #: Told device, bytes asked for, and bytes that are free on the device.

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from lmbench.memory.history import state_of
 from lmbench.memory.recorded import BACKWARD, MOMENT, Category, NotedBlock, block_of
 
 #: Operators that save what has the logits' size for the loss.
@@ -56,22 +57,12 @@ class Ledger:
 
     def note_state(self, optimizers: Iterable[Optimizer]) -> None:
         """Parameters with buffers, gradients that are there, and the optimizers' state."""
-        parameters = dict(self._module.named_parameters())
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        state = (
-            (names.get(id(parameter), ""), tensor)
-            for optimizer in optimizers
-            for parameter, values in optimizer.state.items()
-            for tensor in tree_leaves(values)
-        )
-        tensors = [*parameters.items(), *self._module.named_buffers()]
-        self._note([
-            *self._blocks(tensors, "parameters"), *self._gradients(), *self._blocks(state, "optimizer_state"),
-        ])  # fmt: skip
+        state = state_of(self._module, optimizers).items()
+        self._note([block for category, named in state for block in self._blocks(named, category)])
 
     def note_gradients(self) -> None:
         """The parameters' gradients."""
-        self._note(self._gradients())
+        self._note(self._blocks(state_of(self._module, [])["gradients"], "gradients"))
 
     def note_inputs(self, batch: Any) -> None:
         """The tensors of a batch."""
@@ -100,9 +91,6 @@ class Ledger:
         if blocks:
             _mark(f"{MOMENT}{len(self.moments)}")
             self.moments.append(blocks)
-
-    def _gradients(self) -> list[NotedBlock]:
-        return self._blocks(((name, p.grad) for name, p in self._module.named_parameters()), "gradients")
 
     def _blocks(self, named: Iterable[tuple[str, Any]], category: Category) -> list[NotedBlock]:
         """The storages of tensors on the device, each once; a parameter's name tells its module."""

@@ -13,6 +13,7 @@ import pytest
 
 from lmbench.errors import UsageError
 from lmbench.memory import snapshot
+from lmbench.memory.findings import examine
 from lmbench.memory.replay import replay
 from lmbench.memory.snapshot import read_snapshot
 
@@ -30,7 +31,7 @@ class Touches:
 def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(UsageError) as refused:
-        read_snapshot(path)
+        examine(path)
     message = str(refused.value)
     assert ("\n" in message, len(message) < 500) == (False, True)
     return message
@@ -61,19 +62,14 @@ def test_code_in_a_snapshot_does_not_run(tmp_path: Path) -> None:
         pytest.param(of_entry(addr=1), "missing required field `action` - at `$.device_traces[0][0]`", id="no action"),
         pytest.param(of_entry(action="alloc", size=-1), "size", id="negative size"),
         pytest.param(of_entry(action="alloc", size=1 << 60), "size", id="size whose sums overflow"),
+        pytest.param(of_entry(action="alloc", frames=[{"line": []}]), "no list of frames", id="no stack"),
+        pytest.param(pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty", id="nothing"),
         pytest.param(pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64", id="many devices"),
         pytest.param(b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot", id="deep"),
     ],
 )
 def test_what_is_no_snapshot_is_said_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
     assert reason in refusal(tmp_path / "s.pickle", content)
-
-
-def test_what_is_no_stack_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "s.pickle"
-    path.write_bytes(of_entry(action="alloc", frames=[{"line": []}]))
-    with pytest.raises(UsageError, match="no list of frames"):
-        replay(read_snapshot(path), 0)
 
 
 def test_a_torn_file_one_that_is_too_large_and_none_are_refused(
