@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lmbench.compare.comparison import Comparison, Figure
 from lmbench.compare.sides import SAMPLE, LeftOut, Side
@@ -14,6 +15,7 @@ from lmbench.report.units import change_percent, unit_of
 
 #: A sentence that more cells or runs share than this counts them instead of naming them.
 _NAMED = 4
+_FIGURE = re.compile(r"[-+±]?\d[\d.,]*")
 COMPARISON_SCHEMA_VERSION = 2
 
 #: Which test was used, and why.
@@ -55,9 +57,9 @@ def comparison_answer(comparison: Comparison) -> Answer:
         Line("A", comparison.a.given),
         Line("B", comparison.b.given),
         *_grouped("differs", differences, len(cells)),
-        *_grouped("note", notes, len(cells)),
+        *_grouped("note", notes, len(cells), by_kind=True),
         *(Line("note", problem) for problem in comparison.problems),
-        *_grouped("reason", reasons, len(cells)),
+        *_grouped("reason", reasons, len(cells), by_kind=True),
         *(Line("only A", name) for name in comparison.only_a),
         *(Line("only B", name) for name in comparison.only_b),
         *(Line("neither", f"{cell['name']}: {cell['reason']}".removeprefix(": ")) for cell in comparison.neither),
@@ -92,17 +94,24 @@ def _side_figures(side: Side) -> dict[str, object]:
     return {"given": side.given, "run_count": len(side.runs) + len(side.left_out), "left_out": side.left_out}
 
 
-def _grouped(label: str, texts: Iterable[tuple[str, str]], everyone: int = 0) -> list[Line]:
+def _grouped(label: str, texts: Iterable[tuple[str, str]], everyone: int = 0, *, by_kind: bool = False) -> list[Line]:
     """A line for each text with the names that it belongs to, their number where they are many, nothing where it
-    belongs to everyone."""
-    names: dict[str, list[str]] = {}
+    belongs to everyone. By kind texts that differ in their figures, or after a colon, have one line, the first's."""
+    kinds: dict[str, dict[str, list[str]]] = {}
     for text, name in texts:
-        names.setdefault(text, []).append(name)
+        kind = _FIGURE.sub("", text.partition(":")[0]) if by_kind else text
+        kinds.setdefault(kind, {}).setdefault(text, []).append(name)
     lines = []
-    for text, known in names.items():
-        where = f"{len(known)} of them" if len(known) > _NAMED else "; ".join(known)
+    for names in kinds.values():
+        (text, known), *others = names.items()
+        alike = [name for _, more in others for name in more]
+        where = _listed(known) + (f"; alike in {_listed(alike)}" if alike else "")
         lines.append(Line(label, text if len(known) == everyone else f"{text} ({where})"))
     return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{len(names)} of them" if len(names) > _NAMED else "; ".join(names)
 
 
 def _tables(comparison: Comparison) -> list[Table]:

@@ -29,7 +29,7 @@ from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, ratio_of, std_of_logs
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Column, Line, Table, Value
-from lmbench.report.units import COUNT, Unit
+from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
 #: A configuration takes 3 kB.
@@ -250,7 +250,7 @@ _MEANINGS = (
 def noise_answer(survey: Survey) -> Answer:
     """One table of all floors, and why some configurations have none."""
     rows: list[list[Value]] = []
-    problems = []
+    problems, limits = [], {}
     for cell in survey.cells:
         if cell.entry is None:
             problems.append(Line("no floor", f"{cell.name or 'the configuration'}: {cell.problem}"))
@@ -258,11 +258,18 @@ def noise_answer(survey: Survey) -> Answer:
         noise = cell.entry.metrics[STEP.name]
         fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, noise.false_alarm_fraction)
         in_a_row = f"{noise.consecutive_alarm_count} of {noise.consecutive_count}"
-        detectable = (detectable_fraction(noise.std_fraction, n) for n in _REPEATS)
+        detectable = [detectable_fraction(noise.std_fraction, n) for n in _REPEATS]
+        limits[cell.name] = max(noise.floor_fraction, detectable[0])
         rows.append([cell.name or "(one)", cell.run_count, *fractions, in_a_row, *detectable])
     left_out = [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
+    if limits:
+        least, most = min(limits, key=limits.__getitem__), max(limits, key=limits.__getitem__)
+        shown = percent_short(limits[least])
+        if len(limits) > 1:
+            shown += f" ({least}) to {percent_short(limits[most])} ({most})"
+        problems.append(Line("so", f"changes under {shown} cannot be told here with {_REPEATS[0]} repeats"))
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *problems, *left_out],
+        notes=[*_MEANINGS, *left_out, *problems],
         figures={"schema_version": 1, "entries": survey.entries},
     )
