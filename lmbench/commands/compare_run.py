@@ -137,9 +137,8 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
             progress.said(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
         spread = statistics.pstdev(cell.metrics[0].ratio.differences)
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
-        # Noise within windows is most of the noise, or there is more noise than any number of rounds overcomes.
-        is_noisy = spread < 2 * cell.step_error_fraction or spread > 2 * tolerance
-        if window_options and has_time and rounds > 1 and is_noisy:
+        # One round has no spread.
+        if window_options and has_time and rounds > 1 and spread > tolerance:
             window_s *= 2
             window_options[:] = window_words(window_s)
         return is_late or is_decided

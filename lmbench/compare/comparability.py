@@ -3,7 +3,6 @@ reader should know and no rule decides."""
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -129,13 +128,11 @@ def mixture(runs: Sequence[Run]) -> list[str]:
     return [f"{name} is {_listed(texts)}" for name, texts in values.items() if len(texts) > 1]
 
 
-def counts_host(runs: Iterable[Run]) -> bool:
+def counts_host(runs: Sequence[Run]) -> bool:
     """Whether the host is part of what was measured, as it is on a CPU, and where not every phase had work queued."""
-    for run in runs:
-        lags = dict(run.record.probe.verdicts.items()) if run.record.probe.verdicts else {}
-        if run.record.device_type != "cuda" or not lags or any(lag.verdict != "queued" for lag in lags.values()):
-            return True
-    return False
+    probed = [run.record.probe.verdicts for run in runs if run.record.probe.verdicts]
+    verdicts = {lag.verdict for lags in probed for _, lag in lags.items()}
+    return verdicts != {"queued"} or any(run.record.device_type != "cuda" for run in runs)
 
 
 def busy_reason(a: Sequence[Run], b: Sequence[Run]) -> str | None:
@@ -174,18 +171,12 @@ def failed_guards(side: str, runs: Sequence[Run]) -> list[str]:
     ]
 
 
-#: Host scores repeat within this on one machine.
-_SCORE_LIMIT_FRACTION = 0.10
-
-
 def earlier_side(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     """The side all of whose runs came before the other's, None where the sides took turns or nobody knows."""
-    before, after = ([run.record.started_at or "" for run in side] for side in (a, b))
-    if len(before) + len(after) < 3:
-        return None
-    if "" < max(before, default="") < min(after, default=""):
-        return "A"
-    return "B" if "" < max(after, default="") < min(before, default="") else None
+    starts = sorted((run.record.started_at or "", side) for side, runs in (("A", a), ("B", b)) for run in runs)
+    order = [side for start, side in starts if start]
+    is_apart = len(order) > 2 and order in (sorted(order), sorted(order, reverse=True)) and {*order} == {"A", "B"}
+    return order[0] if is_apart else None
 
 
 def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
@@ -201,16 +192,11 @@ def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
         per_token = step.point * tokens[0] / tokens[1]
         counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
-    is_host_counted = counts_host([*a, *b])
     cards = known("environment.gpu.uuid")
     if all(cards) and {*cards[0]} != {*cards[1]}:
         lines.append("A and B ran on different cards of the same SKU")
     if (first := earlier_side(a, b)) is not None:
         lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
-    for name in ("python_iteration_s", "kernel_launch_s") if is_host_counted else ():
-        scores = [statistics.median(values) for values in known(f"environment.host.{name}") if values]
-        if len(scores) == 2 and abs(scores[1] / scores[0] - 1) > _SCORE_LIMIT_FRACTION:
-            lines.append(f"{name} of the host is {scores[1] / scores[0]:.2f} times as long in B as in A")
     for code in ("project", "lmbench"):
         for side, is_dirty in zip("AB", known(f"environment.code.{code}.is_dirty"), strict=True):
             if any(is_dirty):

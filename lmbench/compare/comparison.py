@@ -33,13 +33,13 @@ from lmbench.compare.sides import (
     refuse_overlap,
     split_usable,
 )
-from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide, holm
+from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide
 from lmbench.errors import UsageError
 from lmbench.records.load import Run
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import Difference, differences
-from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, ratio_from, ratio_of
+from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, holm, ratio_from, ratio_of
 from lmbench.report.units import change_percent, percent_short
 
 #: A guard that fails in more of a side's rounds than this is no accident.
@@ -105,7 +105,6 @@ class CellComparison:
     slow: Sequence[SlowProcess]
     busy: str | None
     is_apart: bool
-    step_error_fraction: float
 
 
 @dataclass(frozen=True)
@@ -233,17 +232,8 @@ def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellCompa
         slow=slow_processes(rounds, figures[0].ratio) if rounds else [],
         # Rounds measure both sides under the same load, and take out drift from one side to the other.
         busy=busy_reason(a, b) if rounds is None else None,
-        step_error_fraction=statistics.median([_error_fraction(run) for run in (*a, *b)] or [0.0]),
         is_apart=rounds is None and earlier_side(a, b) is not None,
     )
-
-
-def _error_fraction(run: Run) -> float:
-    """Standard error of the median of a process's steps as a fraction, from its 95 % interval; 0 if unknown."""
-    step = run.record.phases.step
-    if step is None or not step.median_s or step.median_low_s is None or step.median_high_s is None:
-        return 0.0
-    return (step.median_high_s - step.median_low_s) / (4 * step.median_s)
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
@@ -307,17 +297,17 @@ def slow_processes(rounds: Sequence[tuple[Run, Run]], ratio: Ratio) -> list[Slow
 
 def _state(run: Run, rounds: Sequence[tuple[Run, Run]]) -> str:
     """Clock, power and load of a process beside the median of the others."""
+    others = [other for pair in rounds for other in pair if other is not run]
     texts = []
     for title, name, scale, unit in (
         ("SM clock", "device_state.close.sm_clock_hz", 1e-6, " MHz"),
         ("power", "device_state.mean_power_w", 1.0, " W"),
         ("load per core", "sweep.load_per_core", 1.0, ""),
     ):
-        value = value_at(run.record, name)
-        others = [known for pair in rounds for other in pair if (known := value_at(other.record, name)) is not None]
-        if value is not None and len(others) > 1:
-            others.remove(value)
-            texts.append(f"{title} {value * scale:.4g}{unit}, others {statistics.median(others) * scale:.4g}{unit}")
+        value, *rest = (value_at(process.record, name) for process in (run, *others))
+        known = [other * scale for other in rest if other is not None]
+        if value is not None and known:
+            texts.append(f"{title} {value * scale:.4g}{unit}, others {statistics.median(known):.4g}{unit}")
     return "; ".join(texts) or "clock, power and load were not recorded"
 
 

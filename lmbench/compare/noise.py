@@ -26,7 +26,7 @@ from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
-from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, ratio_of, std_of_logs
+from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, std_of_logs
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit, percent_short
@@ -46,18 +46,13 @@ class Noise(Struct, frozen=True):
 
     `std_fraction` is the spread between processes (of logarithms). `drift_fraction` is the change from the earlier half
     of the repeats to the later one. `floor_fraction` is the larger of that and of what 95 % of random splits into
-    halves stay under. `false_alarm_fraction` is the share of those splits whose 95 % interval excluded no change;
-    `consecutive_alarm_count` counts the same over `consecutive_count` comparisons of three repeats with the next three,
-    where a drift of the machine shows.
+    halves stay under.
     """
 
     n: int
     std_fraction: float
     drift_fraction: float
     floor_fraction: Annotated[float, Meta(ge=0)]
-    false_alarm_fraction: float
-    consecutive_alarm_count: int
-    consecutive_count: int
 
 
 class NoiseKey(Struct, frozen=True):
@@ -74,7 +69,6 @@ class NoiseEntry(Struct, frozen=True):
 
     key: NoiseKey
     cell: dict[str, Any]
-    last_measured_at: str
     metrics: dict[str, Noise]
 
 
@@ -90,7 +84,6 @@ class NoiseCell:
     """One configuration on one machine. `entry` is what noise.json holds of it, else the reason is in `problem`."""
 
     name: str
-    run_count: int
     entry: NoiseEntry | None
     problem: str
 
@@ -110,22 +103,12 @@ class Survey:
 
 def measure_noise(values: Sequence[float]) -> Noise:
     """The noise of one value a process, six at least, in the order they were measured."""
-    n, half = len(values), len(values) // 2
-    shuffled = np.random.default_rng(0).permuted(np.tile(values, (_SPLITS, 1)), axis=1)
-    splits = [ratio_of(row[:half], row[half : 2 * half]) for row in shuffled]
-    later = range(MIN_REPEATS, n - MIN_REPEATS + 1)
-    pairs = [ratio_of(values[i - MIN_REPEATS : i], values[i : i + MIN_REPEATS]) for i in later]
-    drift = math.log(ratio_of(values[:half], values[-half:]).point)
-    usual = float(np.quantile([abs(math.log(split.point)) for split in splits], CONFIDENCE))
-    return Noise(
-        n=n,
-        std_fraction=std_of_logs(logs_of(values)) or 0.0,
-        drift_fraction=math.expm1(drift),
-        floor_fraction=math.expm1(max(usual, abs(drift))),
-        false_alarm_fraction=sum(split.excludes_one for split in splits) / _SPLITS,
-        consecutive_alarm_count=sum(pair.excludes_one for pair in pairs),
-        consecutive_count=len(pairs),
-    )
+    logs, half = logs_of(values), len(values) // 2
+    shuffled = np.random.default_rng(0).permuted(np.tile(logs, (_SPLITS, 1)), axis=1)
+    splits = shuffled[:, :half].mean(axis=1) - shuffled[:, half : 2 * half].mean(axis=1)
+    drift = float(logs[-half:].mean() - logs[:half].mean())
+    usual = float(np.quantile(np.abs(splits), CONFIDENCE))
+    return Noise(len(values), std_of_logs(logs) or 0.0, math.expm1(drift), math.expm1(max(usual, abs(drift))))
 
 
 def noise_key(record: RunRecord) -> NoiseKey:
@@ -162,7 +145,7 @@ def survey(given: Sequence[str]) -> Survey:
                 mixed = mixture(usable)
                 problem = f"not repeats of one thing: {mixed[0]}" if mixed else ""
                 entry = None if mixed else _entry(key, usable)
-            cells.append(NoiseCell(cell.name, len(usable), entry, problem))
+            cells.append(NoiseCell(cell.name, entry, problem))
     return Survey(cells, left_out, home_of(runs))
 
 
@@ -173,7 +156,7 @@ def _entry(key: NoiseKey, runs: Sequence[Run]) -> NoiseEntry:
         if len(values) == len(runs):
             noises[metric.name] = measure_noise(values)
     subject = {name.rpartition(".")[2]: value_at(runs[0].record, name) for name in _SUBJECT}
-    return NoiseEntry(key, subject, max(run.record.started_at or "" for run in runs), noises)
+    return NoiseEntry(key, subject, noises)
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -232,8 +215,6 @@ _COLUMNS = (
     Column("spread", _PERCENT, "std_fraction"),
     Column("drift", _PERCENT, "drift_fraction"),
     Column("floor", _PERCENT, "floor_fraction"),
-    Column("alarms", _PERCENT, "false_alarm_fraction"),
-    Column("in a row", name="consecutive_alarms", is_extra=True),
     *(Column(f"detects with {n}", _PERCENT, f"detectable_{n}_fraction") for n in _REPEATS),
 )
 _MEANINGS = (
@@ -241,8 +222,6 @@ _MEANINGS = (
     Line("drift", "later half of the repeats against the earlier one"),
     Line("floor", "what 95 % of random splits into halves stay under, or the drift if that is more"),
     Line("", "compare calls nothing below it faster or slower"),
-    Line("alarms", "splits whose 95 % interval excluded no change (5 expected)"),
-    Line("in a row", "the same for three repeats against the next three"),
     Line("detects", "the change told from none in 95 % of cases with so many repeats a side"),
 )
 
@@ -256,11 +235,10 @@ def noise_answer(survey: Survey) -> Answer:
             problems.append(Line("no floor", f"{cell.name or 'the configuration'}: {cell.problem}"))
             continue
         noise = cell.entry.metrics[STEP.name]
-        fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, noise.false_alarm_fraction)
-        in_a_row = f"{noise.consecutive_alarm_count} of {noise.consecutive_count}"
         detectable = [detectable_fraction(noise.std_fraction, n) for n in _REPEATS]
         limits[cell.name] = max(noise.floor_fraction, detectable[0])
-        rows.append([cell.name or "(one)", cell.run_count, *fractions, in_a_row, *detectable])
+        fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, *detectable)
+        rows.append([cell.name or "(one)", noise.n, *fractions])
     left_out = [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
     if limits:
         least, most = min(limits, key=limits.__getitem__), max(limits, key=limits.__getitem__)

@@ -7,8 +7,9 @@ The evidence against "the typical difference is m" is a ratio of likelihoods, th
 whose size in units of the spread is N(0, g), over that of no difference (Lai, Annals of Statistics 4, 1976; that it may
 be looked at after every round: Perez-Ortiz et al., Annals of Statistics 52, 2024). Where no difference is allowed to
 come from noise that persists over rounds, as in a first-order process, evidence is the smallest against any of
-`_NOISES`: what could be a side's slow noise proves nothing. A difference beyond `_FAR` times the median counts as
-none: that depends on its size alone, which is the same in both directions where nothing changed.
+`_NOISES`: what could be a side's slow noise proves nothing. A difference counts for
+less from `_FAR` times the median on, and beyond twice that not at all: this depends on its size alone, which is the
+same in both directions where nothing changed.
 
 **The condition of the 5 %**: a side's own noise is independent from round to round, or persists with an
 autocorrelation up to 0.9, on one side or on both. What persists longer cannot be told from a change in so few rounds.
@@ -40,7 +41,6 @@ Of 10 000 simulated comparisons each, 60 rounds, gate 1 % (`python tests/experim
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -53,13 +53,11 @@ from lmbench.records.statistics import (
     EQUAL,
     EQUIVALENCE_CONFIDENCE,
     POWER,
-    STD_PER_MAD,
     Floats,
     Ratio,
     lag1_autocorrelation,
     logs_of,
     ratio_from,
-    std_of_logs,
 )
 
 #: Rounds after which the first look may decide.
@@ -69,14 +67,14 @@ _EFFECTS = (2.0, 50.0)
 #: Noise that no change may be taken for: autocorrelation from round to round, and the share of the noise that has it
 #: (all where both sides' noise persists, half where one side's does).
 _NOISES = ((0.0, 0.0), (0.5, 1.0), (0.9, 1.0), (0.9, 0.5))
-_FAR = 3.0
+_FAR = 2.2
 #: Ends of intervals are sought at these distances from the median, in standard deviations.
 _DISTANCES = np.geomspace(1e-3, 1e3, 700)
 #: Standard errors of an autocorrelation from which on it is told.
 _PERSISTS = 1.5
 #: An interval that reaches from an eighth to eight times the ratio bounds nothing.
 _NO_BOUND = 2 * math.log(8)
-_RESAMPLES = 200
+_RESAMPLES = 100
 _MAX_ROUNDS = 200
 
 
@@ -85,11 +83,28 @@ class RoundsRatio(Ratio):
     """A ratio of sides that were measured in turn, judged by the evidence of its rounds."""
 
     def lies_within(self, tolerance: float) -> bool:
-        return self.n_a >= FIRST_LOOK and bool(is_same(np.array(self.differences), tolerance))
+        if self.n_a < FIRST_LOOK or self.equal_low is None or self.equal_high is None:
+            return False
+        is_inside = max(1 / self.equal_low, self.equal_high) <= 1 + tolerance
+        return is_inside and bool(is_same(np.array(self.differences), tolerance))
 
     def needed(self, tolerance: float) -> int | None:
-        """Rounds, all together, see `rounds_needed`."""
-        return rounds_needed(self.differences, tolerance)
+        """Rounds, all together, after which 90 % of comparisons have a verdict where nothing changed; None above 200.
+
+        By simulation: the rule itself on rounds drawn from those that were seen, about their median, with signs by
+        chance, since both sides are alike then, each comparison with a spread that may be the true one (`repeats_for`).
+        Seeded: the same rounds give the same number.
+        """
+        seen = np.array(self.differences) - np.median(self.differences)
+        generator, size = np.random.default_rng(0), (_RESAMPLES, _MAX_ROUNDS)
+        drawn = generator.choice(seen, size) * generator.choice([-1.0, 1.0], size)
+        drawn *= np.sqrt((seen.size - 1) / generator.chisquare(seen.size - 1, (_RESAMPLES, 1)))
+
+        def has_power(rounds: int) -> bool:
+            return bool((is_same(drawn[:, :rounds], tolerance) | is_changed(drawn[:, :rounds])).mean() >= POWER)
+
+        numbers = map(int, np.geomspace(FIRST_LOOK, _MAX_ROUNDS, 18))
+        return next((rounds for rounds in numbers if has_power(rounds)), None)
 
 
 def is_same(differences: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
@@ -121,7 +136,8 @@ def _threshold(confidence: float) -> float:
 def log_evidence(differences: Floats) -> Floats:
     """The logarithm of the evidence of all rounds (the last axis) against "no difference"."""
     sizes, n = np.abs(differences), differences.shape[-1]
-    x = np.where(sizes > _FAR * np.median(sizes, axis=-1, keepdims=True), 0.0, differences)
+    medians = np.maximum(np.median(sizes, axis=-1, keepdims=True), EQUAL)
+    x = differences * np.clip(2 - sizes / (_FAR * medians), 0, 1)
     squares = np.maximum((x * x).sum(axis=-1), EQUAL**2)
 
     def log_likelihood(rest: Floats) -> Floats:
@@ -164,10 +180,9 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     differences: Floats = logs_b - logs_a
     n, center, std = differences.size, float(np.median(differences)), float(differences.std())
     point, rounds = ratio_from(center), tuple(differences.tolist())
-    std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
     if n < 2 or std < EQUAL:
         end, p = (point, float(abs(center) < EQUAL)) if n > 1 else (None, None)
-        return RoundsRatio(point, end, end, p, n, n, std_a, std_b, end, end, rounds)
+        return RoundsRatio(point, end, end, p, n, n, None, None, end, end, rounds)
     # No change is one of the points, so that the interval excludes it where the test does.
     points = np.sort(np.concatenate([center - std * _DISTANCES, [center, 0.0], center + std * _DISTANCES]))
     evidence = log_evidence(differences - points[:, None])
@@ -184,28 +199,6 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     series = (logs_a, logs_b, differences)
     persistence = tuple(lag1_autocorrelation(values.tolist(), float(values.mean())) or 0.0 for values in series)
     return RoundsRatio(
-        point, *interval(CONFIDENCE), p, n, n, std_a, std_b, *interval(EQUIVALENCE_CONFIDENCE), rounds,
+        point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds,
         persistence if persistence[-1] > _PERSISTS / math.sqrt(n) else (),
     )  # fmt: skip
-
-
-def rounds_needed(differences: Sequence[float], tolerance: float) -> int | None:
-    """Rounds, all together, after which 90 % of comparisons have a verdict where nothing changed; None above 200.
-
-    By simulation: the rule itself on rounds drawn from those that were seen, about their median, with signs by chance,
-    since both sides are alike then, each comparison with a spread that may be the true one (`repeats_for`). Seeded: the
-    same rounds give the same number.
-    """
-    seen = np.array(differences) - np.median(differences)
-    generator, size = np.random.default_rng(0), (_RESAMPLES, _MAX_ROUNDS)
-    drawn = generator.choice(seen, size) * generator.choice([-1.0, 1.0], size)
-    # Few rounds are smoothed (Silverman, Density Estimation, 1986, 3.31), by the spread without what lies far out.
-    spread = min(float(np.std(seen, ddof=1)), STD_PER_MAD * float(np.median(np.abs(seen))))
-    drawn += generator.normal(0.0, 0.9 * spread * seen.size**-0.2, size)
-    drawn *= np.sqrt((seen.size - 1) / generator.chisquare(seen.size - 1, (_RESAMPLES, 1)))
-
-    def has_power(rounds: int) -> bool:
-        return bool((is_same(drawn[:, :rounds], tolerance) | is_changed(drawn[:, :rounds])).mean() >= POWER)
-
-    rounds = bisect_left(range(_MAX_ROUNDS + 1), True, lo=FIRST_LOOK, key=has_power)
-    return rounds if rounds <= _MAX_ROUNDS else None

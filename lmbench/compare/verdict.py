@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import TIME_WORDS
@@ -36,19 +33,6 @@ class Decision(NamedTuple):
 
     word: str
     reason: str
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values, in the order given: below 0.05 with at most 5 % for any false one among them.
-
-    Sequential rejection (Holm, Scandinavian Journal of Statistics 6, 1979): the k-th smallest of m is multiplied by
-    m - k + 1, and no adjusted value is below that of a smaller p.
-    """
-    order = np.argsort(p_values, kind="stable")
-    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return [float(p) for p in adjusted]
 
 
 def decide(  # noqa: PLR0911 (the order of decisions)
@@ -100,6 +84,8 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
     reach = f"the interval {limits} includes 0 and reaches beyond {gate}"
+    if ratio.low is not None and ratio.high is not None and max(1 / ratio.low, ratio.high) < 1 + tolerance:
+        reach = f"the interval {limits} lies within {gate}, but rounds far out leave that open"
     if ratio.low is None:
         reach = f"{ratio.n_a} rounds bound nothing yet ({change} so far)"
     if ratio.persistence:

@@ -224,6 +224,19 @@ def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return Ratio(ratio_from(difference), low, high, p, len(a), len(b), std_a, std_b, equal_low, equal_high)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order given: below 0.05 with at most 5 % for any false one among them.
+
+    Sequential rejection (Holm, Scandinavian Journal of Statistics 6, 1979): the k-th smallest of m is multiplied by
+    m - k + 1, and no adjusted value is below that of a smaller p.
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(p) for p in adjusted]
+
+
 def detectable_fraction(std: float, repeats: int) -> float:
     """The change that two sides of `repeats` processes each tell from none in 95 % of cases.
 

@@ -164,7 +164,7 @@ def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
         make_run(tmp_path / "b", step_s * factor, started_at=start)
     if has_floor:
         key = noise_key(load_run(next((tmp_path / "a").iterdir())).record)
-        store_noise(tmp_path, [NoiseEntry(key, {}, "", {"step_s": measure_noise([*TIMES, *TIMES])})])
+        store_noise(tmp_path, [NoiseEntry(key, {}, {"step_s": measure_noise([*TIMES, *TIMES])})])
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.verdict == verdict
     assert any("all runs of A came before" in note for note in cell.notes) != is_turned

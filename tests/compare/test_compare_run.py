@@ -12,8 +12,6 @@ import pytest
 from warm_servers import warm_servers
 
 from lmbench.cli import main
-from lmbench.commands.compare_run import parse_budget
-from lmbench.errors import UsageError
 from lmbench.records.codec import decode_run
 from lmbench.sweep.executor import End
 
@@ -25,13 +23,9 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 class Measured:
     """Servers whose processes leave a record at once: a step time of `step_s(side, round)`, or an outcome."""
 
-    def __init__(self, step_s, error_fraction):
+    def __init__(self, step_s):
         self.step_s = step_s
-        self.error_fraction = error_fraction
-        self.started = []
-        self.words = {}
-        self.variables = {}
-        self.window_s = {}
+        self.started, self.words, self.variables, self.window_s = [], {}, {}, {}
         self.rounds = 0
 
     def begin_round(self, rounds_to_come):
@@ -56,10 +50,6 @@ class Measured:
         self.window_s[name] = options.get("measure.min_window_s")
         found = self.step_s(side, at)
         more = {"outcome": found, "exit_code": 1} if isinstance(found, str) else {}
-        if self.error_fraction and not more:
-            half_s = 2 * self.error_fraction * found
-            more = {"phases__step__median_low_s": found - half_s, "phases__step__median_high_s": found + half_s}
-            more["phases__step__median_s"] = found
         make_run(Path(options["measure.results_dir"]), 1.0 if more else found, run_id=run_id, **more)
         return End(more.get("exit_code", 0), "itself", 100.0, 101.0)
 
@@ -73,8 +63,8 @@ def compare_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
 
-    def run(step_s, *words, error_fraction=None):
-        servers = Measured(step_s, error_fraction)
+    def run(step_s, *words):
+        servers = Measured(step_s)
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         return main(["compare", "--run", *map(str, words)]), servers
 
@@ -100,19 +90,18 @@ def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdi
     assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
 
 
-def test_windows_are_short_until_the_noise_within_them_takes_longer_ones_and_only_the_first_round_probes(compare_run):
-    # Each process's own steps show the noise that the rounds show.
-    step_s = noisy(0.01)
-    _, servers = compare_run(step_s, "a.yaml", "--name", "c", "--budget", "10m", error_fraction=0.02)
+def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
+    _, servers = compare_run(noisy(0.03, 0.3), "a.yaml", "--name", "c")
     windows_s = [servers.window_s[f"A{at}"] for at in range(len(servers.started) // 2)]
-    assert windows_s[:3] == ["0.5", "0.5", "1"]
+    assert windows_s[:2] == ["0.5", "0.5"]
     assert windows_s == sorted(windows_s, key=float)
+    assert float(windows_s[-1]) >= 2
     assert ["--measure.probe_steps=0" in servers.words[name] for name in ("A0", "B0", "A1", "B1")] == [0, 0, 1, 1]
-    _, quiet = compare_run(step_s, "a.yaml", "--name", "d", "--budget", "10m")
+    _, quiet = compare_run(noisy(), "a.yaml", "--name", "d")
     assert {quiet.window_s[name] for name in quiet.started} == {"0.5"}
-    _, chosen = compare_run(step_s, "a.yaml", "--measure.steps", "7", "--name", "e", "--budget", "0.001s")
+    _, chosen = compare_run(noisy(), "a.yaml", "--measure.steps", "7", "--name", "e", "--budget", "0.001s")
     assert "--measure.steps=7" in chosen.words["A0"]
-    assert not any(word.startswith("--measure.min_window_s") for word in chosen.words["A0"])
+    assert chosen.window_s["A0"] is None
 
 
 def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, monkeypatch, capsys):
@@ -137,18 +126,16 @@ def test_each_side_gets_its_configuration_and_options_and_both_the_common_ones(c
     assert "--data.batch_size=2" in servers.words["B0"]
 
 
-@pytest.mark.parametrize(("effect", "code", "word"), [(0.02, 10, "slower"), (-0.02, 0, "faster")])
+@pytest.mark.parametrize(("effect", "code", "word"), [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -")])
 def test_a_change_ends_it_and_is_the_exit_code(compare_run, capsys, effect, code, word):
-    found, servers = compare_run(noisy(effect=effect), "a.yaml", "--name", "c", "--json")
+    ended, servers = compare_run(noisy(effect=effect), "a.yaml")
     captured = capsys.readouterr()
-    record = json.loads(captured.out)
-    assert (found, record["verdict"], record["cells"][0]["by_rounds"]) == (code, word, True)
-    assert len(servers.started) <= 40
+    assert (ended, word in captured.out, len(servers.started) <= 40) == (code, True, True)
     assert "lmbench: compare: round 4, " in captured.err
 
 
 def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_from_there(compare_run, capsys):
-    step_s = noisy(0.01, seed=5)
+    step_s = noisy(0.005, seed=5)
     code, servers = compare_run(step_s, "a.yaml", "--name", "c", "--budget", "0.001s")
     assert (code, servers.started) == (11, ["A0", "B0"])
     assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in capsys.readouterr().err
@@ -172,11 +159,10 @@ def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_r
     assert "A4" in servers.started
 
 
-@pytest.mark.parametrize("outcome", ["error", "oom"])
-def test_a_side_that_does_not_run_ends_it_after_one_round(compare_run, capsys, outcome):
-    code, servers = compare_run(lambda side, at: outcome if side == "B" else 0.05, "a.yaml")
+def test_a_side_that_does_not_run_ends_it_after_one_round(compare_run, capsys):
+    code, servers = compare_run(lambda side, at: "oom" if side == "B" else 0.05, "a.yaml")
     assert (code, servers.started) == (11, ["A0", "B0"])
-    assert f"no run of B counts: outcome {outcome}" in " ".join(capsys.readouterr().out.split())
+    assert "no run of B counts: outcome oom" in " ".join(capsys.readouterr().out.split())
 
 
 def test_revisions_are_checked_out_and_kept_as_commits(compare_run, tmp_path, monkeypatch):
@@ -213,6 +199,7 @@ def test_variables_make_environments_whose_servers_are_ready_before_either_side_
         (["nowhere.yaml"], "config 'nowhere.yaml' is no file and no shipped configuration"),
         (["a.yaml@size"], "give a configuration, and its options as CONFIG@NAME=VALUE"),
         (["a.yaml", "--budget", "10"], "--budget is '10'; give a duration above 0"),
+        (["a.yaml", "--budget", "0s"], "--budget is '0s'"),
         (["a.yaml", "--revision", "x", "y"], "is in no git repository"),
         (["a.yaml@data.x=1", "--data.x", "2"], "--data.x is for both sides, and one has its own"),
         (["a.yaml", "--name", "a/b"], "only letters, digits"),
@@ -239,13 +226,6 @@ def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run
     assert "it has its options already" in capsys.readouterr().err
     assert main(["sweep", "results/c"]) == 2
     assert "has sides to compare; `lmbench compare --run FOLDER` goes on with it" in capsys.readouterr().err
-
-
-def test_budgets_are_durations():
-    assert [parse_budget(text) for text in ("90s", "10m", " 1.5h ")] == [90, 600, 5400]
-    for text in ("0s", "10", "m", "1d"):
-        with pytest.raises(UsageError):
-            parse_budget(text)
 
 
 def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):

@@ -110,14 +110,6 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
             compared(tmp_path / "a", path)
 
 
-def test_a_side_on_which_no_run_counts_is_undecided(tmp_path):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", TIMES, outcome="oom")
-    found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.verdict == "undecided"
-    assert found.cells[0].reasons == ["no run of B counts: outcome oom"]
-
-
 def test_runs_of_one_process_are_one_sample(tmp_path):
     make_runs(tmp_path / "a", TIMES)
     make_runs(tmp_path / "b", TIMES, pid=77)
@@ -146,12 +138,14 @@ def test_cells_of_two_sweeps_meet_by_their_axes(tmp_path):
     assert (found.verdict, found.family) == ("slower", 2)
 
 
-def test_cells_out_of_memory_on_both_sides_are_listed_and_not_judged(tmp_path):
-    for side in "ab":
+def test_cells_out_of_memory_on_both_sides_are_not_judged_and_on_one_side_undecided(tmp_path):
+    for side, outcome in (("a", "ok"), ("b", "oom")):
         make_sweep(tmp_path / side, {"small": TIMES})
+        make_sweep(tmp_path / side, {"large": TIMES}, outcome=outcome)
         make_sweep(tmp_path / side, {"xl": TIMES}, outcome="oom")
     found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.verdict == "same"
+    assert verdicts(found) == {"size small": "same", "size large": "undecided"}
+    assert found.cells[1].reasons == ["no run of B counts: outcome oom"]
     reason = "no run of A counts: outcome oom; no run of B counts: outcome oom"
     assert found.neither == [{"name": "size xl", "reason": reason}]
 
@@ -200,15 +194,12 @@ def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
     assert [str(d) for d in found.cells[0].differences] == ["sweep.environment: main -> branch"]
 
 
-def test_unrelated_runs_meet_by_their_configuration(tmp_path):
+def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_common_are_refused(tmp_path):
     for side, times in (("a", TIMES), ("b", SLOWER)):
         for size in ("small", "medium"):
             make_runs(tmp_path / side, times, config__model__size=size, config__measure__results_dir=side)
     assert verdicts(compared(tmp_path / "a", tmp_path / "b")) == {"size small": "slower", "size medium": "slower"}
-
-
-def test_sides_without_a_cell_in_common_are_refused(tmp_path):
-    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
-    make_sweep(tmp_path / "b", {"large": TIMES, "xl": TIMES})
+    make_sweep(tmp_path / "c", {"small": TIMES, "medium": TIMES})
+    make_sweep(tmp_path / "d", {"large": TIMES, "xl": TIMES})
     with pytest.raises(UsageError, match=r"no cell in common: A has 2 .such as 'size small'"):
-        compared(tmp_path / "a", tmp_path / "b")
+        compared(tmp_path / "c", tmp_path / "d")

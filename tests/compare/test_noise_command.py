@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 from comparison_runs import make_run, make_runs, make_sweep
@@ -25,7 +26,7 @@ def test_floors_are_stored_beside_the_results_and_found(tmp_path, capsys):
     assert main(["noise", str(tmp_path / "results")]) == 0
     captured = capsys.readouterr()
     assert f"stored in {tmp_path / 'results' / 'noise.json'}" in captured.err
-    assert "Step time against itself" in captured.out
+    assert re.search(r"so +changes under 0.[0-9]+ % cannot be told here with 3 repeats$", captured.out.strip())
     (entry,) = stored(tmp_path / "results")
     assert entry["metrics"]["step_s"]["n"] == 8
     assert entry["metrics"]["run_peak_allocated_bytes"]["floor_fraction"] == 0
@@ -51,16 +52,6 @@ def test_a_floor_belongs_to_host_device_and_settings_not_to_the_code(tmp_path, c
     assert (Floors(runs).floor([other], "step_s") is not None) == is_known
 
 
-def test_measuring_again_replaces_the_floor_of_the_same_configuration_only(tmp_path):
-    make_runs(tmp_path / "one", TIMES)
-    make_runs(tmp_path / "two", TIMES, config__data__batch_size=8)
-    for folder in ("one", "two", "one"):
-        assert main(["noise", str(tmp_path / folder), str(tmp_path / folder)]) == 0
-    assert len(stored(tmp_path / "one")) == 1
-    assert main(["noise", str(tmp_path)]) == 0
-    assert len(stored(tmp_path)) == 2
-
-
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, capsys):
     folder = tmp_path / "s"
     make_sweep(folder, {"small": TIMES, "medium": TIMES[:4], "large": TIMES})
@@ -75,7 +66,8 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
         make_run(folder / "runs", 0.07, guards=[{"name": "g", "status": "fail"}], **in_small): "guard g failed",
         make_run(folder / "runs", 0.07, is_profiled=True, **in_small): "under a profiler: its step times are in no",
     }
-    assert main(["noise", str(folder)]) == 0
+    # Measured again, a floor takes the place of the one before.
+    assert main(["noise", str(folder)]) == main(["noise", str(folder)]) == 0
     out = capsys.readouterr().out
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
     assert "no floor     size medium: 4 repeats that count; a noise floor takes 6" in out
