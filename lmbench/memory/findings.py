@@ -26,7 +26,7 @@ from lmbench.memory.recorded import (
     read_notes,
 )
 from lmbench.memory.replay import BEFORE, Replay, replay
-from lmbench.memory.snapshot import NO_STACK, Frame, read_snapshot
+from lmbench.memory.snapshot import NO_STACK, Stack, read_snapshot
 from lmbench.memory.stacks import user_frame
 from lmbench.records.guard import Guard, at_most
 from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
@@ -152,9 +152,9 @@ class Findings:
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
         return rows.sort_values("total_bytes", ascending=False, kind="stable", ignore_index=True)
 
-    def frames_of(self, stack: int) -> list[Frame]:
+    def frames_of(self, stack: int) -> Stack:
         """A stack's frames from the innermost; none where nobody looked."""
-        return [] if stack == NO_STACK else self.played.stacks[stack]
+        return () if stack == NO_STACK else self.played.stacks[stack]
 
     @cached_property
     def saved_storages(self) -> Any:

@@ -14,7 +14,7 @@ import pandas as pd
 from msgspec.structs import astuple
 
 from lmbench.memory.allocator import ROUNDED_TO_BYTES
-from lmbench.memory.snapshot import NO_STACK, Entry, Frame, Snapshot, different_stacks
+from lmbench.memory.snapshot import NO_STACK, Entry, Snapshot, Stack, different_stacks
 from lmbench.records.intervals import Integers
 
 #: A block's start before the first entry.
@@ -38,7 +38,7 @@ class Replay:
     actions: Any
     time_us: Integers
     blocks: Any
-    stacks: list[list[Frame]]
+    stacks: list[Stack]
     allocated_bytes: Integers
     requested_bytes: Integers
     reserved_bytes: Integers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ import pandas as pd
 
 from lmbench.memory.recorded import CATEGORIES, Category
 from lmbench.memory.replay import BEFORE, Replay
-from lmbench.memory.snapshot import NO_STACK, Frame
+from lmbench.memory.snapshot import NO_STACK, Stack
 
 #: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
 #: several frames the innermost counts: a forward in the closure that an optimizer's step calls is a forward.
@@ -57,9 +57,8 @@ _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:cal
 _CALLING = "/torch/nn/modules/module.py"
 
 
-def frame_lines(frames: Iterable[Frame]) -> Iterator[str]:
+def frame_lines(frames: Stack) -> Iterator[str]:
     """A stack for a reader, from the innermost: the operator, where C++ frames name it, and the frames of Python."""
-    frames = list(frames)
     operator = next(filter(None, (_OPERATOR.match(frame.name) for frame in frames)), None)
     if operator is not None:
         yield f"aten::{operator[1]}"
@@ -68,7 +67,7 @@ def frame_lines(frames: Iterable[Frame]) -> Iterator[str]:
             yield str(frame)
 
 
-def user_frame(frames: list[Frame]) -> str:
+def user_frame(frames: Stack) -> str:
     """The innermost frame of the user's code, or of a library's that holds models; without one, the operator, or the
     innermost frame of PyTorch's modules."""
     users = (str(frame) for frame in frames if frame.is_python and not _LIBRARY.search(frame.path))
@@ -117,7 +116,7 @@ class StackRoles:
                 yield names[first], first, past
 
 
-def _roles_of_stacks(stacks: Sequence[list[Frame]]) -> Any:
+def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
     """The role of each stack, and in the last place, which NO_STACK names, that of none."""
     functions = {(frame.filename, frame.name): frame.path for frames in stacks for frame in frames}
     # A constructor of a module calls no function that is only for modules: its file has a forward too.
