@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,13 @@ def lines_of(text: str, source: str) -> dict[str, str]:
     """Where each setting of a YAML text stands (`mine.yaml:3`), by its dotted name without `init_args`."""
     import yaml
 
-    places = dict[str, str]()
+    places, walked = dict[str, str](), set[int]()
 
     def walk(node: yaml.Node | None, name: str) -> None:
+        # An anchor's content once, however often it is named.
+        if id(node) in walked:
+            return
+        walked.add(id(node))
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 path = ".".join(part for part in (name, str(key.value)) if part not in ("", "init_args"))
@@ -84,7 +89,8 @@ def lines_of(text: str, source: str) -> dict[str, str]:
             for item in node.value:
                 walk(item, name)
 
-    walk(yaml.compose(text, yaml.SafeLoader), "")
+    with suppress(RecursionError):
+        walk(yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), "")
     return places
 
 

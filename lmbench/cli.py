@@ -21,7 +21,7 @@ from lmbench.masking import keep_words_secret, masked_message
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
 #: Commands that measure in processes; with `--run` or `--config` others do.
-_STARTS_RUNS = {*MEASURING, "sweep", "noise", "overhead", "selfcheck", "nsys"}
+_STARTS_RUNS = {*MEASURING, "sweep", "overhead", "selfcheck", "nsys"}
 #: With one of these a command's standard output is for programs, and holds nothing else.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 

@@ -41,7 +41,7 @@ OPTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "result": (
         ("--measure.results_dir", "DIR", "where result folders go (results)"),
         ("--measure.run_id", "NAME", "name of the result folder (one is made up)"),
-        ("--wandb.mode", "NAME", "offline (a W&B run beside the result), online, disabled"),
+        ("--wandb.mode", "NAME", "offline (the default of who has a key), online, disabled"),
         ("--print_config", "", "all settings as YAML, and nothing else"),
         ("--json", "", "the record on standard output"),
         ("--quiet", "", "only the result's folder on standard output"),

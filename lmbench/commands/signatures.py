@@ -90,6 +90,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "config", words[0]
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if word.startswith("-") and name.strip("-"):
+        # A negative number is a value.
+        if word.startswith("-") and name.strip("-")[:1].isalpha():
             value = value if equals else "".join(words[place + 1 : place + 2])
             yield "config" if name == "-c" else name.lstrip("-").removesuffix("+"), value

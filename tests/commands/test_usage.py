@@ -98,10 +98,9 @@ def test_options_are_spelt_in_one_way_and_understood_in_both(command, capsys):
     assert not re.findall(r"--[a-z_.]+-[a-z]", printed)
 
 
-def test_a_dash_in_an_option_is_an_underscore(capsys):
-    assert main(["sweep", "tiny_warmup", "--dry-run"]) == 0
-    assert "--data.batch_size=3" not in capsys.readouterr().out
-    assert main(["sweep", "tiny_warmup", "--dry_run", "--data.batch-size=3"]) == 0
+def test_a_dash_in_an_option_is_an_underscore(monkeypatch, capsys):
+    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
+    assert main(["sweep", "tiny_warmup", "--dry-run", "--data.batch-size=3"]) == 0
     assert "--data.batch_size=3" in capsys.readouterr().out
 
 

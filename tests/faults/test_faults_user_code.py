@@ -28,13 +28,10 @@ def fit(tmp_path, capsys, *words):
 HOOKS = {
     # hook: times it was called before, phase, steps kept, steps of the window
     "setup": (0, "setup", 0, None),
-    "on_fit_start": (0, "setup", 0, 0),
     "on_train_start": (0, "setup", 0, 0),
     "on_train_batch_start": (8, "other", 8, 5),
-    "on_before_optimizer_step": (8, "other", 8, 5),
     "on_train_batch_end": (8, "other", 8, 5),
     "on_train_end": (0, "other", WINDOW, 20),
-    "on_fit_end": (0, "other", WINDOW, 20),
     "teardown": (0, "other", WINDOW, 20),
 }
 
@@ -72,15 +69,8 @@ def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(d
 def foreign(tmp_path, capsys, *words):
     """A run of a module and data of the user's own."""
     own = ["--model", "planted_faults.Net", "--data", "planted_faults.Data", "--trainer.accelerator", "cpu"]
-    own += [
-        "--trainer.logger",
-        "false",
-        "--measure.warmup_steps",
-        "3",
-        "--measure.results_dir",
-        str(tmp_path / "results"),
-    ]
-    code = main(["fit", *own, *QUICK, *words])
+    own += ["--trainer.logger=false", "--measure.warmup_steps=3"]
+    code = main(["fit", *own, *QUICK, "--measure.results_dir", str(tmp_path / "results"), *words])
     return code, load_run(next(tmp_path.glob("results/*"))), capsys.readouterr()
 
 

@@ -100,19 +100,6 @@ def test_a_mistake_is_told_in_one_line(spec, said, tree, monkeypatch):
         resolve({"x": spec})
 
 
-def test_a_python_without_lmbench_is_told(tmp_path, capsys):
-    bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'lmbench'\" >&2\nexit 1\n")
-    bare.chmod(0o755)
-    file = tmp_path / "study.yaml"
-    file.write_text(f"environments: {{x: {{python: {bare}}}}}\n")
-    assert main(["sweep", str(file), "--results_dir", str(tmp_path / "r")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"lmbench: environment x: {bare} finds no lmbench that works: ModuleNotFoundError: No module named 'lmbench'"
-    )
-    assert not (tmp_path / "r").exists()
-
-
 def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):
     def ids(where):
         content = {"environments": {"x": {"revision": "HEAD", "tree": str(where)}}}

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from lmbench.sweep.folder import MARK, SweepFolder, read_sweep_folder
 ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
 
-def go_on(tmp_path: Path) -> list[str]:
+def go_on(tmp_path):
     """Begin a sweep of one run here, or go on with it; returns the runs that were measured."""
     servers = SimulatedServers(lambda name: "ok")
     sweep(tmp_path, servers, ONE)
@@ -28,12 +27,12 @@ def go_on(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The folder of the only run of a sweep that was begun here."""
     return tmp_path / "sim" / "runs" / go_on(tmp_path)[0]
 
 
-def says_running(run: Path, pid: int, start_s: float | None) -> None:
+def says_running(run, pid, start_s):
     record = {"schema_version": 1, "outcome": "running", "pid": pid, "process_start_s": start_s, "boot_id": boot_id()}
     (run / "run.json").write_text(json.dumps(record))
 
@@ -48,8 +47,8 @@ def says_running(run: Path, pid: int, start_s: float | None) -> None:
     ],
 )
 def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_started_it(
-    mark: str | None, knows_start: bool, told: str | None, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    mark, knows_start, told, run, tmp_path, capsys
+):
     variables = {} if mark is None else {MARK: SweepFolder(tmp_path / mark).mark[MARK]}
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **variables}) as sleeper:
         says_running(run, sleeper.pid, process_start_s(sleeper.pid) if knows_start else None)
@@ -63,9 +62,7 @@ def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_s
 
 @pytest.mark.parametrize("plant", [os.link, os.symlink, lambda _, path: os.mkfifo(path)], ids=["hard", "soft", "pipe"])
 @pytest.mark.parametrize("name", [".lock", "attempts.txt"])
-def test_a_file_that_lies_elsewhere_is_neither_emptied_nor_appended_to(
-    name: str, plant: Callable[[Path, Path], None], run: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_lies_elsewhere_is_neither_emptied_nor_appended_to(name, plant, run, tmp_path):
     (tmp_path / "private").write_text("mine")
     (run.parents[1] / name).unlink()
     plant(tmp_path / "private", run.parents[1] / name)
@@ -75,7 +72,7 @@ def test_a_file_that_lies_elsewhere_is_neither_emptied_nor_appended_to(
 
 
 @pytest.mark.parametrize("name", ["runs", "compile_cache"])
-def test_a_folder_behind_a_link_is_neither_written_nor_run(name: str, run: Path, tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_is_neither_written_nor_run(name, run, tmp_path):
     elsewhere, link = tmp_path / "elsewhere", run.parents[1] / name
     if link.exists():
         link.rename(elsewhere)
@@ -92,7 +89,7 @@ def test_a_folder_behind_a_link_is_neither_written_nor_run(name: str, run: Path,
     assert sorted(elsewhere.rglob("*")) == before
 
 
-def test_compiled_code_that_lies_there_is_removed_before_anything_runs(run: Path, tmp_path: Path) -> None:
+def test_compiled_code_that_lies_there_is_removed_before_anything_runs(run, tmp_path):
     planted = run.parents[1] / "compile_cache" / "launcher.so"
     planted.parent.mkdir()
     planted.touch()
@@ -117,8 +114,8 @@ FOREIGN = {
 @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
 @pytest.mark.parametrize("what", FOREIGN)
 def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
-    what: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    what, words, tmp_path, monkeypatch, capsys
+):
     file, config, shown = FOREIGN[what]
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('ran', 'w')")
@@ -136,12 +133,10 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch, capsys):
     folder = (tmp_path / "sim").rename(tmp_path / "moved")
 
-    def refusal() -> str | None:
+    def refusal():
         try:
             read_sweep_folder(folder)
         except UsageError as error:

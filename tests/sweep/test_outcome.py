@@ -6,12 +6,10 @@ import os
 
 import pytest
 
-from lmbench.cli import main
 from lmbench.instruments.compiling import empty_cache
 from lmbench.instruments.milestones import begin, clock_s, milestones, reach
 from lmbench.records.codec import as_dict
 from lmbench.records.field import PerPhase
-from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import PhaseSummary, Window
 from lmbench.records.process import process_start_s
 from lmbench.records.run import SCHEMA_VERSION, Compile, Milestones, RunRecord
@@ -65,18 +63,6 @@ def test_milestones_are_dated_from_the_processs_beginning():
     began_s = process_start_s(os.getpid())
     assert began_s is not None
     assert before_s - began_s <= found.started_s <= clock_s() - began_s
-
-
-def test_a_run_passes_its_milestones_in_order_and_copies_no_weights_back_when_it_is_over(tmp_path, monkeypatch):
-    from lmbench.model.language_model import LanguageModel
-
-    monkeypatch.setattr(LanguageModel, "cpu", lambda self: pytest.fail("moved"))
-    words = ["--measure.steps", "3", "--measure.min_window_s", "0", "--measure.results_dir", str(tmp_path), "--quiet"]
-    assert main(["fit", "--config", "smoke", *words]) == 0
-    (path,) = find_runs([tmp_path])
-    found = [getattr(load_run(path).record.milestones, name) for name in Milestones.__struct_fields__]
-    assert None not in found
-    assert found == sorted(found)
 
 
 def test_an_empty_folder_that_was_set_is_as_good_as_a_private_cache(tmp_path, monkeypatch):

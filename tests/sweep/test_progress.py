@@ -15,11 +15,6 @@ from lmbench.sweep.progress import Progress, announcement, least_s
 GRID = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 5, "timeout_s": 60}
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def progress_on(stream):
     plan = make_plan("x", sweep_from(GRID))
     return Progress(plan, stream), list(plan.jobs())
@@ -43,19 +38,6 @@ def test_a_line_for_each_run_says_how_it_ended_what_is_left_and_a_reason_once():
     assert 0 < len(reason) <= 3
     assert all(line.startswith("        ") and len(line) <= 80 for line in reason)
     assert again.endswith(jobs[5].name)
-
-
-def test_a_terminals_last_line_fits_it_and_is_gone_at_the_end(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "xterm")
-    progress, jobs = progress_on(terminal := Terminal())
-    progress.running(jobs[0], 3.0)
-    progress.noted("writing for W&B: 0 of 4")
-    progress.close()
-    running, writing, *rest = terminal.getvalue().split("\r")[1:]
-    assert ("running for 3.0 s" in running, writing.strip()) == (True, "writing for W&B: 0 of 4")
-    assert max(len(running), len(writing)) <= 40
-    assert [line.strip() for line in rest] == ["", ""]
 
 
 def test_the_least_time_and_what_runs_took_say_what_is_left():

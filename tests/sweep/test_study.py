@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -155,12 +155,9 @@ def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsew
     finished = {name: run.record.started_at for name, run in left.items() if run.record.sweep is not None}
     assert left[going_on].outcome == "killed"
     assert len(finished) >= 2
-    with tarfile.open(tmp_path / "study.tar", "w") as archive:
-        archive.add(here, "study")
+    shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
-    with tarfile.open(tmp_path / "study.tar") as archive:
-        archive.extractall(tmp_path / "there", filter="data")
     assert sweep(there) == 0
     after = runs(there)
     assert [run.outcome for run in after.values()] == ["ok"] * 4
@@ -173,16 +170,14 @@ def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsew
 def test_a_stopped_sweep_closes_the_running_cell_and_does_it_again_later(start, sweep, tmp_path):
     folder = tmp_path / "study"
     words = [write(tmp_path, GRID.replace("s: 2", "s: 1")), "--results_dir", tmp_path, "--measure.min_window_s=1"]
-    for attempt, signum, code in ((1, signal.SIGINT, 130), (2, signal.SIGTERM, 143)):
-        process = start(*words)
-        going_on = wait_for(0, folder, process)
-        process.send_signal(signum)
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, "Traceback" in err, "of 2 runs" in out) == (code, False, True)
-        left = runs(folder)[going_on]
-        assert (left.outcome, left.record.sweep.attempt) == ("interrupted", attempt)
-        # With the folder's name alone it goes on, with the options that were given then.
-        words = [folder]
+    process = start(*words)
+    going_on = wait_for(0, folder, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in err, "of 2 runs" in out) == (130, False, True)
+    left = runs(folder)[going_on]
+    assert (left.outcome, left.record.sweep.attempt) == ("interrupted", 1)
+    # With the folder's name alone it goes on, with the options that were given then.
     assert sweep(folder) == 0
     after = runs(folder).values()
     assert [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after] == [("ok", 1)] * 2
@@ -213,19 +208,12 @@ def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_wo
     assert replayed.record.config == by_mode["forward"].config
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("matrix: {model.sizee: [tiny]}\n", "did you mean --model.size?"),
-        ("matrix: {measure.steps: [3, many]}\n", "measure.steps is 'many'"),
-    ],
-)
-def test_what_the_command_line_rejects_is_told_before_anything_runs(text, said, sweep, tmp_path, capsys):
-    path = write(tmp_path, text)
+def test_a_value_that_the_command_line_rejects_is_told_before_anything_runs(sweep, tmp_path, capsys):
+    path = write(tmp_path, "matrix: {measure.steps: [3, many]}\n")
     assert [sweep(path, "--results_dir", tmp_path / "r", *dry) for dry in ([], ["--dry_run"])] == [2, 2]
     error, same = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
     assert error == same
-    assert said in error
+    assert "measure.steps is 'many'" in error
     assert not (tmp_path / "r").exists()
 
 
@@ -244,10 +232,8 @@ def study(sweep, no_account, tmp_path, capsys):
 def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(
     study, tmp_path, monkeypatch, capsys
 ):
-    broken = tmp_path / "site" / "wandb.py"
-    broken.parent.mkdir()
-    broken.write_text("raise ImportError('this wandb is broken')\n")
-    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    (tmp_path / "wandb.py").write_text("raise ImportError('this wandb is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder, output = study()
     (line,) = [line for line in output.err.splitlines() if "W&B did not get" in line]
     assert "this wandb is broken" in line

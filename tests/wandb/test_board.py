@@ -24,7 +24,7 @@ view:
 pytestmark = pytest.mark.usefixtures("planted_key")
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def dry_run(capsys, *words):
     assert main(["board", "--dry_run", "--json", *words]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)["request"]
     return told
@@ -56,7 +56,7 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
     assert (board["name"], board["study"]) == ("lmbench mine", "mine")
 
 
-def texts(spec: Any) -> set[str]:
+def texts(spec):
     """Every text within a specification of W&B's."""
     if isinstance(spec, dict):
         return {text for key, value in spec.items() for text in (key, *texts(value))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import msgspec
@@ -14,7 +13,6 @@ from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import recorded, value_at
 from lmbench.wandb.content import (
-    began_at,
     config_of,
     name_of,
     series_of,
@@ -78,18 +76,6 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     assert config["label"] == name.removesuffix(" r2")
     assert "t0psecret" not in str([config_of(h200), tables_of(h200), name])
     assert name_of(RunRecord(1, "error", run_id="x")) == "x"
-
-
-def test_a_runs_steps_lie_where_they_were_in_time(tmp_path):
-    reached = {"ready_s": 5.0, "closed_s": 10.0}
-    loaded = load_run(write_result(tmp_path, ended_at="2026-11-21T04:40:20+00:00", milestones=reached))
-    # 04:40:20 UTC, less the time that the process had run by then.
-    assert began_at(loaded.record) == 1795236010
-    times = [row["_timestamp"] for row in series_of(loaded)]
-    assert times[0] == pytest.approx(1795236010 + 5.0 + 0.010)
-    assert [b - a for a, b in itertools.pairwise(times)] == pytest.approx(
-        [record.step_s for record in loaded.steps[1:]], abs=1e-6
-    )
 
 
 def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_path):

@@ -18,11 +18,11 @@ Sent = list[list[str]]
 
 
 @pytest.fixture
-def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sent:
+def sent(tmp_path, monkeypatch):
     """The words for wandb's own programs, which are not run; an upload leaves wandb's mark."""
     found: Sent = []
 
-    def run_module(module: str, words: list[str], timeout_s: float) -> Ended:
+    def run_module(module, words, timeout_s):
         found.append([module, *words])
         if module == "wandb":
             run = Path(words[-1]) / "offline-run-1"
@@ -36,7 +36,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sent:
     return found
 
 
-def _foreign(tmp_path: Path) -> dict[Path, bytes]:
+def _foreign(tmp_path):
     """Another run's folder of W&B, and what lies in it."""
     for name in ("offline-run-9/run-9.wandb", "offline-run-9/run-9.wandb.synced", "staging/kept"):
         (tmp_path / "other" / "wandb" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,9 +45,7 @@ def _foreign(tmp_path: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("link", ["wandb", "wandb/offline-run-9"])
-def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(
-    link: str, tmp_path: Path, sent: Sent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(link, tmp_path, sent, capsys):
     foreign = _foreign(tmp_path)
     result = write_result(tmp_path / "results")
     (result / link).parent.mkdir(exist_ok=True)
@@ -63,7 +61,7 @@ def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(
     assert {path: path.read_bytes() for path in foreign} == foreign
 
 
-def test_an_artifact_holds_the_results_own_files_only(tmp_path: Path) -> None:
+def test_an_artifact_holds_the_results_own_files_only(tmp_path):
     (tmp_path / "secret").write_text("private")
     result = write_result(tmp_path / "results", wandb={"artifact": True, "mode": "offline"})
     for name in ("notes.txt", "steps2.jsonl"):
@@ -85,9 +83,9 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_record_does_not_choose_where_it_goes(
-    filed: dict[str, str], settings: dict[str, str], words: list[str], goes: bool, tmp_path: Path, sent: Sent,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    filed, settings, words, goes, tmp_path, sent,
+    monkeypatch, capsys,
+) :  # fmt: skip
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     write_result(tmp_path / "results", wandb={"mode": "offline", **filed})
@@ -102,9 +100,7 @@ def test_a_record_does_not_choose_where_it_goes(
 
 
 @pytest.mark.parametrize("words", [["upload", "."], ["board", "sweep"]])
-def test_settings_in_a_folder_choose_neither_server_nor_entity(
-    words: list[str], planted_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_in_a_folder_choose_neither_server_nor_entity(words, planted_key, tmp_path, monkeypatch):
     result = write_result(tmp_path / "results")
     with Server() as thief, Server() as own:
         for folder in ("results/wandb", f"results/{result.name}/wandb", f"results/{result.name}/wandb/wandb"):
