@@ -11,9 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 # Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
 # slower. What the tests start inherits it.
@@ -28,8 +26,6 @@ from strangers import Sleeping
 from torch import nn
 from wandb_loopback import PLANTED_KEY, closed_port_url
 
-from lmbench.records.step import StepRecord
-
 torch.set_num_threads(1)
 
 # A shell's background job ignores Ctrl-C and `nohup` hang-ups; what the tests start would inherit that.
@@ -38,7 +34,7 @@ for _signum, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_signum, _default)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     # A window begins with a full collection; of all that was imported it would take 0.3 s, hundreds of times.
     gc.collect()
     gc.freeze()
@@ -60,23 +56,23 @@ class Sleeper(Sleeping, LightningModule):
 
     forward_s, backward_s, optimizer_s = 0.004, 0.006, 0.003
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         self.sleep("forward")
         return self.net(batch).pow(2).mean()
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def validation_step(self, batch, batch_idx):
         self.sleep("forward")
         return self.net(batch).pow(2).mean()
 
-    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, loss, *args, **kwargs):
         self.sleep("backward")
         loss.backward()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         # Runs when the update is over, still inside the optimizer's step.
         optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
@@ -88,17 +84,17 @@ class SlowBatches(Sleeping):
 
     data_s = 0.002
 
-    def __init__(self, count: int = 10**9) -> None:
+    def __init__(self, count=10**9):
         super().__init__()
         self.count = count
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         for _ in range(self.count):
             self.sleep("data")
             yield torch.randn(4, 16)
 
 
-def ratio_to_slept(window: list[StepRecord], name: str, *slept: list[float], each: int = 1) -> float:
+def ratio_to_slept(window, name, *slept, each=1):
     """The median step's `name` over what was really slept in it, in sleeps of which `each` make a step.
 
     No step may have less than its sleeps. What a step has beyond them is the phase's own work, and on a busy machine
@@ -111,11 +107,11 @@ def ratio_to_slept(window: list[StepRecord], name: str, *slept: list[float], eac
     return statistics.median(ratios)
 
 
-def quiet_trainer(*callbacks: Any, **flags: Any) -> Trainer:
+def quiet_trainer(*callbacks, **flags):
     return Trainer(callbacks=list(callbacks), **{**QUIET, **flags})
 
 
-def free_device() -> None:
+def free_device():
     """Give back what earlier tests left on the GPU: compiled graphs, objects in cycles, workspaces, cached blocks."""
     if not torch.cuda.is_initialized():
         return
@@ -127,26 +123,26 @@ def free_device() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _free_device_of_other_modules() -> None:
+def _free_device_of_other_modules():
     """Before the runs that a module's tests share."""
     free_device()
 
 
 @pytest.fixture(autouse=True)
-def _free_device_of_other_tests(request: pytest.FixtureRequest) -> None:
+def _free_device_of_other_tests(request):
     """What is measured on a GPU must not depend on the tests before."""
     if request.node.get_closest_marker("gpu"):
         free_device()
 
 
 @pytest.fixture(autouse=True)
-def _no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_wandb(monkeypatch):
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
 
 
 @pytest.fixture
-def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_account(tmp_path, monkeypatch):
     """W&B without an account or settings of the user's own; its servers are out of reach."""
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -156,17 +152,17 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def planted_key(no_account: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def planted_key(no_account, monkeypatch):
     """The same with a key."""
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int, str], Path]]:
+def small_disk(tmp_path):
     """Makes a folder of tmp_path a disk of its own, a tmpfs of so many KiB."""
     mounted: list[Path] = []
 
-    def put(size_kib: int, name: str = "results") -> Path:
+    def put(size_kib, name="results"):
         disk = tmp_path / name
         disk.mkdir(exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(disk)]
@@ -181,6 +177,6 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int, str], Path]]:
 
 
 @pytest.fixture
-def sleeper() -> Sleeper:
+def sleeper():
     torch.manual_seed(0)
     return Sleeper()

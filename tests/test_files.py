@@ -14,7 +14,7 @@ from lmbench.files import Unreadable, inside, is_file, is_folder, read_file, rea
 MIB = 2**20
 
 
-def _refused(path: Path, line: str, most_bytes: int = MIB, follows_links: bool = False) -> None:
+def _refused(path, line, most_bytes=MIB, follows_links=False):
     with pytest.raises(Unreadable, match=line):
         read_file(path, most_bytes, follows_links)
 

@@ -17,10 +17,10 @@ from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.schema import fields
-from lmbench.sweep.file import SweepFile, read_sweep_file
+from lmbench.sweep.file import read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.outcome import new_record
-from lmbench.sweep.plan import Plan, make_plan
+from lmbench.sweep.plan import make_plan
 from lmbench.wandb.content import config_of
 from lmbench.wandb.publish import WandbProblem
 
@@ -153,7 +153,7 @@ class Net(LightningModule):
 """
 
 
-def _fit(folder: Path, *words: str) -> tuple[int, str]:
+def _fit(folder, *words):
     """Exit code, and all that was printed."""
     (folder / "secretive.py").write_text(MODULE)
     quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
@@ -189,7 +189,7 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sweep(tmp_path, monkeypatch):
     """A sweep's file with secrets in its configuration, its options and its variables."""
     monkeypatch.chdir(tmp_path)
     config = "model: {size: tiny, hub: {hf_token: planted-config}}\ndata: {url: 'http://u:planted@h/x'}"
@@ -203,7 +203,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def _begin(name: str, file: SweepFile) -> tuple[Plan, Path]:
+def _begin(name, file):
     plan, folder = make_plan(name, file), SweepFolder(Path("results") / name)
     folder.open(plan)
     folder.close()

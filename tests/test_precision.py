@@ -27,16 +27,16 @@ from conftest import QUIET
 class Dtypes(LightningModule):
     """Notes the dtypes of its weight and of its product."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = torch.nn.Linear(4, 4)
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         product = self.net(torch.ones(2, 4, dtype=self.net.weight.dtype))
         self.dtypes = self.net.weight.dtype, product.dtype
         return product.float().pow(2).mean()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 

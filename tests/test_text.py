@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from comparison_runs import make_run
@@ -40,11 +38,11 @@ def test_json_keeps_its_content():
 # commands
 
 
-def _unseen(text: str) -> list[str]:
+def _unseen(text):
     return [character for character in text if character != "\n" and unicodedata.category(character) in UNSEEN]
 
 
-def _planted(run: dict[str, Any]) -> dict[str, Any]:
+def _planted(run):
     """The record with the planted text at the end of every text that may be any text, and of names in mappings."""
     decode_run(json.dumps(run).encode())
     for holder, key in list(_texts(run)):
@@ -60,7 +58,7 @@ def _planted(run: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _texts(value: Any) -> Iterator[tuple[Any, Any]]:
+def _texts(value):
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         if isinstance(item, str):
@@ -70,7 +68,7 @@ def _texts(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """Runs with planted text in folders of such names: two sides to compare, one failed run, one without a schema."""
     folder = tmp_path_factory.mktemp("results") / "own\x1b[31m\u202e[red]<script>a|b"
     for side in ("a", "b"):

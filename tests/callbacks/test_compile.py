@@ -62,7 +62,7 @@ def test_regional_compiles_each_block(tmp_path):
 class _Sequential(LightningModule):
     """A stranger's module: no forward, a Sequential called from the training step, and a log in it."""
 
-    def __init__(self, changes_shape: bool = False) -> None:
+    def __init__(self, changes_shape=False):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         self.changes_shape = changes_shape

@@ -18,7 +18,6 @@ from lmbench import callbacks
 from lmbench.callbacks import MeasurementSession, PhaseTimer, RunRecorder, TrainingCheck
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.load import load_run
-from lmbench.records.step import StepRecord
 
 from conftest import quiet_trainer
 
@@ -59,7 +58,7 @@ def train(*callbacks, module=None, data=None, seed=0, **flags):
 class Witness(Callback):
     """Sees in every step what a stranger would notice."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[Any] = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -249,7 +248,7 @@ def test_an_observer_of_ones_own_hears_of_every_step():
     class Longest(callbacks.Observer):
         longest_s = 0.0
 
-        def steps_recorded(self, records: list[StepRecord]) -> None:
+        def steps_recorded(self, records):
             self.longest_s = max(self.longest_s, *(record.step_s for record in records), 0.0)
 
     longest, timer = Longest(), PhaseTimer()

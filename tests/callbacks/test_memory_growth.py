@@ -9,13 +9,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from lmbench.callbacks import (
     MeasurementSession,
@@ -42,19 +39,19 @@ WARMUP_STEPS = 5
 class Nothing(LightningModule):
     """The cheapest step there is: one scalar weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.weight * batch
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
 class Endless:
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self):
         batch = torch.ones(())
         while True:
             yield batch
@@ -63,17 +60,17 @@ class Endless:
 class Growth(Callback):
     """Looks at this process after every step of the window, without keeping an object for it."""
 
-    def __init__(self, session: MeasurementSession, steps: int) -> None:
+    def __init__(self, session, steps):
         self._session, self._steps = session, steps
         self._blocks, self._resident_bytes = (array("q", bytes(8 * steps)) for _ in range(2))
         self._process = psutil.Process()
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         if self._session.stage is Stage.WINDOW:
             self._blocks[self._session.window_steps] = sys.getallocatedblocks()
             self._resident_bytes[self._session.window_steps] = self._process.memory_info().rss
 
-    def assert_none(self) -> None:
+    def assert_none(self):
         """From a fifth of the run on, after every buffer and ring is full, both stay."""
         settled = self._steps // 5
         # The lowest of some: records wait for their flush.

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -25,12 +24,12 @@ QUICK = ["--measure.steps", "3", "--measure.min_window_s", "0", "--measure.probe
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
-def block(language: str, holding: str) -> str:
+def block(language, holding):
     (match,) = [text for lang, text in BLOCKS if lang == language and holding in text]
     return match
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """The words of a shell block's `lmbench` commands, also behind a prompt or at the end of a chain."""
     found = []
     for line in text.splitlines():
@@ -40,7 +39,7 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-def quickened(words: list[str]) -> list[str]:
+def quickened(words):
     """The same command with less to do; one that needs a GPU, or a machine for itself, is only parsed."""
     match words[0]:
         case "fit" | "validate" if "smoke" in " ".join(words) or "--model" in words:
@@ -64,7 +63,7 @@ LLAMA = {
 }
 
 
-def write_examples(folder: Path) -> None:
+def write_examples(folder):
     """The files that the README's examples name."""
     (folder / "my_module.py").write_text(block("python", "class MyModule"))
     (folder / "llama_1b.json").write_text(json.dumps(LLAMA))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -41,14 +38,14 @@ READING = {
 MEASURING = {"fit", "validate", "overhead", "dtypes"}
 
 
-def run(*words: str, folder: Path, **given: Any) -> subprocess.CompletedProcess[str]:
+def run(*words, folder, **given):
     done = warm_server().run(*words, folder=folder, **given)
     assert done.returncode in (0, 10, 11, 12), done.stderr
     return done
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     for name in "ab":
         make_runs(tmp_path / name, [0.05] * 6)
     step = planted_run()
@@ -58,14 +55,14 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", READING)
-def test_json_of_a_command_that_reads_is_alone(command: str, results: Path) -> None:
+def test_json_of_a_command_that_reads_is_alone(command, results):
     done = run(*READING[command], "--json", folder=results, before=make_noise_beside_any_command)
     assert json.loads(done.stdout)
     for place in ("parsing", "exit"):
         assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
 
 
-def test_every_command_that_offers_json_is_tried_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_that_offers_json_is_tried_here(capsys):
     offering = set()
     for name in COMMANDS:
         with suppress(SystemExit):
@@ -75,7 +72,7 @@ def test_every_command_that_offers_json_is_tried_here(capsys: pytest.CaptureFixt
     assert offering <= {words[0] for words in READING.values()} | MEASURING
 
 
-def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path: Path) -> None:
+def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path):
     done = run("fit", *SHORT, *NOISY, "--dtypes.record", "true", "--json", folder=tmp_path)
     (folder,) = (tmp_path / "results").iterdir()
     assert json.loads(done.stdout) == json.loads((folder / "run.json").read_text())
@@ -92,21 +89,19 @@ def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path: Pa
         ("fit", "--print_config", yaml.safe_load),
     ],
 )
-def test_other_output_for_programs_is_alone_too(
-    command: str, flag: str, understand: Callable[[str], object], tmp_path: Path
-) -> None:
+def test_other_output_for_programs_is_alone_too(command, flag, understand, tmp_path):
     done = run(command, *SHORT, *NOISY, flag, folder=tmp_path)
     assert understand(done.stdout)
     assert WORD not in done.stdout
 
 
-def predict() -> None:
+def predict():
     """What `lmbench memory --config` starts to ask it."""
     sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model", "noisy.NoisyLanguageModel"]
     runpy.run_module("lmbench.fit.prediction", run_name="__main__", alter_sys=True)
 
 
-def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path: Path) -> None:
+def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path):
     done = run(target=predict, folder=tmp_path)
     assert json.loads(done.stdout)["phases"]
     assert done.stderr.count(f"{WORD} step\n") >= 5

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from warm_server import warm_server
 
 from lmbench.data import corpus as corpora
-from lmbench.data.corpus import END_OF_TEXT_ID, Corpus, corpus_tokens, open_corpus, standard_library
+from lmbench.data.corpus import END_OF_TEXT_ID, corpus_tokens, open_corpus, standard_library
 from lmbench.errors import UsageError
 
 TEXT = "".join(f"line {i} of a text whose words repeat and repeat\n" for i in range(400))
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
+def corpus(tmp_path):
     for name, text in (("b.txt", TEXT), ("a.txt", TEXT[:5000] + "naïve 日本語\n"), ("empty.txt", "")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "c.txt").write_bytes(b"no UTF-8: caf\xe9 \x00\xff\n")
     return open_corpus([str(tmp_path / "*.txt")])
 
 
-def text_of(ids: np.ndarray, corpus: Corpus, vocab_size: int) -> str:
+def text_of(ids, corpus, vocab_size):
     """Decode with the tokenizer that the same corpus gives again."""
     from tokenizers import decoders
 
@@ -90,7 +89,7 @@ def test_the_cache_is_keyed_by_content_and_vocabulary_reused_and_rebuilt_if_dama
     assert len(list(cache.iterdir())) == 3
 
 
-def _print_sum(pattern: str, cache: Path) -> None:
+def _print_sum(pattern, cache):
     print(corpus_tokens(open_corpus([pattern]), 500, cache).sum(dtype=int))
 
 
@@ -104,7 +103,7 @@ def test_processes_that_build_at_once_do_not_harm_each_other(corpus, tmp_path):
 
 
 def test_a_failed_build_leaves_nothing_behind(corpus, tmp_path, monkeypatch):
-    def full_disk(*_: object) -> None:
+    def full_disk(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "asarray", full_disk)

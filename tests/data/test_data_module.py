@@ -25,24 +25,24 @@ CODE = "".join(f"def function_{i}(value):\n    return value + {i}\n\n\n" for i i
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     (folder / "code.txt").write_text(CODE)
     return {"source": "text", "text_files": [str(folder / "code.txt")], "cache_dir": str(folder / "cache")}
 
 
 @pytest.fixture(params=["random device", "random pinned", "text device", "text pinned"])
-def settings(request: pytest.FixtureRequest, text: dict[str, Any]) -> dict[str, Any]:
+def settings(request, text):
     source, placement = request.param.split()
     return {**SMALL, **(text if source == "text" else {}), "placement": placement}
 
 
-def take(data: TokenData, count: int) -> list[TokenBatch]:
+def take(data, count):
     data.setup("fit")
     return list(itertools.islice(data.train_dataloader(), count))
 
 
-def different(batches: list[TokenBatch]) -> int:
+def different(batches):
     return len({tuple(batch.tokens.flatten().tolist()) for batch in batches})
 
 
@@ -93,15 +93,15 @@ def test_loader_processes_draw_different_text(text):
 class Seen(Callback):
     """Keeps batches and losses."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.batches: list[TokenBatch] = []
         self.losses: list[float] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.batches.append(batch)
         self.losses.append(outputs["loss"].item())
 
-    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+    def on_validation_batch_start(self, trainer, pl_module, batch, *_):
         self.batches.append(batch)
 
 

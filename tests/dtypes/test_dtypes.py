@@ -52,7 +52,7 @@ class Scale(nn.Module):
 
 
 class Doubled(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
@@ -63,12 +63,12 @@ class Doubled(nn.Module):
 class Nested(nn.Module):
     """Takes and returns tensors in a dataclass, a dictionary and a tuple."""
 
-    def forward(self, held: Held, *, named: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    def forward(self, held, *, named):
         return {"sum": held.values + named[0], "rest": [held.numbers["ids"], (named[0],)]}
 
 
 class Odd(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.nested, self.scale = Nested(), Scale()
         self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
@@ -78,7 +78,7 @@ class Odd(LightningModule):
         self.quantized = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
         self.turned = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         ids = torch.arange(4)
         with torch.autocast("cpu", torch.bfloat16):
             found = self.nested(Held(batch, {"ids": ids}), named=(batch.double(),))["sum"].float()
@@ -89,10 +89,10 @@ class Odd(LightningModule):
         loss = nn.functional.linear(wide + narrow, weight).pow(2).mean() + self.turned.abs().sum()
         return nn.functional.mse_loss(loss, torch.zeros(()))
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def validation_step(self, batch, batch_idx):
         return self.training_step(batch, batch_idx)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
 

@@ -11,12 +11,11 @@ from fit_process import bench
 
 from lmbench.cli import main
 from lmbench.configs import shipped_configs
-from lmbench.records.load import Run
 from lmbench.records.vocabulary import PHASES
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_API_KEY", "planted-secret-key")
         patch.setenv("WANDB_MODE", "disabled")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention
 from lmbench.records.load import load_run
-from lmbench.records.run import RunRecord
 
 from conftest import free_device
 
@@ -39,12 +37,12 @@ NO_FLOAT32 = ("sdpa_flash", "sdpa_cudnn")
 
 
 @pytest.fixture(autouse=True)
-def triton_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def triton_module_is_found(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_of_the_test_before() -> Iterator[None]:
+def nothing_is_left_of_the_test_before():
     """Neither the folder that it compiled into, nor what it compiled: after 8 shapes PyTorch compiles no more."""
     torch._dynamo.reset()
     # PyTorch's own patch: pytest's deletes an attribute that is not in the module's dictionary when it takes it back.
@@ -52,22 +50,22 @@ def nothing_is_left_of_the_test_before() -> Iterator[None]:
         yield
 
 
-def ended(folder: Path, *words: str) -> tuple[int, RunRecord]:
+def ended(folder, *words):
     free_device()
     code = run(["fit", *words, *SHORT, "--measure.results_dir", str(folder)])
     return code, load_run(next(folder.iterdir())).record
 
 
-def measured(folder: Path, *words: str) -> RunRecord:
+def measured(folder, *words):
     code, record = ended(folder, *words)
     assert code == 0
     return record
 
 
-def as_function(kind: AttentionKind) -> AttentionKind:
+def as_function(kind):
     """A back end as if it were a user's own, so that it is held against the formula."""
 
-    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    def function(q, k, v, is_causal):
         mask = kind.mask(q.shape[-2], is_causal)
         with kind.chosen():
             output: Tensor = kind.core(q.shape[-1], is_causal)(q, k, v, mask)

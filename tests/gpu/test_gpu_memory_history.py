@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments.schedule import Schedule
-from lmbench.memory.findings import Findings, examine
+from lmbench.memory.findings import examine
 
 from conftest import quiet_trainer
 
@@ -34,30 +33,30 @@ class Planted(LightningModule):
     """A weight, its gradient, its momentum, a batch, what `exp` saves, what it is computed from, and a tensor that
     nobody knows of: each of 512 MiB."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(ROWS, COLUMNS))
         self.hidden: list[torch.Tensor] = []
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         self.hidden = self.hidden or [torch.empty(ROWS, COLUMNS, device=self.device)]
         # The product is gone when `exp` is over, which saves its own result.
         return (self.weight * batch).exp().sum()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-9, momentum=0.9, foreach=False)
 
 
 class OneBatch:
-    def __init__(self) -> None:
+    def __init__(self):
         self.batch = torch.zeros(ROWS, COLUMNS, device="cuda")
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         while True:
             yield self.batch
 
 
-def record(folder: str) -> None:
+def record(folder):
     """Train the planted module with the allocator's history, into FOLDER/run."""
     session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
     flags: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
@@ -66,7 +65,7 @@ def record(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def findings(tmp_path_factory):
     """Recorded in a process of its own: what other tests left on the device would be `unknown` here."""
     folder = tmp_path_factory.mktemp("results")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -14,7 +14,7 @@ from lmbench.instruments.host import host_state, read_host
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 
 
-def spin(seconds: float) -> None:
+def spin(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,20 +19,18 @@ from lmbench.instruments.ranges import ModuleRanges
 COMPILED, INFERENCE = str(TRACES / "small_bf16_compiled"), str(TRACES / "small_fp32_inference")
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def shown(capsys, *words):
     assert main(["kernels", *words]) == 0
     return capsys.readouterr().out
 
 
 @pytest.fixture(autouse=True)
-def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def _narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
-def test_the_first_screen_is_the_answer_and_all_needs_eighty_columns(
-    capsys: pytest.CaptureFixture[str], path: Path
-) -> None:
+def test_the_first_screen_is_the_answer_and_all_needs_eighty_columns(capsys, path):
     first, every = shown(capsys, str(path)).splitlines(), shown(capsys, str(path), "--all").splitlines()
     # A path stays whole, to be copied.
     assert max(len(line) for line in every if str(TRACES) not in line) <= 80
@@ -41,14 +38,12 @@ def test_the_first_screen_is_the_answer_and_all_needs_eighty_columns(
     assert [line for line in first[:-2] if line not in every] == []
 
 
-def test_the_first_screen_is_as_it_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_screen_is_as_it_was_read(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("form", [["--all"], ["--format", "markdown"], ["--format", "csv"]], ids=str)
-def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(
-    form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(form, tmp_path, capsys):
     trace = HandWritten()
     launched(trace, 10, "\x1b[31mred\x00\nnext", 50, 4)
     text = shown(capsys, str(trace.write(tmp_path / "t.json")), *form)
@@ -56,7 +51,7 @@ def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(
     assert not any(ord(character) < 32 and character != "\n" for character in text)
 
 
-def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
@@ -68,9 +63,7 @@ def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys: pytest.Capt
     assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)
 
 
-def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, capsys):
     net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
     ModuleRanges(net, uses_nvtx=False)
     # Much work, and not for the first time: operators fill their phases.
@@ -100,7 +93,7 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(
     ],
     ids=str,
 )
-def test_mistakes_end_with_2_and_one_line(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
+def test_mistakes_end_with_2_and_one_line(capsys, words, reason):
     assert main(["kernels", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, datasheet_rate, find_ceiling, roofline
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import examine
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
 from lmbench.records.environment import Environment, Gpu
@@ -28,10 +26,10 @@ from lmbench.records.run import RunRecord
 CPU = torch.device("cpu")
 
 
-def test_a_rate_is_the_amount_of_work_over_its_time() -> None:
+def test_a_rate_is_the_amount_of_work_over_its_time():
     spent_s = []
 
-    def work() -> None:
+    def work():
         begun = time.perf_counter()
         time.sleep(0.002)
         spent_s.append(time.perf_counter() - begun)
@@ -42,7 +40,7 @@ def test_a_rate_is_the_amount_of_work_over_its_time() -> None:
     assert rate.seconds >= 0.1
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, measure: Callable[[], object]) -> Any:
+def counted(monkeypatch, measure):
     """The work that a measurement does, and the amount that it takes it for."""
     measured: list[Any] = []
     monkeypatch.setattr(ceiling, "measure_rate", lambda name, work, amount, *_: measured.append((work, amount)))
@@ -51,8 +49,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, measure: Callable[[], object]) -> A
 
 
 def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     before = torch.get_float32_matmul_precision()
     work, amount = counted(monkeypatch, lambda: ceiling.matmul_rate("tf32", CPU, 0.1))
     assert torch.get_float32_matmul_precision() == before
@@ -63,7 +61,7 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     assert amount == 2 * work().nbytes == 2 * ceiling.COPY_BYTES["cpu"]
 
 
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     assert main(["ceiling", "--sustained_s", "0.05", "--results_dir", str(tmp_path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.glob("ceiling_*")
@@ -78,7 +76,7 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path: Path, capsys
     assert "cannot be written" in line
 
 
-def test_the_datasheet_is_of_the_same_kind_of_work() -> None:
+def test_the_datasheet_is_of_the_same_kind_of_work():
     rates = [datasheet_rate("NVIDIA H200", "bf16"), datasheet_rate("NVIDIA H200", "copy"), datasheet_rate("?", "bf16")]
     assert rates == [989.4e12, 4.8e12, None]
 
@@ -94,7 +92,7 @@ FULL = {
 }
 
 
-def with_run(path: Path, **changes: Any) -> Findings:
+def with_run(path, **changes):
     """The trace with the facts that a real run's record has, some of them changed."""
     findings = examine(path)
     assert findings.run is not None
@@ -104,15 +102,15 @@ def with_run(path: Path, **changes: Any) -> Findings:
     return replace(findings, run=msgspec.convert(run, RunRecord))
 
 
-def rows(findings: Findings) -> dict[str, dict[str, Any]]:
+def rows(findings):
     return {row["name"]: row for row in roofline(findings).figures["roofline"]["rows"]}
 
 
-def on_gpu(name: str) -> RunRecord:
+def on_gpu(name):
     return RunRecord(1, "ok", environment=Environment(gpu=Gpu(name=name, power_limit_w=700.0)))
 
 
-def ceiling_record(gpu: str = "NVIDIA H200", day: int = 1) -> dict[str, Any]:
+def ceiling_record(gpu="NVIDIA H200", day=1):
     rates = [("bf16", 8e14, 6.6e14), ("fp32", 5.08e13, 5.0e13), ("copy", 4.4e12, 4.3e12)]
     return {
         "schema_version": 1, "measured_at": f"2026-11-{day:02d}",
@@ -121,7 +119,7 @@ def ceiling_record(gpu: str = "NVIDIA H200", day: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_products_and_norms_by_hand() -> None:
+def test_products_and_norms_by_hand():
     by_name = rows(with_run(EAGER))
     products, norms = by_name["matmul forward"], by_name["norm forward"]
     # q, k, v, output; gate, up, down; scores and values; the head. Two FLOPs each.
@@ -136,7 +134,7 @@ def test_products_and_norms_by_hand() -> None:
     assert "fused" in fused["reason"]
 
 
-def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter() -> None:
+def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter():
     training = {"per_token_flops": 3 * 260726784, "causal_per_token_flops": 3 * 251289600, "multiplier": 3}
     adamw = {"optimizer": "AdamW fused", "trainable_parameter_count": 128_625_408}
     by_name = rows(with_run(COMPILED, flops=training, model=adamw))
@@ -149,7 +147,7 @@ def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter() -
     assert rows(with_run(COMPILED, model=adamw, precision="bf16-true"))["optimizer"]["work"] == 128_625_408 * 14
 
 
-def test_a_foreign_model_has_blanks_with_reasons() -> None:
+def test_a_foreign_model_has_blanks_with_reasons():
     flops = {"per_token_flops": None, "causal_per_token_flops": None, "reason": "it has an operator without a formula"}
     model = {"num_layers": None, "d_model": None, "optimizer": "Adafactor"}
     by_name = rows(with_run(COMPILED, flops=flops, model=model))
@@ -167,15 +165,13 @@ def test_a_foreign_model_has_blanks_with_reasons() -> None:
         ("16-mixed", "highest", "fp16", 989.4e12),
     ],
 )
-def test_the_peak_is_that_of_the_type_that_products_run_in(
-    precision: str, matmul: str, dtype: str, peak: float
-) -> None:
+def test_the_peak_is_that_of_the_type_that_products_run_in(precision, matmul, dtype, peak):
     findings = with_run(EAGER, precision=precision, matmul_precision=matmul)
     assert rows(findings)["matmul forward"]["datasheet_per_s"] == peak
     assert roofline(findings).figures["roofline"]["matmul_dtype"].startswith(f"{dtype}: ")
 
 
-def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path: Path) -> None:
+def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
     run = tmp_path / "study" / "runs" / "cell-r0"
     run.mkdir(parents=True)
     records = [ceiling_record(day=1), ceiling_record(day=3), ceiling_record("NVIDIA A100-SXM4-80GB", day=9)]
@@ -194,7 +190,7 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path: Pat
         find_ceiling(run, on_gpu("NVIDIA H200"), tmp_path / "ceiling_4.json")
 
 
-def test_the_command_shows_it_and_json_has_it(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_shows_it_and_json_has_it(tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(EAGER, run)
     (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | FULL))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,9 +12,9 @@ from paths import TRACES
 from plain_sums import plain_sums
 from trace_events import HandWritten
 
-from lmbench.kernels.clocks import KERNEL_GAP_NS, QUEUED_LEAD_NS, START_NS, Clocks, phase_clocks
+from lmbench.kernels.clocks import KERNEL_GAP_NS, QUEUED_LEAD_NS, START_NS, phase_clocks
 from lmbench.kernels.findings import examine
-from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace import load_trace
 
 LATENCY_US, GAP_US, LAUNCH_US = 2.3, 1.1, 4.0
 MAIN, SIDE = 7, 20
@@ -32,9 +30,7 @@ class Plan(NamedTuple):
     kernel_us: float
 
 
-def simulated(
-    steps: Sequence[Sequence[Plan]], numbered: bool = True, jitter: random.Random | None = None
-) -> HandWritten:
+def simulated(steps, numbered=True, jitter=None):
     """A device that works off a queue: a kernel starts when it has been launched and the one in front has ended."""
     trace = HandWritten()
     host = device = 0.0
@@ -60,23 +56,23 @@ def simulated(
     return trace
 
 
-def launched(trace: HandWritten, at: float, name: str, start: float, dur: float, stream: int = MAIN) -> None:
+def launched(trace, at, name, start, dur, stream=MAIN):
     """A kernel with its launch."""
     number = len(trace.events) + 1
     trace.launch(number, at)
     trace.kernel(number, name, start, dur, stream=stream)
 
 
-def clocks_of(trace: HandWritten, path: Path) -> tuple[Trace, Clocks]:
+def clocks_of(trace, path):
     loaded = load_trace(trace.write(path / "t.json"))
     return loaded, phase_clocks(loaded.kernels, loaded.events, loaded.timeline)
 
 
-def seconds(us: float) -> Any:
+def seconds(us):
     return pytest.approx(us * 1e-6)
 
 
-def counted(trace: Trace) -> dict[str, dict[str, int]]:
+def counted(trace):
     """The same sums in ns by going through kernels one after the other, for a trace of one stream.
 
     The rule is that of the code; the tests with plans check it.
@@ -85,7 +81,7 @@ def counted(trace: Trace) -> dict[str, dict[str, int]]:
     host = list(zip(timeline.phases, timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True))
     sums = {phase: dict.fromkeys(("busy", "gap", "wait", "other"), 0) for phase in timeline.phases}
 
-    def waits(since: int, until: int) -> None:
+    def waits(since, until):
         for phase, start, end in host:
             sums[phase]["wait"] += max(0, min(until, end) - max(since, start))
 
@@ -110,7 +106,7 @@ def counted(trace: Trace) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_queues_agree_with_a_plain_count(tmp_path: Path, seed: int) -> None:
+def test_random_queues_agree_with_a_plain_count(tmp_path, seed):
     chance = random.Random(seed)
     phases = ("data", "forward", "backward", "optimizer", "zero_grad")
     steps = [
@@ -162,9 +158,7 @@ BESIDE = [*ALONE, (70, NCCL, 380, 60, SIDE), (160, "Memcpy HtoD (Pinned -> Devic
     ],
     ids=["held_up", "slow_start", "alone", "side_stream", "copy_is_no_compute", "unlinked"],
 )  # fmt: skip
-def test_planted_times_are_of_their_phase_and_cause(
-    tmp_path: Path, phases: list[Any], kernels: list[Any], expected: dict[str, dict[str, float]]
-) -> None:
+def test_planted_times_are_of_their_phase_and_cause(tmp_path, phases, kernels, expected):
     trace = HandWritten()
     for phase in phases:
         trace.phase(*phase)
@@ -177,7 +171,7 @@ def test_planted_times_are_of_their_phase_and_cause(
         assert clocks.phases.loc[phase, [*times]].to_dict() == {name: seconds(us) for name, us in times.items()}
 
 
-def test_a_host_that_is_ahead_leaves_gaps_and_a_slow_one_makes_the_device_wait(tmp_path: Path) -> None:
+def test_a_host_that_is_ahead_leaves_gaps_and_a_slow_one_makes_the_device_wait(tmp_path):
     step = [Plan("forward", 50, 0.0, 100.0), Plan("backward", 50, 0.0, 200.0)]
     _, clocks = clocks_of(simulated([step, step, step]), tmp_path)
     assert (clocks.steps, clocks.skipped) == (2, 1)
@@ -190,7 +184,7 @@ def test_a_host_that_is_ahead_leaves_gaps_and_a_slow_one_makes_the_device_wait(t
     assert forward.launch_interval_s == seconds(40)
 
 
-def test_devices_are_summed_and_never_united(tmp_path: Path) -> None:
+def test_devices_are_summed_and_never_united(tmp_path):
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     launched(trace, 0, "gemm", 10, 90)
@@ -202,7 +196,7 @@ def test_devices_are_summed_and_never_united(tmp_path: Path) -> None:
     assert (forward.busy_s, forward.window_s) == (seconds(130), seconds(200))
 
 
-def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host(tmp_path: Path) -> None:
+def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host(tmp_path):
     trace = HandWritten()
     trace.launch(1, 0, 10, name="cudaGraphLaunch")
     trace.launch(2, 20, 10, name="cudaGraphLaunch")
@@ -213,7 +207,7 @@ def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_th
     assert clock.verdict == "stalled"
 
 
-def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not(tmp_path: Path) -> None:
+def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not(tmp_path):
     trace = HandWritten()
     trace.add("user_annotation", "ProfilerStep#4", 0, 1000)
     trace.add("user_annotation", "Optimizer.step#AdamW.step", 900, 10)
@@ -226,7 +220,7 @@ def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["two_gpus", "small_bf16_eager", "small_fp32_inference", "small_bf16_replayed"])
-def test_recorded_traces_agree_with_plain_sums(name: str) -> None:
+def test_recorded_traces_agree_with_plain_sums(name):
     path = TRACES / name / "trace.json.gz"
     (plain,) = plain_sums(path).values()
     loaded = load_trace(path)
@@ -238,7 +232,7 @@ def test_recorded_traces_agree_with_plain_sums(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "phases"), [("small_fp32_inference", 1), ("small_bf16_compiled", 3)])
-def test_the_traces_window_is_the_event_span_of_the_same_steps(name: str, phases: int) -> None:
+def test_the_traces_window_is_the_event_span_of_the_same_steps(name, phases):
     clocks = examine(TRACES / name).phases
     long = clocks[clocks.device_span_s.astype(float) > 1e-3]
     assert len(long) == phases

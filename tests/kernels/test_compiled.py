@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from paths import TRACES
 from trace_events import HandWritten
 
-from lmbench.kernels.compiled import Graph, parts_of_call, read_graphs
+from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
 from lmbench.kernels.kinds import kind_of
 from lmbench.kernels.parts import PARTS
@@ -23,7 +21,7 @@ FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_
 FLASH_CALL = "aten._scaled_dot_product_flash_attention.default"
 
 
-def graph_of(*launches: tuple[str, str]) -> list[Graph]:
+def graph_of(*launches):
     """A graph by names and paths of modules, `+` between several."""
     kernels = [(name, [f"net.blocks.0.{path}" for path in paths.split("+")]) for name, paths in launches]
     return read_graphs([GraphNotes(kernels)], {})
@@ -70,13 +68,13 @@ OTHER = graph_of(("triton_poi_fused_other_0", "head"))
         (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
     ],
 )  # fmt: skip
-def test_a_call_has_parts_by_the_triton_kernels_around(graphs: list[Graph], names: list[str], expected: str) -> None:
+def test_a_call_has_parts_by_the_triton_kernels_around(graphs, names, expected):
     ran = [(name, kind_of(name, "gpu_memset" if name == FILL else "kernel")) for name in names]
     assert [part or "-" for part in parts_of_call(graphs, ran)] == expected.split()
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path: Path, is_listed: bool) -> None:
+def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path, is_listed):
     trace = HandWritten()
     paths = ("attention_norm", "attention.q", "ffn_norm", "ffn.gate")
     kernels = [[name, [f"net.blocks.0.{path}"]] for name, path in zip([NORM, MM] * 2, paths, strict=True)]
@@ -94,7 +92,7 @@ def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path:
     assert guards["unclassified_part"] == (("pass", 0.0) if is_listed else ("warn", 1.0))
 
 
-def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
+def test_a_replayed_graph_has_the_parts_of_the_same_one_launched():
     # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
     launched, replayed = examine(TRACES / "small_bf16_compiled"), examine(TRACES / "small_bf16_replayed")
     assert replayed.work.fraction("part", "unclassified") < 0.002
@@ -104,7 +102,7 @@ def test_a_replayed_graph_has_the_parts_of_the_same_one_launched() -> None:
         assert {part: after[part] for part in long} == long
 
 
-def test_a_real_compiled_step_has_all_parts_with_nothing_left() -> None:
+def test_a_real_compiled_step_has_all_parts_with_nothing_left():
     findings = examine(TRACES / "small_bf16_compiled")
     assert findings.work.fraction("part", "unclassified") < 0.001
     missing = set(PARTS[:13]) - {part for joined in findings.work.seconds("part") for part in joined.split("+")}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 from paths import GOLDEN, TRACES
@@ -13,18 +11,18 @@ from trace_events import HandWritten
 
 from lmbench.cli import main
 from lmbench.kernels.difference import answer_of, compared
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import examine
 from lmbench.report.render import render
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
 
 
 @pytest.fixture(scope="module")
-def sides() -> tuple[Findings, Findings]:
+def sides():
     return examine(EAGER), examine(COMPILED)
 
 
-def written(path: Path, kernels: dict[str, float], steps: int = 1) -> Findings:
+def written(path, kernels, steps=1):
     """A trace whose forward has these kernels (us each), in each of its steps."""
     trace = HandWritten()
     for step in range(steps):
@@ -36,7 +34,7 @@ def written(path: Path, kernels: dict[str, float], steps: int = 1) -> Findings:
     return examine(trace.write(path / f"{steps}.json"))
 
 
-def test_every_axis_adds_up_to_its_phase_on_both_sides(sides: tuple[Findings, Findings]) -> None:
+def test_every_axis_adds_up_to_its_phase_on_both_sides(sides):
     for phase in ("step", "forward", "backward", "optimizer"):
         for key in ("kind", "part", "short_name"):
             rows = compared(*sides, key, phase)
@@ -48,7 +46,7 @@ def test_every_axis_adds_up_to_its_phase_on_both_sides(sides: tuple[Findings, Fi
             assert rows.difference_s.abs().is_monotonic_decreasing
 
 
-def test_the_same_work_differs_in_nothing_over_any_number_of_steps(tmp_path: Path) -> None:
+def test_the_same_work_differs_in_nothing_over_any_number_of_steps(tmp_path):
     chance = random.Random(0)
     work = {f"k{number}": round(chance.uniform(1, 90), 3) for number in range(30)}
     rows = compared(*(written(tmp_path, work, steps) for steps in (1, 3)), "short_name")
@@ -57,7 +55,7 @@ def test_the_same_work_differs_in_nothing_over_any_number_of_steps(tmp_path: Pat
     assert rows.share_fraction.isna().all()
 
 
-def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path: Path) -> None:
+def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):
     a = written(tmp_path, {"gone_kernel": 100, "kept": 50, "slower": 30, "faster": 60})
     b = written(tmp_path, {"kept": 50, "slower": 45, "faster": 20, "new_kernel": 10}, steps=3)
     rows = compared(a, b, "short_name").set_index("name")
@@ -69,19 +67,19 @@ def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path: Path) -> N
     assert rows.share_fraction["faster"] == pytest.approx(40 / 115)
 
 
-def test_shares_are_left_out_where_what_grew_and_what_shrank_cancel(tmp_path: Path) -> None:
+def test_shares_are_left_out_where_what_grew_and_what_shrank_cancel(tmp_path):
     a = written(tmp_path, {"one": 500.0, "two": 100.0})
     b = written(tmp_path, {"one": 100.0, "two": 501.0}, steps=2)
     assert compared(a, b, "short_name").share_fraction.isna().all()
     assert compared(a, b, "kind").share_fraction.tolist() == [1.0]
 
 
-def test_the_answer_is_as_it_was_read(sides: tuple[Findings, Findings]) -> None:
+def test_the_answer_is_as_it_was_read(sides):
     text = render(answer_of(*sides, 8), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 
 
-def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path: Path) -> None:
+def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
     sides = []
     for number, at in enumerate((120, 20)):
         trace = HandWritten()
@@ -97,7 +95,7 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path: Path)
     assert any("of exposed communication" in line.text for line in answer_of(*sides).headline)
 
 
-def test_on_a_screen_no_line_is_wider_than_80(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_screen_no_line_is_wider_than_80(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["compare", "--kernels", str(EAGER), str(COMPILED), "--all", "--top", "3"]) == 0
     assert max(len(line) for line in capsys.readouterr().out.splitlines() if str(TRACES) not in line) <= 80
@@ -113,7 +111,7 @@ def test_on_a_screen_no_line_is_wider_than_80(capsys: Any, monkeypatch: pytest.M
     ],
     ids=["phase", "top", "path", "cpu"],
 )
-def test_mistakes_are_one_line(words: list[str], reason: str, capsys: Any, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(words, reason, capsys, tmp_path):
     on_cpu = HandWritten()
     on_cpu.op("aten::mm", 0, 10)
     paths = {"A": EAGER, "B": COMPILED, "cpu": on_cpu.write(tmp_path / "cpu.json")}

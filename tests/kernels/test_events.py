@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 from trace_events import HandWritten
@@ -15,11 +13,11 @@ from trace_events import HandWritten
 from lmbench.errors import UsageError
 from lmbench.kernels import events
 from lmbench.kernels.events import read_trace
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import examine
 from lmbench.kernels.trace import load_trace
 
 
-def small() -> HandWritten:
+def small():
     trace = HandWritten()
     trace.step(0, 0.0, 100.0)
     trace.phase("forward", 0.0, 100.0)
@@ -29,7 +27,7 @@ def small() -> HandWritten:
     return trace
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     with pytest.raises(UsageError) as caught:
         examine(path)
     text = str(caught.value)
@@ -38,11 +36,11 @@ def refusal(path: Path) -> str:
     return text
 
 
-def statuses(findings: Findings) -> dict[str, str]:
+def statuses(findings):
     return {guard.name: guard.status for guard in findings.guards}
 
 
-def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path: Path) -> None:
+def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path):
     plain = small().write(tmp_path / "t.json")
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
     (tmp_path / "list.json").write_text(json.dumps(small().events))
@@ -50,7 +48,7 @@ def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("base_us", [0.0, 4_386_447_563_678.886, 1_700_000_000_000_000.0])
-def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path: Path, base_us: float) -> None:
+def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path, base_us):
     trace = small()
     for event in trace.events:
         event["ts"] += base_us
@@ -79,7 +77,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_what_is_no_trace_is_said_in_one_line(tmp_path, content, reason):
     path = tmp_path / "t.json"
     path.write_bytes(content)
     assert reason in refusal(path)
@@ -96,20 +94,20 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, re
     ],
     ids=str,
 )
-def test_values_that_do_not_fit_are_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_values_that_do_not_fit_are_named(tmp_path, change, reason):
     trace = small()
     trace.events[4].update(change)
     assert reason in refusal(trace.write(tmp_path / "t.json"))
 
 
-def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "t.json.gz"
     monkeypatch.setattr(events, "MAX_JSON_BYTES", 1 << 22)
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     assert "holds more than 4 MiB, which is the most that is read" in refusal(path)
 
 
-def test_damage_anywhere_is_one_line(tmp_path: Path) -> None:
+def test_damage_anywhere_is_one_line(tmp_path):
     text, pick, path = json.dumps(small().document()).encode(), random.Random(3), tmp_path / "t.json"
     refused = []
     for _ in range(300):
@@ -125,28 +123,28 @@ def test_damage_anywhere_is_one_line(tmp_path: Path) -> None:
     assert not [text for text in refused if "\n" in text]
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
+def test_several_processes_are_refused(tmp_path):
     trace = small()
     trace.op("aten::mm", 1.0, 10.0)
     trace.events[-1]["pid"] = 1
     assert "holds 2 processes" in refusal(trace.write(tmp_path / "processes.json"))
 
 
-def test_paths_that_hold_no_trace_say_so(tmp_path: Path) -> None:
+def test_paths_that_hold_no_trace_say_so(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, reason in {"nothing": "is missing", "pipe": "no regular file", "a" * 5000: "File name too long"}.items():
         assert reason in refusal(tmp_path / name)
     assert "--trainer.profiler kernels" in refusal(tmp_path)
 
 
-def test_notes_of_another_form_are_said_in_one_line(tmp_path: Path) -> None:
+def test_notes_of_another_form_are_said_in_one_line(tmp_path):
     trace = small()
     trace.metadata["compiled_graphs"] = [{"kernels": [["mm", [3, None]]]}]
     assert "compiled_graphs" in refusal(trace.write(tmp_path / "t.json"))
 
 
 @pytest.mark.parametrize("change", [{"dur": None}, {"dur": -5.0}], ids=str)
-def test_events_without_a_duration_are_left_out_and_said(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_events_without_a_duration_are_left_out_and_said(tmp_path, change):
     trace = small()
     trace.op("aten::never_ended", 90.0, 1.0)
     trace.events[-1].update(change)
@@ -155,7 +153,7 @@ def test_events_without_a_duration_are_left_out_and_said(tmp_path: Path, change:
     assert findings.work == complete.work
 
 
-def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it(tmp_path: Path) -> None:
+def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it(tmp_path):
     trace = HandWritten()
     for at in (10, 30, 50):
         trace.launch(1, at)
@@ -166,7 +164,7 @@ def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it(tmp_path: Path)
     assert launches.tolist() == [0, 0, 1, 2, 2, -1]
 
 
-def captured(begin: str | None, end: str | None) -> HandWritten:
+def captured(begin, end):
     """Five launches into a graph, and the call that replays it."""
     trace = HandWritten()
     if begin:
@@ -189,9 +187,7 @@ def captured(begin: str | None, end: str | None) -> HandWritten:
         ((None, "hipStreamEndCapture"), 5),
     ],
 )
-def test_what_is_captured_into_a_graph_is_no_missing_kernel(
-    tmp_path: Path, calls: tuple[str | None, str | None], missing: int
-) -> None:
+def test_what_is_captured_into_a_graph_is_no_missing_kernel(tmp_path, calls, missing):
     findings = examine(captured(*calls).write(tmp_path / "t.json"))
     assert findings.completeness["captured_launches"] == 5 - missing
     assert findings.completeness["launch_without_kernel_count"] == missing
@@ -199,7 +195,7 @@ def test_what_is_captured_into_a_graph_is_no_missing_kernel(
     assert statuses(findings)["kernels_without_launch"] == "pass"
 
 
-def test_a_fill_of_no_bytes_is_no_missing_kernel(tmp_path: Path) -> None:
+def test_a_fill_of_no_bytes_is_no_missing_kernel(tmp_path):
     trace = small()
     trace.launch(20, 80.0, name="cudaMemsetAsync")
     findings = examine(trace.write(tmp_path / "t.json"))
@@ -208,7 +204,7 @@ def test_a_fill_of_no_bytes_is_no_missing_kernel(tmp_path: Path) -> None:
     assert statuses(examine(trace.write(tmp_path / "t.json")))["launches_without_kernel"] == "fail"
 
 
-def test_what_the_traced_steps_did_not_launch_is_not_theirs(tmp_path: Path) -> None:
+def test_what_the_traced_steps_did_not_launch_is_not_theirs(tmp_path):
     trace = HandWritten()
     for number in range(10, 15):
         trace.kernel(number, "queued before", 10.0 * number, 9.0)

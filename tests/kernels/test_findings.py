@@ -6,8 +6,6 @@ import gzip
 import json
 import math
 import shutil
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +18,7 @@ from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
 from lmbench.fit.completion import complete_record
-from lmbench.kernels.findings import Findings, examine, summarize
+from lmbench.kernels.findings import examine, summarize
 from lmbench.kernels.step_timeline import TIMELINE_FILE
 from lmbench.records.instruments import KernelSummary
 from lmbench.records.load import find_runs, load_run
@@ -29,7 +27,7 @@ from lmbench.records.store import RunFolder
 FOLDERS = ("small_fp32_inference", "small_bf16_compiled")
 
 
-def recorder_of(folder: Path, strict: bool = False) -> RunRecorder:
+def recorder_of(folder, strict=False):
     """A recorder that has just closed a run in this folder."""
     recorder = RunRecorder(str(folder.parent))
     recorder.folder, recorder.exit_code = RunFolder(folder), ExitCode.OK
@@ -38,7 +36,7 @@ def recorder_of(folder: Path, strict: bool = False) -> RunRecorder:
     return recorder
 
 
-def copied(name: str, folder: Path, trace: HandWritten | None = None) -> Path:
+def copied(name, folder, trace=None):
     """A recorded run, with another trace in its folder if there is one."""
     shutil.copytree(TRACES / name, folder / name)
     if trace is not None:
@@ -46,12 +44,12 @@ def copied(name: str, folder: Path, trace: HandWritten | None = None) -> Path:
     return folder / name
 
 
-def guards(findings: Findings) -> dict[str, str]:
+def guards(findings):
     return {guard.name: guard.status for guard in findings.guards}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name: str) -> None:
+def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name):
     findings = examine(TRACES / name)
     kernels = summarize(findings)
     assert set(guards(findings).values()) <= {"pass", "n/a"}
@@ -67,7 +65,7 @@ def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name: st
     assert len(msgspec.json.encode(kernels)) < 12_000
 
 
-def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
+def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path):
     folder = copied("small_bf16_compiled", tmp_path)
     complete_record(recorder_of(folder))
     run = load_run(folder).record
@@ -77,7 +75,7 @@ def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path: Path) -> None:
     assert (folder / TIMELINE_FILE).exists()
 
 
-def unclassified(share: float, launches: int = 1) -> HandWritten:
+def unclassified(share, launches=1):
     """A step in which a kernel of no known kind or part takes this share; `launches` of a further one lack kernels."""
     trace = HandWritten()
     trace.step(1, 0, 1_000)
@@ -94,7 +92,7 @@ def unclassified(share: float, launches: int = 1) -> HandWritten:
 
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
-def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code: int, tmp_path: Path) -> None:
+def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict, code, tmp_path):
     folder = copied("small_fp32_inference", tmp_path, unclassified(0.0, launches=5))
     recorder = recorder_of(folder, strict)
     complete_record(recorder)
@@ -103,7 +101,7 @@ def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict: bool, code:
     assert (recorder.exit_code, run.exit_code, run.outcome) == (code, code, "ok")
 
 
-def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path: Path, capsys: Any) -> None:
+def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
     folder = copied("small_fp32_inference", tmp_path)
     (folder / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "na'))
     recorder = recorder_of(folder)
@@ -115,7 +113,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path: Path, capsys:
     assert run.kernels.reason.startswith("the trace could not be examined: ")
 
 
-def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys):
     words = ["fit", "--config", "smoke", "--trainer.logger", "false", "--trainer.profiler", "kernels"]
     assert main([*words, "--measure.results_dir", str(tmp_path)]) == 0
     (folder,) = find_runs([tmp_path])
@@ -128,7 +126,7 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path: Path, c
     assert not (folder / TIMELINE_FILE).exists()
 
 
-def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path: Path) -> None:
+def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path):
     trace = twice(MANY_FAST)
     for event in trace.events:
         if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
@@ -141,7 +139,7 @@ def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path: Pat
     assert statuses["outside"] == "pass"
 
 
-def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> None:
+def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path):
     trace = HandWritten()
     trace.op("aten::mm", 0, 50)
     for status, reason in (("n/a", "a trace of a CPU has operators and no kernels"), ("fail", "was not recorded")):
@@ -151,7 +149,7 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path: Path) -> No
         trace.launch(1, 10)
 
 
-def test_faults_of_a_run_or_trace_are_said(tmp_path: Path) -> None:
+def test_faults_of_a_run_or_trace_are_said(tmp_path):
     folder = run_folder(tmp_path, twice(MANY_FAST))
     assert guards(examine(folder))["device_span"] == "warn"
     (folder / "run.json").write_text("{")
@@ -170,7 +168,7 @@ def test_faults_of_a_run_or_trace_are_said(tmp_path: Path) -> None:
         assert guards(examine(early.write(tmp_path / "t.json")))["kernels_before_launch"] == status
 
 
-def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included(tmp_path: Path) -> None:
+def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included(tmp_path):
     trace = HandWritten()
     trace.step(0, 0, 1_000)
     trace.phase("backward", 100, 100)

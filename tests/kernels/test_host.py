@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from trace_events import AUTOGRAD, HandWritten, record_steps
 from lmbench.instruments.ranges import ModuleRanges
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.parts import part_of
-from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace import load_trace
 from lmbench.model.transformer import Transformer
 from lmbench.records.intervals import NONE
 from lmbench.sizes import SIZES
@@ -26,13 +25,13 @@ FORWARD_PARTS = {
 }  # fmt: skip
 
 
-def traced(path: Path, autocast: bool = False, attention: str = "naive", micro_batches: int = 1) -> Trace:
+def traced(path, autocast=False, attention="naive", micro_batches=1):
     torch.manual_seed(0)
     model = Transformer(SIZES["tiny"], 16, attention)
     ModuleRanges(model, uses_nvtx=False)
     tokens = torch.randint(0, 100, (2, 16))
 
-    def forward() -> Tensor:
+    def forward():
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss: Tensor = model(tokens, tokens)
         return loss
@@ -41,18 +40,18 @@ def traced(path: Path, autocast: bool = False, attention: str = "naive", micro_b
     return load_trace(record_steps(path / "t.json", forward, optimizer, micro_batches=micro_batches))
 
 
-def operators_of(trace: Trace, phase: str) -> list[int]:
+def operators_of(trace, phase):
     phases = trace.timeline.at(trace.host.events.start_ns)
     return [
         index for index, name in enumerate(trace.host.names) if name.startswith("aten::") and phases[index] == phase
     ]
 
 
-def parts_in(trace: Trace, phase: str) -> Counter[str | None]:
+def parts_in(trace, phase):
     return Counter(trace.host.part(index) for index in operators_of(trace, phase))
 
 
-def slow_innermost(trace: Trace, event: int, prefixes: tuple[str, ...]) -> int:
+def slow_innermost(trace, event, prefixes):
     """The shortest event of the wanted names around an event, by looking at all of them."""
     host, start, end = trace.host.events, trace.host.events.start_ns, trace.host.events.end_ns
     is_around = (start <= start[event]) & (end >= end[event]) & (host.thread == host.thread[event])
@@ -60,7 +59,7 @@ def slow_innermost(trace: Trace, event: int, prefixes: tuple[str, ...]) -> int:
     return min((int(index) for index in around if index != event), key=(end - start).__getitem__, default=NONE)
 
 
-def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path: Path) -> None:
+def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path):
     trace = traced(tmp_path)
     host, checked = trace.host.events, Counter[str]()
     for index in operators_of(trace, "backward")[::3]:
@@ -80,7 +79,7 @@ def test_backward_operators_have_the_part_of_the_forward_operator_that_made_thei
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_every_part_is_found_forward_and_backward_and_almost_nothing_is_left(tmp_path: Path, autocast: bool) -> None:
+def test_every_part_is_found_forward_and_backward_and_almost_nothing_is_left(tmp_path, autocast):
     trace = traced(tmp_path, autocast)
     for phase in ("forward", "backward"):
         parts = parts_in(trace, phase)
@@ -89,7 +88,7 @@ def test_every_part_is_found_forward_and_backward_and_almost_nothing_is_left(tmp
         assert parts[None] < 0.04 * parts.total()
 
 
-def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path: Path) -> None:
+def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
     trace = traced(tmp_path, micro_batches=2)
     stored: Counter[str | None] = Counter()
     for index in operators_of(trace, "backward"):
@@ -100,7 +99,7 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path: Path) 
     assert stored == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
 
 
-def test_the_residual_streams_gradients_are_summed_by_residual_additions(tmp_path: Path) -> None:
+def test_the_residual_streams_gradients_are_summed_by_residual_additions(tmp_path):
     trace = traced(tmp_path)
     sums = 0
     for index in operators_of(trace, "backward"):
@@ -114,14 +113,14 @@ def test_the_residual_streams_gradients_are_summed_by_residual_additions(tmp_pat
     assert sums == 2 * 2 * 2
 
 
-def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path: Path) -> None:
+def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path):
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.ffn = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
             self.head = nn.Linear(8, 8)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.head(checkpoint(self.ffn, x, use_reentrant=False)).sum()
 
     net = Net()
@@ -133,7 +132,7 @@ def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path: Path) -> None:
     assert {trace.host.part(index) for index in recomputed} == {"ffn"}
 
 
-def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch(tmp_path: Path) -> None:
+def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch(tmp_path):
     trace = HandWritten()
     trace.step(0, 0, 1000)
     trace.phase("forward", 0, 100)
@@ -164,7 +163,7 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     assert table.part.tolist() == ["qkv", "loss", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
-def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator(tmp_path: Path) -> None:
+def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator(tmp_path):
     trace = HandWritten()
     trace.phase("transfer", 0, 50)
     trace.phase("backward", 50, 50)
@@ -179,18 +178,18 @@ def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_opera
     assert kernels.part.tolist() == ["data", "comm", "attention", "norm", "unclassified"]
 
 
-def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path: Path) -> None:
+def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path):
     class Attention(nn.Module):
-        def forward(self, q: Tensor) -> Tensor:
+        def forward(self, q):
             return torch.matmul(torch.softmax(torch.matmul(q, q.mT), -1), q)
 
     class Layer(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.input_layernorm = nn.LayerNorm(8)
             self.self_attn = Attention()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x + self.self_attn(self.input_layernorm(x))
 
     model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))

@@ -12,13 +12,13 @@ from lmbench.kernels.kinds import KINDS, kind_of, precision_of, short_name
 REFERENCE = DATA / "published_kernels.csv"
 
 
-def names() -> list[dict[str, str]]:
+def names():
     """Of the runs of this project where `origin` is empty, else of the public traces or the sources of a library."""
     with (TRACES / "kernel_names.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_real_names_have_the_expected_kind() -> None:
+def test_real_names_have_the_expected_kind():
     wrong = [row for row in names() if kind_of(row["name"], row["category"], row["operator"]) != row["kind"]]
     assert wrong == []
 
@@ -40,7 +40,7 @@ def test_real_names_have_the_expected_kind() -> None:
         ("unheard_of_kernel", "_C::rms_norm", "norm"),
     ],
 )
-def test_a_name_is_looked_at_where_it_says_what_runs(name: str, operator: str, kind: str) -> None:
+def test_a_name_is_looked_at_where_it_says_what_runs(name, operator, kind):
     assert kind_of(name, "kernel", operator) == kind
 
 
@@ -64,16 +64,16 @@ def test_a_name_is_looked_at_where_it_says_what_runs(name: str, operator: str, k
         ("void vectorized_elementwise_kernel<4, float>(int)", ""),
     ],
 )
-def test_a_products_name_tells_its_precision(name: str, precision: str) -> None:
+def test_a_products_name_tells_its_precision(name, precision):
     assert precision_of(name, kind_of(name)) == precision
 
 
-def test_the_stored_set_covers_every_kind() -> None:
+def test_the_stored_set_covers_every_kind():
     assert {row["kind"] for row in names()} == set(KINDS)
     assert len(names()) > 800
 
 
-def test_published_names_have_the_published_class() -> None:
+def test_published_names_have_the_published_class():
     ours = {"gemm": "gemm", "elementwise": "elementwise", "reduce": "reduction"}
     checked = 0
     with REFERENCE.open(newline="") as file:
@@ -94,11 +94,11 @@ def test_published_names_have_the_published_class() -> None:
         ("", "unclassified"),
     ],
 )
-def test_the_operator_decides_where_the_name_says_nothing(operator: str, kind: str) -> None:
+def test_the_operator_decides_where_the_name_says_nothing(operator, kind):
     assert kind_of("some_kernel", "kernel", operator) == kind
 
 
-def test_short_names_have_no_template_noise() -> None:
+def test_short_names_have_no_template_noise():
     for name in (row["name"] for row in names()):
         short = short_name(name)
         assert 0 < len(short) <= max(100, len(name) if "<" not in name else 0), name
@@ -128,5 +128,5 @@ def test_short_names_have_no_template_noise() -> None:
         ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
     ],
 )
-def test_short_names_say_what_ran(name: str, short: str) -> None:
+def test_short_names_say_what_ran(name, short):
     assert short_name(name) == short

@@ -47,12 +47,12 @@ TORCHTITAN = {
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2, TORCHTITAN], ids=["llama", "gpt2", "titan"])
-def test_the_usual_names_of_other_models_have_parts(model: dict[str, str | None]) -> None:
+def test_the_usual_names_of_other_models_have_parts(model):
     assert {path: part_of(path) for path in model} == model
     assert {path: part_of(f"net._orig_mod.{path}") for path in model} == model
 
 
-def test_classes_tell_where_names_do_not() -> None:
+def test_classes_tell_where_names_do_not():
     classes = {"a.0": "LlamaRMSNorm", "a.1": "GPT2MLP", "a.1.x": "Linear", "b": "CrossEntropyLoss", "c": "Linear"}
     assert part_of("a.0", classes) == "norm"
     assert part_of("a.1.x", classes) == "ffn"
@@ -61,7 +61,7 @@ def test_classes_tell_where_names_do_not() -> None:
     assert part_of("a.0") is None
 
 
-def test_fused_parts_stand_in_the_models_order() -> None:
+def test_fused_parts_stand_in_the_models_order():
     assert joined(["residual", "norm", "norm"]) == "norm+residual"
     assert joined([]) == "unclassified"
     assert sorted(["unclassified", "norm+qkv", "qkv", "norm", "embedding"], key=part_order) == [

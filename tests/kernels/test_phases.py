@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,22 +15,22 @@ from trace_events import AUTOGRAD, HandWritten
 
 from lmbench.errors import UsageError
 from lmbench.kernels.phases import OUTSIDE
-from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace import load_trace
 
 from conftest import Sleeper, quiet_trainer
 
 
-def phase_of(trace: Trace, name: str) -> set[str]:
+def phase_of(trace, name):
     """Phases in which operators of a name began."""
     phases = trace.timeline.at(trace.host.events.start_ns)
     return {phase for phase, other in zip(phases, trace.host.names, strict=True) if other == name}
 
 
-def at_us(trace: Trace, moment_us: float) -> str:
+def at_us(trace, moment_us):
     return trace.timeline.at(np.array([round(moment_us * 1e3)]))[0]
 
 
-def test_lightnings_own_profiler_is_understood(tmp_path: Path) -> None:
+def test_lightnings_own_profiler_is_understood(tmp_path):
     profiler = PyTorchProfiler(dirpath=tmp_path, filename="t", schedule=schedule(wait=1, warmup=1, active=3))
     module = Sleeper()
     Sleeper.forward_s, before = 0.0, Sleeper.forward_s
@@ -50,7 +49,7 @@ def test_lightnings_own_profiler_is_understood(tmp_path: Path) -> None:
     assert phase_of(trace, "aten::pow") == {"forward", "backward"}
 
 
-def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers(tmp_path: Path) -> None:
+def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers(tmp_path):
     trace = HandWritten()
     strategy = "[pl][profile][Strategy]SingleDeviceStrategy."
     for name, start, end in [
@@ -73,7 +72,7 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
 
 
 @pytest.mark.parametrize("with_steps", [False, True])
-def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path: Path, with_steps: bool) -> None:
+def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path, with_steps):
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
     with profile(activities=[ProfilerActivity.CPU]) as recording:
@@ -96,7 +95,7 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path: Path, with_
     assert trace.timeline.steps == (3 if with_steps else 1)
 
 
-def a_pipeline(path: Path) -> Trace:
+def a_pipeline(path):
     """Two forward operators, their backward passes on autograd's thread, and between those another micro-batch."""
     trace = HandWritten()
     for number, at in ((1, 0), (2, 20)):
@@ -117,7 +116,7 @@ def a_pipeline(path: Path) -> Trace:
     return load_trace(trace.write(path))
 
 
-def test_forward_and_backward_are_inferred_from_what_autograd_runs(tmp_path: Path) -> None:
+def test_forward_and_backward_are_inferred_from_what_autograd_runs(tmp_path):
     trace = a_pipeline(tmp_path / "t.json")
     assert trace.timeline.inferred == ("forward", "backward")
     # What a checkpoint runs again is backward.
@@ -127,7 +126,7 @@ def test_forward_and_backward_are_inferred_from_what_autograd_runs(tmp_path: Pat
     assert trace.kernels.phase.tolist() == ["backward", OUTSIDE, "backward"]
 
 
-def test_an_unknown_phase_is_named(tmp_path: Path) -> None:
+def test_an_unknown_phase_is_named(tmp_path):
     trace = HandWritten()
     trace.phase("warp", 0, 1)
     with pytest.raises(UsageError, match="'warp'"):

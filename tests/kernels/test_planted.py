@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from planted_parts import Call, calls_in_the_model, kernel_time_alone
-from torch import Tensor, nn
+from torch import nn
 
 from lmbench.cli import main
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import examine
 from lmbench.model.attention import ScaleAndMask
 from lmbench.model.layers import NextTokenLoss, Residual, RMSNorm, RotaryEmbedding
 from lmbench.sizes import SIZES
@@ -26,7 +23,7 @@ pytestmark = [
 ]
 
 
-def whole(results: Path, *flags: str) -> Findings:
+def whole(results, *flags):
     """The small model in fp32, recorded as a user would."""
     words = ["fit", "--model.size", "small", "--model.attention", "naive", "--trainer.precision", "32-true"]
     words += ["--data.batch_size", str(BATCH), "--data.context_length", str(SEQ), "--trainer.profiler", "kernels"]
@@ -35,24 +32,24 @@ def whole(results: Path, *flags: str) -> Findings:
     return examine(run)
 
 
-def share_of(findings: Findings, phase: str, part: str) -> float:
+def share_of(findings, phase, part):
     """Kernel time a step, in s, of a part, or of several that were fused (`mask+softmax`), each by itself included."""
     parts = set(part.split("+"))
     times = findings.work.seconds("part", phase)
     return sum(seconds for name, seconds in times.items() if set(name.split("+")) <= parts)
 
 
-def calls_of(*kinds: type[nn.Module]) -> list[list[Call]]:
+def calls_of(*kinds):
     return calls_in_the_model(SHAPE, BATCH, SEQ, *kinds)
 
 
 @pytest.fixture(scope="module")
-def eager(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def eager(tmp_path_factory):
     return whole(tmp_path_factory.mktemp("eager"))
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def compiled(tmp_path_factory):
     return whole(tmp_path_factory.mktemp("compiled"), "--trainer.compile", "true")
 
 
@@ -61,38 +58,36 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     ("part", "kind"),
     [("norm", RMSNorm), ("softmax", nn.Softmax), ("loss", NextTokenLoss), ("rope", RotaryEmbedding)],
 )
-def test_a_part_run_alone_takes_its_share(
-    eager: Findings, tmp_path: Path, part: str, kind: type[nn.Module], phase: str
-) -> None:
+def test_a_part_run_alone_takes_its_share(eager, tmp_path, part, kind, phase):
     (calls,) = calls_of(kind)
     planted = kernel_time_alone(calls, tmp_path / "trace.json")
     assert share_of(eager, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
 
 
-def other_bytes(size: int) -> Tensor:
+def other_bytes(size):
     """Memory that has nothing to do with the part."""
     return torch.zeros(size // 4, device="cuda")
 
 
-def compiled_losses() -> list[Call]:
+def compiled_losses():
     (losses,) = calls_of(NextTokenLoss)
     work = torch.compile(losses[0].work)
     return [Call(work, loss.inputs, loss.gradients) for loss in losses]
 
 
-def compiled_masked_softmaxes() -> list[Call]:
+def compiled_masked_softmaxes():
     masks, softmaxes = calls_of(ScaleAndMask, nn.Softmax)
     mask, softmax = masks[0].work, softmaxes[0].work
     work = torch.compile(lambda scores, forbidden: softmax(mask(scores, forbidden)))
     return [Call(work, before.inputs, after.gradients) for before, after in zip(masks, softmaxes, strict=True)]
 
 
-def compiled_residuals_with_norms() -> list[Call]:
+def compiled_residuals_with_norms():
     residuals, norms = calls_of(Residual, RMSNorm)
     residual, norm = residuals[0].work, norms[0].work
 
     @torch.compile
-    def work(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def work(x, branch):
         stream = residual(x, branch)
         return stream, norm(stream)
 
@@ -105,12 +100,12 @@ def compiled_residuals_with_norms() -> list[Call]:
     ]
 
 
-def compiled_ropes() -> list[Call]:
+def compiled_ropes():
     (calls,) = calls_of(RotaryEmbedding)
     rope = calls[0].work
 
     @torch.compile
-    def work(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def work(q, k, cos, sin):
         return rope(q, cos, sin), rope(k, cos, sin)
 
     # The queries are older by the keys' projection, and the keys by that of the values: input, weights and output.
@@ -132,8 +127,6 @@ def compiled_ropes() -> list[Call]:
         ("rope", compiled_ropes, "forward"),
     ],
 )
-def test_a_compiled_part_run_alone_takes_its_share(
-    compiled: Findings, tmp_path: Path, part: str, case: Callable[[], list[Call]], phase: str
-) -> None:
+def test_a_compiled_part_run_alone_takes_its_share(compiled, tmp_path, part, case, phase):
     planted = kernel_time_alone(case(), tmp_path / "trace.json")
     assert share_of(compiled, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)

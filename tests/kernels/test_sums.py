@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from paths import TRACES
 from trace_events import AUTOGRAD, MAIN, HandWritten
@@ -14,11 +12,11 @@ from lmbench.kernels.trace import load_trace
 from lmbench.records.run import Model
 
 
-def annotate(trace: HandWritten, name: str, ts: float, dur: float, tid: int = MAIN) -> None:
+def annotate(trace, name, ts, dur, tid=MAIN):
     trace.add("user_annotation", name, ts, dur, tid)
 
 
-def a_program() -> HandWritten:
+def a_program():
     """Kernels of 1, 2, 4, ... us, so that every sum tells what is in it."""
     trace = HandWritten()
     annotate(trace, "ProfilerStep#3", 0, 1000)
@@ -37,7 +35,7 @@ def a_program() -> HandWritten:
     return trace
 
 
-def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -> None:
+def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path):
     findings = examine(a_program().write(tmp_path / "t.json"))
     rows = {
         row["name"]: [row[key] for key in ("calls", "kernel_s", "own_s", "kernel_count")]
@@ -56,7 +54,7 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["small_fp32_inference", "small_bf16_compiled"])
-def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name: str) -> None:
+def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name):
     trace = load_trace(TRACES / name)
     work = Work.of(trace.kernels, 1)
     assert sum(work.seconds("phase").values()) == pytest.approx(trace.kernels.duration_ns.sum() / 1e9)
@@ -67,7 +65,7 @@ def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name: str) -> None:
         assert all(sum(row["parts"].values()) == pytest.approx(row["kernel_s"]) for row in work.kernels(phase))
 
 
-def test_inside_attention_are_four_parts_with_both_ratios() -> None:
+def test_inside_attention_are_four_parts_with_both_ratios():
     findings = examine(TRACES / "small_fp32_inference")
     assert findings.matmul_fractions.keys() == {"inference", "step"}
     ((phase, times),) = findings.attention.items()

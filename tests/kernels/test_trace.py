@@ -18,7 +18,7 @@ from lmbench.kernels.trace import load_trace
 
 
 @pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
-def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name: str) -> None:
+def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
     with (TRACES / name / "answers.csv").open(newline="") as file:
         columns = ("phase", "kind", "part", "kernel")
         expected = {tuple(row[name] for name in columns): int(row["launches"]) for row in csv.DictReader(file)}
@@ -27,7 +27,7 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name: str) -> N
     assert found == expected
 
 
-def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass() -> None:
+def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass():
     """One step of DistributedDataParallel on two H200s, 12 layers of 2048 squared: 7 buckets of gradients."""
     findings = examine(TRACES / "two_gpus" / "trace.json.gz")
     (reduces,) = (row for row in findings.work.kernels("backward") if row["kind"] == "comm")
@@ -37,12 +37,12 @@ def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass() 
     assert reduces["kernel_s"] < findings.phases.busy_s["backward"] < 0.9 * total_s
 
 
-def test_the_answers_are_those_of_the_models_source() -> None:
+def test_the_answers_are_those_of_the_models_source():
     layers, norms = 12, 25
     with (TRACES / "small_bf16_eager" / "answers.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
 
-    def launches(phase: str, part: str, kind: str | None = None) -> int:
+    def launches(phase, part, kind=None):
         own = (row for row in rows if (row["phase"], row["part"]) == (phase, part))
         return sum(int(row["launches"]) for row in own if kind in (None, row["kind"]))
 

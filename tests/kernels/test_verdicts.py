@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_clocks import Plan, launched, simulated
@@ -20,7 +18,7 @@ ADAM, NORMS = "void adam<float>(float*)", "void at::native::multi_tensor_apply_k
 SGEMM, SOFTMAX = "ampere_sgemm_128x64_tn", "void softmax_warp_forward<float>(float*)"
 
 
-def run_folder(path: Path, trace: HandWritten, **facts: Any) -> Path:
+def run_folder(path, trace, **facts):
     """A result with a trace, steps 5 and 6, and the facts given."""
     profile = {"first_step": 5, "steps": 2}
     run = {"schema_version": 1, "outcome": "ok", "mode": "train_step", "profile": profile, **facts}
@@ -31,7 +29,7 @@ def run_folder(path: Path, trace: HandWritten, **facts: Any) -> Path:
     return path
 
 
-def twice(*plans: Plan, kernels: tuple[str, ...] = ("k",)) -> HandWritten:
+def twice(*plans, kernels=("k",)):
     """Two steps of plans, whose kernels have these names in turn."""
     trace = simulated([plans, plans])
     for index, event in enumerate(event for event in trace.events if event["cat"] == "kernel"):
@@ -41,11 +39,11 @@ def twice(*plans: Plan, kernels: tuple[str, ...] = ("k",)) -> HandWritten:
     return trace
 
 
-def update(phase: str, launches: int, kernel_us: float, kernel: str) -> HandWritten:
+def update(phase, launches, kernel_us, kernel):
     return twice(Plan("forward", 5, 0.0, 900.0), Plan(phase, launches, 0.0, kernel_us), kernels=(kernel,))
 
 
-def late_first() -> HandWritten:
+def late_first():
     """The optimizer's host does something else for half of its time before it launches."""
     trace = HandWritten()
     for step in range(2):
@@ -58,7 +56,7 @@ def late_first() -> HandWritten:
     return trace
 
 
-def stopping(period_us: float = 160.0, thread: int | None = None) -> HandWritten:
+def stopping(period_us=160.0, thread=None):
     """20 kernels of 50 us that the host waits for one by one, and work of its own behind each."""
     trace = HandWritten()
     for number in range(1, 21):
@@ -69,7 +67,7 @@ def stopping(period_us: float = 160.0, thread: int | None = None) -> HandWritten
     return trace
 
 
-def waited_copies() -> HandWritten:
+def waited_copies():
     trace = HandWritten()
     for number in range(1, 21):
         trace.launch(number, 150.0 * number, 62, name="cudaMemcpyAsync")
@@ -77,7 +75,7 @@ def waited_copies() -> HandWritten:
     return trace
 
 
-def gapped() -> HandWritten:
+def gapped():
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     for number in range(100):
@@ -86,7 +84,7 @@ def gapped() -> HandWritten:
     return trace
 
 
-def communicating(beside_us: float) -> HandWritten:
+def communicating(beside_us):
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     trace.launch(1, 0)
@@ -126,9 +124,7 @@ def communicating(beside_us: float) -> HandWritten:
         (communicating(900.0), "forward", "queued", "bound by memory"),
     ],
 )  # fmt: skip
-def test_the_advice_is_true_for_the_case(
-    tmp_path: Path, trace: HandWritten, phase: str, verdict: str, words: str
-) -> None:
+def test_the_advice_is_true_for_the_case(tmp_path, trace, phase, verdict, words):
     clock = examine(trace.write(tmp_path / "t.json")).phases.loc[phase]
     assert clock.verdict == verdict
     assert words in clock.advice
@@ -145,15 +141,13 @@ def test_the_advice_is_true_for_the_case(
     ],
     ids=["compiled", "graphs", "fp32"],
 )
-def test_advice_asks_for_nothing_that_the_run_does_already(
-    tmp_path: Path, plan: Plan, facts: dict[str, Any], words: str
-) -> None:
+def test_advice_asks_for_nothing_that_the_run_does_already(tmp_path, plan, facts, words):
     phases = examine(run_folder(tmp_path, twice(plan, kernels=(SGEMM,)), **facts)).phases
     assert words in phases.advice["forward"]
 
 
 @pytest.mark.parametrize(("lag", "is_slowed"), [("queued", True), ("host-bound", False)])
-def test_advice_is_for_the_run_without_the_profiler(tmp_path: Path, lag: str, is_slowed: bool) -> None:
+def test_advice_is_for_the_run_without_the_profiler(tmp_path, lag, is_slowed):
     probe = {"verdicts": {"forward": {"verdict": lag, "min_lag_s": 5e-3}}}
     clock = examine(run_folder(tmp_path, twice(MANY_SLOW), probe=probe)).phases.loc["forward"]
     assert (clock.verdict, clock.lag_verdict, clock.min_lag_s) == ("host-bound", lag, 5e-3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from paths import TRACES
@@ -15,7 +14,7 @@ from lmbench.kernels.findings import examine
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def paused(name: str, *calls: tuple[str, float, float], operator: str = "", thread: int = MAIN) -> HandWritten:
+def paused(name, *calls, operator="", thread=MAIN):
     """A kernel up to 50 us, calls of the host, and a second kernel, launched at 5,000 us."""
     trace = HandWritten()
     trace.add("user_annotation", "warm up", 0, 6_000)
@@ -30,7 +29,7 @@ def paused(name: str, *calls: tuple[str, float, float], operator: str = "", thre
     return trace
 
 
-def slow_launch(kernel: str) -> HandWritten:
+def slow_launch(kernel):
     trace = paused("")
     trace.launch(9, 60, 4_000)
     trace.kernel(9, kernel, 4_070, 5)
@@ -54,18 +53,14 @@ def slow_launch(kernel: str) -> HandWritten:
     ],
     ids=["retry", "autograd", "first_launch", "slow_launch", "synchronize", "loader", "operator", "range"],
 )  # fmt: skip
-def test_the_largest_cause_is_the_planted_one(
-    tmp_path: Path, trace: HandWritten, cause: str, call: str, under: str, wait_us: float, calls: int
-) -> None:
+def test_the_largest_cause_is_the_planted_one(tmp_path, trace, cause, call, under, wait_us, calls):
     waits = examine(trace.write(tmp_path / "t.json")).waits
     largest = waits.iloc[0]
     assert (largest.cause, largest.call, largest.under) == (cause, call, under)
     assert (largest.wait_s, largest.calls) == (pytest.approx(wait_us * 1e-6), calls)
 
 
-def test_causes_and_the_longest_pause_are_on_the_first_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_causes_and_the_longest_pause_are_on_the_first_screen(tmp_path, capsys):
     path = paused("", ("cudaMalloc", 100, 4_800), operator="aten::cat").write(tmp_path / "t.json")
     assert main(["kernels", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -75,7 +70,7 @@ def test_causes_and_the_longest_pause_are_on_the_first_screen(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path: Path, seed: int) -> None:
+def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path, seed):
     chance, trace = random.Random(seed), HandWritten()
     trace.add("user_annotation", "the main thread's", 0, 1)
     threads = [chance.choice((MAIN, AUTOGRAD)) for _ in range(12)]
@@ -100,6 +95,6 @@ def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path:
 
 
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
-def test_causes_add_up_to_the_time_in_which_devices_wait(path: Path) -> None:
+def test_causes_add_up_to_the_time_in_which_devices_wait(path):
     findings = examine(path)
     assert findings.waits.wait_s.sum() == pytest.approx(findings.clocks.total.host_wait_s, rel=1e-3)

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from planted_memory import notes_of, planted_run, write
@@ -16,15 +15,13 @@ from lmbench.cli import main
 
 
 @pytest.fixture
-def snapshot(tmp_path: Path) -> Path:
+def snapshot(tmp_path):
     step = planted_run()
     (tmp_path / "memory_notes.json").write_bytes(notes_of(step))
     return write(tmp_path / "memory_snapshot.pickle", step.memory)
 
 
-def test_a_cut_history_and_compiled_regions_are_said_before_any_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cut_history_and_compiled_regions_are_said_before_any_table(tmp_path, capsys):
     step = planted_run(max_entries=40)
     notes = notes_of(step, max_entries=40).replace(b"MmBackward0", b"CompiledFunctionBackward")
     (tmp_path / "memory_notes.json").write_bytes(notes)
@@ -34,7 +31,7 @@ def test_a_cut_history_and_compiled_regions_are_said_before_any_table(
     assert text.index("each compiled region is one operator") < text.index("At the peak")
 
 
-def test_json_and_csv_hold_every_figure_without_torch(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_csv_hold_every_figure_without_torch(snapshot, capsys):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['lightning'] = None\n"
         f"from lmbench.cli import main; raise SystemExit(main(['memory', {str(snapshot)!r}, '--json']))"
@@ -55,9 +52,7 @@ def test_json_and_csv_hold_every_figure_without_torch(snapshot: Path, capsys: py
      ["--model.siz", "tiny"], ["x", "--model.size", "tiny"]],
     ids=" ".join,
 )  # fmt: skip
-def test_mistakes_are_one_line(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["memory", *words]) == 2
     # On a busy machine a line tells meanwhile where the prediction stands.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import planted_memory
 import pytest
 from planted_memory import (
@@ -13,17 +10,16 @@ from planted_memory import (
     USER,
     Allocator,
     Stack,
-    Step,
     notes_of,
     planted_run,
     write,
 )  # fmt: skip
 
 from lmbench.errors import UsageError
-from lmbench.memory.findings import Findings, examine
+from lmbench.memory.findings import examine
 
 
-def recorded(folder: Path, step: Step | None = None, **notes: Any) -> Findings:
+def recorded(folder, step=None, **notes):
     """The findings of a planted recording of lmbench's."""
     step = step or planted_run()
     folder.mkdir(exist_ok=True)
@@ -33,16 +29,16 @@ def recorded(folder: Path, step: Step | None = None, **notes: Any) -> Findings:
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def planted(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("planted"))
 
 
-def mib(sizes: Any) -> dict[str, float]:
+def mib(sizes):
     """Sizes of a mapping or series in MiB."""
     return {name: size / MIB for name, size in sizes.items()}
 
 
-def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted: Findings) -> None:
+def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
     phases = planted.phases
     assert (planted.peak_bytes, mib(planted.by_category)) == (planted_run().memory.peak, planted_memory.PEAK)
     assert (planted.peak_phase, planted.peak_step, planted.is_complete) == ("backward", "7", True)
@@ -57,7 +53,7 @@ def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted: Findin
     assert set(planted.parts.loc[""].dropna().index) == {"inputs", "temporaries", "workspaces", "unknown"}
 
 
-def test_a_phase_that_allocates_nothing_has_what_was_there(tmp_path: Path) -> None:
+def test_a_phase_that_allocates_nothing_has_what_was_there(tmp_path):
     step = planted_run()
     starts = [note["time_us"] for note in step.memory.annotations if note["name"] == "lmbench.phase:optimizer"]
     step.memory.entries = [
@@ -68,7 +64,7 @@ def test_a_phase_that_allocates_nothing_has_what_was_there(tmp_path: Path) -> No
     assert (optimizer["gradients"], "temporaries" in optimizer) == (40 * MIB, False)
 
 
-def test_what_is_saved_and_the_largest_allocations_tell_where_they_are_from(planted: Findings) -> None:
+def test_what_is_saved_and_the_largest_allocations_tell_where_they_are_from(planted):
     assert [(row.first, row.last, row.count, row.each_bytes / MIB) for row in planted.saved] == [
         ("blocks.0", "blocks.1", 2, 30), ("outside of blocks", "outside of blocks", 1, 16),
     ]  # fmt: skip
@@ -79,7 +75,7 @@ def test_what_is_saved_and_the_largest_allocations_tell_where_they_are_from(plan
     assert saved["user_frame"] == "/home/someone/train.py:21 forward"
 
 
-def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted: Findings, tmp_path: Path) -> None:
+def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_path):
     """What was allocated before the first entry is known from its end."""
     for kept in (10, 25, 44):
         cut = recorded(tmp_path, planted_run(max_entries=kept), max_entries=kept)
@@ -89,7 +85,7 @@ def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted: Finding
         assert cut.guards[1].status == "warn"
 
 
-def test_a_missing_free_is_counted(tmp_path: Path) -> None:
+def test_a_missing_free_is_counted(tmp_path):
     step = planted_run()
     frees = [entry for entry in step.memory.entries if entry["action"].startswith("free_") and entry["size"] == 5 * MIB]
     step.memory.entries = [entry for entry in step.memory.entries if entry not in frees[:2]]
@@ -97,7 +93,7 @@ def test_a_missing_free_is_counted(tmp_path: Path) -> None:
     assert (findings.played.holes, findings.is_complete) == (1, False)
 
 
-def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path: Path) -> None:
+def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path):
     memory = Allocator()
     for address in [memory.alloc(4 * MIB) for _ in range(10)][::2]:
         memory.free(address, FORWARD)
@@ -149,14 +145,14 @@ CLOSURE: Stack = (
     ],
     ids=["user", "windows", "standard library", "notebook", "library's model", "operator", "module", "nothing"],
 )  # fmt: skip
-def test_a_stacks_line_is_the_users_or_the_operator_or_the_module(stack: Stack, line: str, tmp_path: Path) -> None:
+def test_a_stacks_line_is_the_users_or_the_operator_or_the_module(stack, line, tmp_path):
     memory = Allocator()
     memory.alloc(MIB, stack)
     findings = examine(write(tmp_path / "theirs.pickle", memory))
     assert findings.largest["user_frame"].tolist() == [line]
 
 
-def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path: Path) -> None:
+def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path):
     made = {
         "activations": (*CPP, ("forward", USER, 20), CALL, *CLOSURE),
         "optimizer_state": (*CPP, ("step", USER, 70), *CLOSURE[2:]),
@@ -179,7 +175,7 @@ def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path: Path) -> 
     assert mib(examine(write(tmp_path / "theirs.pickle", memory)).by_category) == sizes
 
 
-def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
+def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_says_so(tmp_path):
     step = planted_run()
     findings = examine(write(tmp_path / "theirs.pickle", step.memory))
     assert (findings.unknown_fraction > 0.05, findings.guards[0].status) == (True, "warn")
@@ -191,7 +187,7 @@ def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_sa
     assert set(examine(write(tmp_path / "theirs.pickle", step.memory)).by_category) == {"unknown"}
 
 
-def test_a_device_with_a_history_is_named(tmp_path: Path) -> None:
+def test_a_device_with_a_history_is_named(tmp_path):
     first, second, silent = Allocator(device=0), Allocator(device=1), Allocator(is_on=False)
     for size, memory in enumerate((first, second, silent), start=1):
         memory.alloc(size * MIB)
@@ -204,14 +200,14 @@ def test_a_device_with_a_history_is_named(tmp_path: Path) -> None:
     assert (held.peak_bytes, held.cuts) == (3 * MIB, ["it has no history, only what was held when it was taken"])
 
 
-def test_damaged_notes_are_said(tmp_path: Path) -> None:
+def test_damaged_notes_are_said(tmp_path):
     step = planted_run()
     step.moments[0][0][0] = 1 << 70
     with pytest.raises(UsageError, match=r"memory_notes\.json"):
         recorded(tmp_path, step)
 
 
-def test_a_replay_that_is_not_the_allocators_own_warns(tmp_path: Path) -> None:
+def test_a_replay_that_is_not_the_allocators_own_warns(tmp_path):
     for requested_mib, status in ((252, "pass"), (253, "warn")):
         peaks = dict.fromkeys(("allocated_bytes", "requested_bytes", "reserved_bytes"), requested_mib * MIB)
         assert recorded(tmp_path, peaks=peaks).guards[2].status == status

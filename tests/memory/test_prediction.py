@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from memory_prediction_table import Cell, cells, errors
+from memory_prediction_table import cells, errors
 from paths import RUNS
 
 from lmbench.cli import main
@@ -23,13 +20,13 @@ ROOM = Gpu("test", 100 * 2**30, 0, is_here=True)
 TINY = ("--model.size", "tiny", "--data.batch_size", "2", "--data.context_length", "16")
 
 
-def _forecast(words: list[str], gpu: str | None, finds_largest: bool) -> Forecast:
+def _forecast(words, gpu, finds_largest):
     from lmbench.fit.prediction import forecast
 
     return forecast(words, Request(gpu_for(gpu) if gpu else None, finds_largest))
 
 
-def predict(*words: str, gpu: str | None = None, finds_largest: bool = False) -> Forecast:
+def predict(*words, gpu=None, finds_largest=False):
     """A forecast in a fork of this process, which the prediction changes for good."""
     import lmbench.fit.prediction  # noqa: F401  (the forks shall not import it each)
 
@@ -37,12 +34,12 @@ def predict(*words: str, gpu: str | None = None, finds_largest: bool = False) ->
     return made
 
 
-def _forked(work: Callable[..., Any], *given: Any) -> Any:
+def _forked(work, *given):
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(work, given)
 
 
-def peak_of(made: Forecast, phase: str) -> SimpleNamespace:
+def peak_of(made, phase):
     peak = next(one for one in made.phases if one.phase == phase)
     return SimpleNamespace(**peak.peak, total_bytes=peak.total_bytes)
 
@@ -58,7 +55,7 @@ QUICK = (
 )
 
 
-def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths() -> None:
+def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
     measured = json.loads((RUNS / "h200_run.json").read_text())["memory"]
     forecast = predict("--config", "small_fp32", "--model.attention", "naive", gpu="H200")
     for phase in ("forward", "backward", "optimizer"):
@@ -68,7 +65,7 @@ def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths() -> None:
 
 
 @pytest.mark.parametrize("cell", [cell for cell in cells() if cell.name in QUICK], ids=lambda cell: cell.name)
-def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell: Cell) -> None:
+def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell):
     told = errors(cell, predict(*cell.words, gpu="H200"))
     assert told.peak == pytest.approx(0, abs=0.01)
     assert told.reserved == pytest.approx(0, abs=0.02)
@@ -76,14 +73,14 @@ def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell
     assert all(abs(error) <= 0.02 for error in told.phases.values())
 
 
-def activations_of(*words: str) -> int:
+def activations_of(*words):
     """Bytes that the tiny model's forward leaves for its backward."""
     activations: int = peak_of(predict(*TINY, *words), "forward").activations
     return activations
 
 
-def test_the_efficient_kernel_writes_values_so_that_none_are_copied() -> None:
-    def kept(kernel: str, precision: str) -> int:
+def test_the_efficient_kernel_writes_values_so_that_none_are_copied():
+    def kept(kernel, precision):
         return activations_of("--model.attention", f"sdpa_{kernel}", "--trainer.precision", precision)
 
     tensor_bytes, blocks = 2 * 16 * 64 * 2, 2
@@ -92,7 +89,7 @@ def test_the_efficient_kernel_writes_values_so_that_none_are_copied() -> None:
     assert kept("efficient", "32-true") == kept("flash", "32-true")
 
 
-def test_compiled_peaks_are_within_five_percent_of_an_h200s() -> None:
+def test_compiled_peaks_are_within_five_percent_of_an_h200s():
     """The README's flagship run."""
     words = ["--config", "large_bf16", "--data.batch_size", "16", "--data.context_length", "1024"]
     made = predict(*words, "--trainer.compile", "true", gpu="H200")
@@ -130,13 +127,13 @@ class TwoLayers(LightningModule):
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own_module(tmp_path, monkeypatch):
     (tmp_path / "hand_module.py").write_text(HAND_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     return "hand_module.TwoLayers"
 
 
-def test_a_users_module_is_counted_to_the_byte(own_module: str) -> None:
+def test_a_users_module_is_counted_to_the_byte(own_module):
     forecast = predict("--model", own_module, "--measure.zero_grad", "after_step")
     weights, rows = 2 * 4 * 1024**2, 4 * 8 * 1024
     # Steps are counted for each parameter, in a block of its own. At the sum: relu's output, which both layers'
@@ -153,7 +150,7 @@ def test_a_users_module_is_counted_to_the_byte(own_module: str) -> None:
     ("words", "share"),
     [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],
 )
-def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module: str, words: str, share: int) -> None:
+def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, words, share):
     forward = peak_of(predict("--model", own_module, *words.split()), "forward")
     assert forward.gradients == share * 2 * 4 * 1024**2
     assert (forward.optimizer_state > 0) == bool(share)
@@ -170,12 +167,12 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module: st
     ],
     ids=["reads a value", "precision", "misspelt"],
 )  # fmt: skip
-def test_what_cannot_be_predicted_is_refused_in_one_line(own_module: str, words: list[str], message: str) -> None:
+def test_what_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
     with pytest.raises(UsageError, match=message):
         predict(*words)
 
 
-def test_a_true_precision_scales_everything_of_the_weights() -> None:
+def test_a_true_precision_scales_everything_of_the_weights():
     """But for what the allocator does not split."""
     full, half = (
         peak_of(predict(*TINY, "--trainer.precision", name), "optimizer").gradients for name in ("32-true", "bf16-true")
@@ -183,7 +180,7 @@ def test_a_true_precision_scales_everything_of_the_weights() -> None:
     assert half == pytest.approx(full / 2, rel=0.01)
 
 
-def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way() -> None:
+def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
     words = ["--data.batch_size", "16", "--data.context_length", "64"]
     kept, again = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))
     assert again < 0.5 * kept
@@ -197,7 +194,7 @@ def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way() -> None:
 # few blocks for many
 
 
-def _few(words: list[str]) -> tuple[str, list[int], list[int]]:
+def _few(words):
     from lmbench.fit.prediction import Prediction
     from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
 
@@ -211,7 +208,7 @@ def _few(words: list[str]) -> tuple[str, list[int], list[int]]:
 @pytest.mark.parametrize(
     ("compiled", "method"), [("false", "every block"), ("true", "2 and 4 of 6 alike blocks, checked by 3")]
 )
-def test_few_blocks_tell_what_all_of_them_take(compiled: str, method: str) -> None:
+def test_few_blocks_tell_what_all_of_them_take(compiled, method):
     words = ["--model.size", "tiny", "--model.num_layers", "6", "--trainer.compile", compiled]
     used, few, several = _forked(_few, words)
     assert used == method
@@ -230,12 +227,10 @@ def test_few_blocks_tell_what_all_of_them_take(compiled: str, method: str) -> No
         pytest.param(lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4, id="far too large"),
     ],
 )
-def test_the_border_is_the_largest_that_fits(
-    reserve: Callable[[int], int], start: int, unit: int, most_trials: int
-) -> None:
+def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
     trials: list[int] = []
 
-    def tried(value: int) -> int:
+    def tried(value):
         trials.append(value)
         return reserve(value)
 
@@ -247,7 +242,7 @@ def test_the_border_is_the_largest_that_fits(
     assert len(trials) <= most_trials
 
 
-def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is_told() -> None:
+def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is_told():
     assert largest_that_fits(lambda batch: 200 * 2**30 + batch, ROOM, 8, 1, 2**16).value is None
     border = largest_that_fits(lambda batch: batch, ROOM, 8, 1, 2**16)
     assert (border.value, border.has_more) == (2**16, True)
@@ -255,7 +250,7 @@ def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is
         gpu_for("H9000")
 
 
-def test_the_command_prints_a_table_and_a_verdict(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_a_verdict(capfd):
     assert main(["memory", *TINY]) == 0
     out = capfd.readouterr().out
     assert "optimizer state" in out
@@ -265,7 +260,7 @@ def test_the_command_prints_a_table_and_a_verdict(capfd: pytest.CaptureFixture[s
 # beside a run
 
 
-def test_a_run_keeps_its_prediction(tmp_path: Path) -> None:
+def test_a_run_keeps_its_prediction(tmp_path):
     from lmbench.records.load import find_runs, load_run
 
     words = ["fit", "--config", "smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s", "0"]
@@ -281,7 +276,7 @@ def test_a_run_keeps_its_prediction(tmp_path: Path) -> None:
 # the allocator
 
 
-def test_blocks_are_rounded_split_and_joined_as_cuda_does() -> None:
+def test_blocks_are_rounded_split_and_joined_as_cuda_does():
     allocator, mib = CachingAllocator(), 2**20
     # Where little would be left a large block stays whole.
     assert allocator.allocate(15 * mib).size_bytes == 16 * mib
@@ -302,7 +297,7 @@ def test_blocks_are_rounded_split_and_joined_as_cuda_does() -> None:
     assert (joined.allocated_bytes, joined.reserved_bytes) == (20 * mib, 20 * mib)
 
 
-def test_attention_by_itself_is_predicted_by_its_shape() -> None:
+def test_attention_by_itself_is_predicted_by_its_shape():
     layer = ["--model", "lmbench.AttentionLayer", "--model.head_dim", "64", "--data.context_length", "1024"]
     forecast = predict(*layer, "--model.attention", "naive", "--data.batch_size", "8", gpu="H200", finds_largest=True)
     inputs, scores = 8 * 1024 * 64 * 4, 8 * 1024 * 1024 * 4

@@ -7,7 +7,6 @@ import json
 import lzma
 import pickle
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from paths import MEMORY
 from recorded_memory import GOLDEN, printed, unpack
 
 from lmbench.cli import main
-from lmbench.memory.findings import Findings, examine
+from lmbench.memory.findings import examine
 
 MIB = 1 << 20
 #: Batch x context x d_model, in float32: autocast leaves the stream in it.
@@ -24,23 +23,23 @@ SHARE = {"alloc": 1, "free_requested": -1}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     return unpack(tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture(scope="module")
-def findings(run: Path) -> Findings:
+def findings(run):
     return examine(run)
 
 
 @pytest.fixture(scope="module")
-def plain(run: Path) -> dict[str, Any]:
+def plain(run):
     """The snapshot without any of lmbench's reader: it is our own."""
     content: dict[str, Any] = pickle.loads((run / "memory_snapshot.pickle").read_bytes())
     return content
 
 
-def held_over_time(snapshot: dict[str, Any]) -> list[tuple[int, int]]:
+def held_over_time(snapshot):
     """Time, and what was asked for of all that is held after each entry: counted back from what is there at the end."""
     entries = snapshot["device_traces"][0]
     changes = [SHARE.get(entry["action"], 0) * entry["size"] for entry in entries]
@@ -50,14 +49,14 @@ def held_over_time(snapshot: dict[str, Any]) -> list[tuple[int, int]]:
     return [(entry["time_us"], size) for entry, size in zip(entries, held, strict=True)]
 
 
-def border_us(snapshot: dict[str, Any], stage: str, phase: str) -> int:
+def border_us(snapshot, stage, phase):
     """When a phase of the last step began or ended."""
     name = f"lmbench.phase:{phase}"
     notes = snapshot["external_annotations"]
     return max(int(note["time_us"]) for note in notes if note["name"] == name and note["stage"] == stage)
 
 
-def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings: Findings, plain: dict[str, Any]) -> None:
+def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings, plain):
     assert findings.notes is not None
     assert findings.notes.peaks is not None
     own = int(findings.played.requested_bytes.max())
@@ -67,7 +66,7 @@ def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings: Findings
     assert [guard.status for guard in findings.guards] == ["pass", "pass", "pass"]
 
 
-def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findings: Findings) -> None:
+def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findings):
     assert findings.run is not None
     assert findings.run.model.parameter_count is not None
     weights = 4 * findings.run.model.parameter_count
@@ -81,7 +80,7 @@ def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findi
     assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
 
 
-def test_twelve_blocks_make_the_softmax_and_the_stream(findings: Findings) -> None:
+def test_twelve_blocks_make_the_softmax_and_the_stream(findings):
     softmax = findings.largest.iloc[0]
     # Batch x heads x context x context in float32, which autocast computes a softmax in.
     assert (softmax["owner"], softmax["count"]) == ("network.blocks.*.attention.core.softmax", 12)
@@ -89,7 +88,7 @@ def test_twelve_blocks_make_the_softmax_and_the_stream(findings: Findings) -> No
     assert (findings.stream_bytes, findings.streams) == (STREAM_BYTES, {STREAM_BYTES: 36})
 
 
-def test_what_is_saved_is_what_a_forward_leaves(findings: Findings, plain: dict[str, Any]) -> None:
+def test_what_is_saved_is_what_a_forward_leaves(findings, plain):
     begin_us, end_us = border_us(plain, "START", "forward"), border_us(plain, "END", "forward")
     held = held_over_time(plain)
     before = [size for time_us, size in held if time_us <= begin_us][-1]
@@ -101,7 +100,7 @@ def test_what_is_saved_is_what_a_forward_leaves(findings: Findings, plain: dict[
     assert blocks.each_bytes > 0.9 * saved / 12
 
 
-def test_its_tables_say_first_what_the_peak_is_made_of(run: Path) -> None:
+def test_its_tables_say_first_what_the_peak_is_made_of(run):
     text = printed(run.parent)
     assert text == GOLDEN.read_text(encoding="utf-8"), "python tests/support/recorded_memory.py writes it anew"
     assert max(map(len, text.splitlines())) <= 80
@@ -112,14 +111,14 @@ PARAMETERS, GRADIENTS, STATES = 70_565_888, 70_565_888, 141_131_776
 LEFT = {"all": 128_983_552, "late": 128_983_552, "python": 128_983_552, "ck": 41_951_744}
 
 
-def foreign(folder: Path, name: str) -> Path:
+def foreign(folder, name):
     path = folder / f"{name}.pickle"
     path.write_bytes(lzma.decompress((MEMORY / f"h200_{name}.pickle.xz").read_bytes()))
     return path
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_stacks_of_a_stranger_tell_what_its_process_counted(name: str, tmp_path: Path) -> None:
+def test_stacks_of_a_stranger_tell_what_its_process_counted(name, tmp_path):
     """With C++ frames and without, with a checkpointed forward in the backward; parameters in a module's constructor
     and moved. What lay there before the history, nobody knows."""
     path = foreign(tmp_path, name)
@@ -140,14 +139,14 @@ def test_stacks_of_a_stranger_tell_what_its_process_counted(name: str, tmp_path:
     assert files - {"aten", ""} == {"/tmp/s.py"}
 
 
-def test_memory_that_ran_out_in_a_forward_leaves_nothing_wrong(tmp_path: Path) -> None:
+def test_memory_that_ran_out_in_a_forward_leaves_nothing_wrong(tmp_path):
     sizes = examine(foreign(tmp_path, "oom")).by_category
     assert sizes["parameters"] == pytest.approx(PARAMETERS, rel=0.015)
     assert sizes["optimizer_state"] == pytest.approx(STATES, rel=0.015)
     assert "gradients" not in sizes
 
 
-def test_without_a_history_segments_and_blocks_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_history_segments_and_blocks_are_shown(tmp_path, capsys):
     path = foreign(tmp_path, "none")
     segments = pickle.loads(path.read_bytes())["segments"]
     held = sum(block["size"] for segment in segments for block in segment["blocks"] if block["state"] != "inactive")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments import ranges
 from lmbench.instruments.schedule import Schedule
 from lmbench.memory import history, ledger
-from lmbench.memory.findings import Findings, examine
+from lmbench.memory.findings import examine
 from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import STEP
@@ -26,12 +25,12 @@ BATCH, WIDTH, VOCAB = 64, 128, 1000
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         passing = torch.zeros(BATCH, 8 * WIDTH).sum()
         return x + self.down(self.up(x).relu()) + passing
 
@@ -39,44 +38,44 @@ class Block(nn.Module):
 class Model(LightningModule):
     """Two blocks and a head; a tensor that nobody knows of lives across its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.vocab_size = VOCAB
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.hidden: list[torch.Tensor] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         x, targets = batch
         self.hidden = [torch.zeros(1 << 18)]
         for block in self.blocks:
             x = block(x)
         return nn.functional.cross_entropy(self.head(x), targets)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), foreach=False)
 
 
 class Batches:
-    def __iter__(self) -> Any:
+    def __iter__(self):
         generator = torch.Generator().manual_seed(0)
         while True:
             yield torch.randn(BATCH, WIDTH, generator=generator), torch.randint(VOCAB, (BATCH,), generator=generator)
 
 
 @pytest.fixture
-def findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
+def findings(tmp_path, monkeypatch):
     return record(tmp_path, monkeypatch)
 
 
 def record(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: LightningModule | None = None,
+    folder,
+    monkeypatch,
+    module=None,
     *,
-    first: Callback | None = None,
-    **flags: Any,
-) -> Findings:
+    first=None,
+    **flags,
+):
     for place in (ranges, ledger):
         monkeypatch.setattr(place, "record_function", Annotating)
     monkeypatch.setattr(CpuHistory, "latest", None)
@@ -91,14 +90,14 @@ def record(
     return examine(folder / "run")
 
 
-def rounded(*numels: int) -> int:
+def rounded(*numels):
     return sum(-(-4 * numel // 512) * 512 for numel in numels)
 
 
 WEIGHTS = (4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH) * 2 + (WIDTH * VOCAB,)
 
 
-def test_every_category_has_the_bytes_that_it_must_have(findings: Findings) -> None:
+def test_every_category_has_the_bytes_that_it_must_have(findings):
     assert findings.is_complete, findings.cuts
     sizes = findings.by_category
     assert sizes["parameters"] == rounded(*WEIGHTS)
@@ -117,7 +116,7 @@ def test_every_category_has_the_bytes_that_it_must_have(findings: Findings) -> N
     assert findings.streams == {rounded(BATCH * WIDTH): 4}
 
 
-def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findings: Findings) -> None:
+def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findings):
     saved = [row for row in findings.saved if row.first.startswith("blocks")]
     assert [(row.first, row.last, row.count) for row in saved] == [("blocks.0", "blocks.1", 2)]
     # Its relu's output, and its own, which the next product saves; its input is the batch, or made by another block.
@@ -134,20 +133,18 @@ def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findi
 class Checkpointed(Model):
     computed = 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         x, targets = batch
         for block in self.blocks:
             x = torch.utils.checkpoint.checkpoint(self._counted, block, x, use_reentrant=False)
         return nn.functional.cross_entropy(self.head(x), targets)
 
-    def _counted(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+    def _counted(self, block, x):
         self.computed += 1
         return block(x)
 
 
-def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(tmp_path, monkeypatch):
     module = Checkpointed()
     findings = record(tmp_path, monkeypatch, module)
     # Two blocks, forward and once again in the backward, in each of four steps.
@@ -161,22 +158,20 @@ def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(
 
 
 @pytest.mark.parametrize(("failing_step", "phase"), [(0, "forward"), (3, "forward"), (1, "backward")])
-def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
-    failing_step: int, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(failing_step, phase, tmp_path, monkeypatch):
     """In the warm-up too, where most runs end that do not fit."""
 
     class Refused(Model):
-        def _refuse(self, reached: str) -> None:
+        def _refuse(self, reached):
             if (self.global_step, phase) == (failing_step, reached):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             self._refuse("forward")
             return loss
 
-        def on_after_backward(self) -> None:
+        def on_after_backward(self):
             self._refuse("backward")
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -195,19 +190,17 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(
 
 
 @pytest.mark.parametrize("is_enabled", [True, False, None])
-def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_complete(
-    is_enabled: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_complete(is_enabled, tmp_path, monkeypatch):
     """torch.compile would compile them too; before the window they are there only where nothing is compiled."""
 
     class Says(Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        def setup(self, trainer, pl_module, stage):
             MeasurementSession.of(trainer).run.compile.is_enabled = is_enabled
 
     class Looks(Model):
         seen: tuple[bool, ...] = ()
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch, batch_idx):
             self.seen += (bool(self.head._forward_hooks),)
             return super().training_step(batch, batch_idx)
 
@@ -217,7 +210,7 @@ def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_comp
     assert (findings.is_complete, len(findings.bands[STEP])) == (True, 2)
 
 
-def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
+def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path):
     recorder = RunRecorder(str(tmp_path), run_id="run")
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1))
     quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), Batches())
@@ -226,7 +219,7 @@ def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / NOTES_FILE).exists()
 
 
-def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch):
     observers: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
@@ -234,7 +227,7 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
     told: list[tuple[int, ...]] = []
 
     class Watcher:
-        def refused(self, *facts: int) -> None:
+        def refused(self, *facts):
             told.append(facts)
 
     watchers = [Watcher(), Watcher()]

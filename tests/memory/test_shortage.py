@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from lmbench.records.run import Data, Model, RunRecord
 GIB = 2**30
 
 
-def out_of_memory(folder: Path, **changes) -> RunRecord:
+def out_of_memory(folder, **changes):
     """A run of the large model in float32 that was refused 2 GiB, as its folder has it."""
     run = RunRecord(schema_version=1, outcome="oom", run_id="short", precision="32-true", mode="train_step")
     run.device_type = "cuda"

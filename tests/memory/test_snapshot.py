@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import planted_memory
 import pytest
@@ -21,14 +18,14 @@ from lmbench.memory.snapshot import read_snapshot
 class Touches:
     """Unpickled by `pickle.load`, it makes a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+    def __reduce__(self):
         return os.system, (f"touch {self.path}",)
 
 
-def refusal(path: Path, content: bytes) -> str:
+def refusal(path, content):
     path.write_bytes(content)
     with pytest.raises(UsageError) as refused:
         examine(path)
@@ -37,11 +34,11 @@ def refusal(path: Path, content: bytes) -> str:
     return message
 
 
-def of_entry(**entry: Any) -> bytes:
+def of_entry(**entry):
     return pickle.dumps({"segments": [], "device_traces": [[entry]]})
 
 
-def test_code_in_a_snapshot_does_not_run(tmp_path: Path) -> None:
+def test_code_in_a_snapshot_does_not_run(tmp_path):
     mark = tmp_path / "ran"
     content = of_entry(action="alloc", frames=[Touches(mark)])
     pickle.loads(content)
@@ -68,13 +65,11 @@ def test_code_in_a_snapshot_does_not_run(tmp_path: Path) -> None:
         pytest.param(b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot", id="deep"),
     ],
 )
-def test_what_is_no_snapshot_is_said_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_what_is_no_snapshot_is_said_in_one_line(tmp_path, content, reason):
     assert reason in refusal(tmp_path / "s.pickle", content)
 
 
-def test_a_torn_file_one_that_is_too_large_and_none_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_file_one_that_is_too_large_and_none_are_refused(tmp_path, monkeypatch):
     content = planted_memory.write(tmp_path / "s.pickle", planted_memory.planted_run().memory).read_bytes()
     for part in (0.1, 0.999):
         refusal(tmp_path / "torn.pickle", content[: int(len(content) * part)])
@@ -85,7 +80,7 @@ def test_a_torn_file_one_that_is_too_large_and_none_are_refused(
     assert "MiB" in refusal(tmp_path / "s.pickle", content)
 
 
-def test_a_list_of_frames_is_read_once_however_often_it_stands(tmp_path: Path) -> None:
+def test_a_list_of_frames_is_read_once_however_often_it_stands(tmp_path):
     frames = [{"name": "f", "filename": "g.py", "line": 1}] * 20_000
     entries = [{"action": "alloc", "addr": 1 << 40, "size": 512, "frames": frames} for _ in range(20_000)]
     path = tmp_path / "s.pickle"

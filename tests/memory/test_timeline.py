@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +27,7 @@ from lmbench.records.instruments import MemoryHistoryRecord
 H200 = json.loads((RUNS / "h200_run.json").read_text())
 
 
-def remembered(folder: Path, max_entries: int | None = None) -> Path:
+def remembered(folder, max_entries=None):
     """A run as lmbench leaves it, with a planted history."""
     folder.mkdir()
     step = planted_run(max_entries)
@@ -43,18 +41,18 @@ def remembered(folder: Path, max_entries: int | None = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: Any) -> Path:
+def run(tmp_path_factory):
     return remembered(tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture(scope="module")
-def page(run: Path) -> Path:
+def page(run):
     target = run.parent / "page.html"
     assert main(["memory", str(run), "--output", str(target)]) == 0
     return target
 
 
-def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run: Path) -> None:
+def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run):
     """There are fewer entries than columns, so each has one of its own, and few blocks, so none is left out."""
     findings = examine(run)
     timeline = memory_timeline(findings)
@@ -67,7 +65,7 @@ def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run: Pat
         assert sum(held) == total
 
 
-def test_blocks_lie_within_their_category(run: Path) -> None:
+def test_blocks_lie_within_their_category(run):
     history = read_timeline(run)
     _, areas, blocks, *_ = [layer["data"]["values"] for layer in memory_chart("run", history).spec["layer"]]
     for column in range(len(history.time_us)):
@@ -81,7 +79,7 @@ def test_blocks_lie_within_their_category(run: Path) -> None:
             assert (edges[:1] + edges[-1:] if edges else []) == pytest.approx([e for span in area for e in span])
 
 
-def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path: Path) -> None:
+def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path):
     memory = Allocator()
     for number in range(2000):
         address = memory.alloc((200 if number == 1234 else 1) * MIB)
@@ -92,7 +90,7 @@ def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path: Path) -> None:
     assert sizes[timeline.peak] == 200 * MIB
 
 
-def test_names_from_a_hostile_file_are_text(tmp_path: Path) -> None:
+def test_names_from_a_hostile_file_are_text(tmp_path):
     memory = Allocator()
     memory.mark("<script>alert(1)</script>", "START")
     for _ in range(50):
@@ -107,7 +105,7 @@ def test_names_from_a_hostile_file_are_text(tmp_path: Path) -> None:
     ElementTree.fromstring(picture.read_text())
 
 
-def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path: Path) -> None:
+def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path):
     """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
     full, cut = (
         memory_timeline(examine(remembered(tmp_path / name, kept))) for name, kept in (("full", None), ("cut", 36))
@@ -120,7 +118,7 @@ def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["", "torn", "peak", "blocks"])
-def test_the_report_shows_it_or_says_that_it_is_damaged(tmp_path: Path, damage: str) -> None:
+def test_the_report_shows_it_or_says_that_it_is_damaged(tmp_path, damage):
     run, target = remembered(tmp_path / "run"), tmp_path / "page.html"
     history = read_timeline(run)
     if damage == "torn":
@@ -135,7 +133,7 @@ def test_the_report_shows_it_or_says_that_it_is_damaged(tmp_path: Path, damage: 
 
 @needs_browser
 @pytest.mark.parametrize("width", [500, 1280])
-def test_in_a_browser_it_fits_and_tells_what_a_block_is(page: Path, width: int) -> None:
+def test_in_a_browser_it_fits_and_tells_what_a_block_is(page, width):
     seen = look(page, width)
     assert seen["requests"] == []
     assert seen["scroll_width"] <= seen["client_width"] <= width

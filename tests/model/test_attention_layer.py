@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from fit_process import bench
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 from lmbench.data.datamodule import ShapeData
 from lmbench.fit.run import run
@@ -23,7 +22,7 @@ LAYER = ("--model", "lmbench.AttentionLayer", "--trainer.accelerator", "cpu")
 class AfterBackward(Callback):
     """Keeps the gradients of the first step."""
 
-    def on_after_backward(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_after_backward(self, trainer, pl_module):
         self.gradients = [parameter.grad.clone() for parameter in pl_module.parameters()]
 
 

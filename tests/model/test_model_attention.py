@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.errors import UsageError
@@ -32,13 +31,13 @@ def test_naive_attention_is_the_formula():
             torch.testing.assert_close(result[0, head, i], mixed)
 
 
-def check(attention: str, device: str, dtype: torch.dtype) -> None:
+def check(attention, device, dtype):
     """At the shape above, as the model uses it."""
     size = Size(3, SHAPE.num_heads, 48, SHAPE.head_dim)
     check_attention(attention_kind(attention), Use(size, True, dtype, torch.device(device), is_strided=True))
 
 
-def loss_and_gradients(attention: str, dtype: torch.dtype, device: str) -> list[Tensor]:
+def loss_and_gradients(attention, dtype, device):
     torch.manual_seed(1)
     network = Transformer(SHAPE, context_length=48, attention=attention).to(device, dtype)
     tokens = torch.randint(SHAPE.vocab_size, (3, 48)).to(device)
@@ -46,7 +45,7 @@ def loss_and_gradients(attention: str, dtype: torch.dtype, device: str) -> list[
     return [network(tokens), *torch.autograd.grad(loss, list(network.parameters()))]
 
 
-def assert_agrees_with_naive(attention: str, dtype: torch.dtype, device: str) -> None:
+def assert_agrees_with_naive(attention, dtype, device):
     results = (loss_and_gradients(name, dtype, device) for name in ("naive", attention))
     for left, right in zip(*results, strict=True):
         assert ((left - right).abs().max() / left.abs().max()).item() < TOLERANCE[dtype]

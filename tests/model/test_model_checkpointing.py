@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,12 +19,12 @@ CONTEXT = 24
 TOKENS = torch.randint(SHAPE.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
 
 
-def network(attention: str, checkpoint: str, num_layers: int = SHAPE.num_layers) -> Transformer:
+def network(attention, checkpoint, num_layers=SHAPE.num_layers):
     torch.manual_seed(0)
     return Transformer(replace(SHAPE, num_layers=num_layers), CONTEXT, attention, checkpoint)
 
 
-def gradients(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
+def gradients(model, autocast=False):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = model(TOKENS, TOKENS)
     return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
@@ -42,7 +41,7 @@ def test_loss_and_gradients_are_those_without_checkpoints(name, attention, autoc
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_what_is_computed_again_is_what_the_counter_finds(name, attention):
-    def flops(checkpoint: str) -> int:
+    def flops(checkpoint):
         with FlopCounterMode(display=False) as counter:
             network(attention, checkpoint)(TOKENS, TOKENS).backward()
         return counter.get_total_flops()
@@ -56,10 +55,10 @@ def test_what_is_computed_again_is_what_the_counter_finds(name, attention):
 
 
 def test_each_choice_keeps_less_than_none_and_blocks_keep_least():
-    def kept(checkpoint: str) -> int:
+    def kept(checkpoint):
         model, sizes = network("naive", checkpoint), dict[int, int]()
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor):
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 

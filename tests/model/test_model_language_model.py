@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -19,27 +19,27 @@ from conftest import quiet_trainer
 TINY: dict[str, Any] = {"size": "tiny", "vocab_size": 300, "context_length": 16}
 
 
-def data() -> TokenData:
+def data():
     return TokenData(batch_size=2, context_length=16, vocab_size=300)
 
 
 class Watch(Callback):
     """Keeps the first weights, and each batch's loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.losses: list[Tensor] = []
 
-    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer, pl_module):
         self.weights = [parameter.detach().clone() for parameter in pl_module.parameters()]
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.losses.append(outputs["loss"])
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any, **__: Any) -> None:
+    def on_validation_batch_end(self, trainer, pl_module, outputs, *_, **__):
         self.losses.append(outputs)
 
 
-def watched(precision: str) -> Watch:
+def watched(precision):
     """A training of one step, seeded."""
     seed_everything(3, verbose=False)
     watch = Watch()

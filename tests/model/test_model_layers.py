@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmbench.model.layers import Embedding, NextTokenLoss, Projection, RMSNorm, RotaryEmbedding, SwiGLU, rope_tables
 
@@ -60,7 +59,7 @@ def test_loss_is_reduced_in_float32():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_are_float32_and_the_same_whatever_the_default_dtype(dtype):
-    def build() -> list[Tensor]:
+    def build():
         torch.manual_seed(7)
         return [Projection(8, 9, std=0.1).weight, Embedding(10, 8).weight, RMSNorm(8).weight]
 

@@ -17,7 +17,7 @@ SHAPE = ModelShape(d_model=32, d_ff=48, num_layers=2, num_heads=2, vocab_size=30
 PARTS = {"embedding", "norm", "qkv", "rope", "output", "ffn", "residual", "head", "loss"}
 
 
-def batch(vocab_size: int, rows: int = 4, seq: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(vocab_size, rows=4, seq=64):
     windows = torch.randint(vocab_size, (rows, seq + 1))
     return windows[:, :-1], windows[:, 1:]
 

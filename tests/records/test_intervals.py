@@ -9,7 +9,7 @@ from lmbench.records.intervals import NONE, covered, locate, paint, union
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_moment_is_counted_as_by_hand(seed: int) -> None:
+def test_every_moment_is_counted_as_by_hand(seed):
     chance = np.random.default_rng(seed)
     start = chance.integers(0, 60, seed)
     end = start + chance.integers(0, 20, seed)

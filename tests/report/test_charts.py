@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from lmbench.cli import main
 from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import FUSED, PARTS
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.answer import Chart
 
 
-def make_page(tmp_path: Path, *cases: str) -> Path:
+def make_page(tmp_path, *cases):
     """A page of the golden cases' results."""
     words = []
     for case in cases:
@@ -31,19 +29,19 @@ def make_page(tmp_path: Path, *cases: str) -> Path:
     return page
 
 
-def points_of(chart: Chart) -> list[dict[str, Any]]:
+def points_of(chart):
     points: list[dict[str, Any]] = chart.spec["data"]["values"]
     return points
 
 
-def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tmp_path):
     first, second = (make_page(tmp_path / name, "step_times", "context").read_text() for name in ("a", "b"))
     assert first == second
     assert re.search(r"<link|@import|\ssrc=|javascript:", re.sub(r"(?s)<script>.*?</script>", "", first)) is None
     assert "default-src 'none'" in first
 
 
-def test_whiskers_are_a_standard_deviation_between_processes(tmp_path: Path) -> None:
+def test_whiskers_are_a_standard_deviation_between_processes(tmp_path):
     means = [0.1, 0.101, 0.104, 0.103]
     make_sweep(tmp_path / "s", {}, repeats=4, change=lambda _, repeat: {"phases.step.mean_s": means[repeat]})
     chart = answer_of(tmp_path).sections[0].charts()[0]
@@ -54,7 +52,7 @@ def test_whiskers_are_a_standard_deviation_between_processes(tmp_path: Path) -> 
     assert chart.caption == "Whiskers: mean ± standard deviation between processes; none where there is one process."
 
 
-def test_incorrect_attention_is_an_outcome(tmp_path: Path) -> None:
+def test_incorrect_attention_is_an_outcome(tmp_path):
     error = {"kind": "UsageError", "message": "incorrect: my:flex is off by 2", "phase": "setup"}
     home = make_attention(
         tmp_path / "a", [256, 1024, 16384], [16],
@@ -64,13 +62,13 @@ def test_incorrect_attention_is_an_outcome(tmp_path: Path) -> None:
     assert {point["outcome"] for point in points_of(chart) if "outcome" in point} == {"incorrect"}
 
 
-def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path: Path) -> None:
+def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):
     axes = {"model.size": ["small", "medium"], "data.context_length": [128, 256], "data.batch_size": list(range(1, 15))}
     section = answer_of(make_sweep(tmp_path / "s", axes, view="step_times", steps=1)).sections[0]
     assert any("left out" in chart.caption for chart in section.charts())
 
 
-def test_each_kind_part_and_phase_has_a_colour_of_its_own() -> None:
+def test_each_kind_part_and_phase_has_a_colour_of_its_own():
     style = (files("lmbench.report") / "page.css").read_text(encoding="utf-8")
     colours = dict(re.findall(r"--of-(\w+): var\(--series-(\d+)\)", style))
     for names in ((*PARTS, FUSED), KINDS, [phase for phase in PHASES if phase != "other"]):
@@ -78,7 +76,7 @@ def test_each_kind_part_and_phase_has_a_colour_of_its_own() -> None:
 
 
 @needs_browser
-def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path: Path) -> None:
+def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path):
     page = make_page(tmp_path, "step_times", "precision", "context", "unrelated", "attention")
     seen = look(page, 390)
     assert seen["requests"] == []

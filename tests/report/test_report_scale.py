@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from runs import make_run, make_sweep
@@ -19,7 +18,7 @@ AXES = {
 }
 
 
-def timed_report(*words: str) -> tuple[float, int]:
+def timed_report(*words):
     """Processor seconds and peak resident bytes of `lmbench report` in a process of its own.
 
     It works in one thread and waits for nothing but the disk; other processes of the machine do not count.
@@ -31,7 +30,7 @@ def timed_report(*words: str) -> tuple[float, int]:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     (run,) = (make_sweep(folder / "one", {}, steps=1000) / "runs").iterdir()
     steps = (run / "steps.jsonl").read_bytes()
@@ -51,8 +50,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
-    view: str, words: list[str], limit_s: float, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    view, words, limit_s, large, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     seconds, size_bytes = timed_report(str(large), "--view", view, *words)
     assert seconds < limit_s
@@ -67,7 +66,7 @@ def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
         (["results", "--output", "page.html"], ["torch", "lightning"]),
     ],
 )
-def test_what_is_not_needed_is_not_imported(words: list[str], absent: list[str], tmp_path: Path) -> None:
+def test_what_is_not_needed_is_not_imported(words, absent, tmp_path):
     make_run(tmp_path / "results", {"data.batch_size": 4})
     code = (
         "import sys; from lmbench.cli import main\n"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 from report_golden import kernels_of
-from runs import Changes, Record, answer_of, make_record, make_run, make_sweep, rows_of, table_rows
+from runs import Record, answer_of, make_record, make_run, make_sweep, rows_of, table_rows
 
 from lmbench.cli import main
 
@@ -22,10 +21,8 @@ STEP = "phases.step.mean_s"
         ([0.1], 0.001, "mean ± std of the steps within one run"),
     ],
 )
-def test_the_spread_is_that_between_processes_or_within_the_only_one(
-    means: list[float], std: float, spread: str, tmp_path: Path
-) -> None:
-    def change(_: Record, repeat: int) -> Changes:
+def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std, spread, tmp_path):
+    def change(_, repeat):
         return {STEP: means[repeat], "phases.step.std_s": 0.001}
 
     (row,) = rows_of(make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=len(means), change=change))
@@ -33,7 +30,7 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(
     assert row["spread"] == spread
 
 
-def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path: Path) -> None:
+def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
     others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
     for index, settings in enumerate([{}, {}, {}, *others]):
         make_run(tmp_path / str(index), settings)
@@ -42,8 +39,8 @@ def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_
     assert runs == {(4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1}
 
 
-def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path: Path) -> None:
-    def change(run: Record, repeat: int) -> Changes:
+def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
+    def change(run, repeat):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
         step_s *= 1 + 0.01 * repeat
         rate = run["data"]["batch_size"] * 512 / step_s
@@ -64,8 +61,8 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path: Pat
     assert [row["speedup"] for row in by_tokens if row["batch"] == 8] == [pytest.approx(4.0)]
 
 
-def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path: Path) -> None:
-    def change(run: Record, _repeat: int) -> Changes:
+def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path):
+    def change(run, _repeat):
         loss, norm = (9.0, 2.0) if run["precision"] == "32-true" else (9.01, 2.1)
         seed = 7 if run["precision"] == "bf16-true" else 0
         return {"loss.first": loss, "warmup": {"gradient_norm": norm}, "config.seed_everything": seed}
@@ -78,7 +75,7 @@ def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path
     assert [rows["bf16-true"][name] for name in names] == [None, None]
 
 
-def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_called_faster(tmp_path: Path) -> None:
+def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_called_faster(tmp_path):
     steps = {False: [0.105, 0.106, 0.107], True: [0.100, 0.110, 0.120]}
     home = make_sweep(
         tmp_path / "compile", {"model.size": ["small", "large"], "trainer.compile": [False, True]}, view="compile",
@@ -94,9 +91,7 @@ def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_calle
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
 
 
-def test_a_table_that_a_terminal_leaves_out_repeats_each_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_a_terminal_leaves_out_repeats_each_run(tmp_path, capsys):
     home = make_sweep(tmp_path / "s", {"data.batch_size": [1, 2]}, change=lambda *_: {"replay_command": "lmbench x"})
     assert main(["report", str(home)]) == 0
     assert "lmbench x" not in capsys.readouterr().out
@@ -118,9 +113,7 @@ def test_a_table_that_a_terminal_leaves_out_repeats_each_run(
         ([], "no result was named"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
     make_run(tmp_path / "good", {"model.size": "small"})
     make_run(tmp_path / "future", {}, {"schema_version": 99})
     monkeypatch.chdir(tmp_path)
@@ -130,7 +123,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in err
 
 
-def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path):
     make_run(tmp_path / "good", {"model.size": "small"})
     changes: Record = {"model": 5, "phases": [1], "guards": "none", "sweep": 3}
     for name, value in changes.items():
@@ -143,7 +136,7 @@ def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path
         assert any("damaged: run.json is damaged: " in reason and name in reason for reason in reasons)
 
 
-def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_path: Path) -> None:
+def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_path):
     home = make_sweep(tmp_path / "batch", {"data.batch_size": [1, 2]}, view="batch", repeats=2)
     sweep = json.loads((home / "sweep.json").read_text())
     sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4}}]
@@ -154,14 +147,14 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_
     assert any("2 cells, 4 runs (4 ok)" in line.text for line in answer_of(home).sections[0].headline)
 
 
-def test_an_unknown_view_in_a_sweep_is_said_and_the_sweep_shown(tmp_path: Path) -> None:
+def test_an_unknown_view_in_a_sweep_is_said_and_the_sweep_shown(tmp_path):
     view = {"title": "Later", "tables": [{"title": "T", "columns": ["later"]}]}
     section = answer_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view)).sections[0]
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
 
 
-def test_a_run_that_died_before_it_could_tell_stands_in_its_own_row(tmp_path: Path) -> None:
+def test_a_run_that_died_before_it_could_tell_stands_in_its_own_row(tmp_path):
     axes = {"model.size": ["small", "medium"], "mode": ["inference", "train_step"]}
     home = make_sweep(tmp_path / "s", axes, view="step_times", fixed={"data.batch_size": 8})
     path = home / "runs" / "medium-train_step-r0" / "run.json"
@@ -178,7 +171,7 @@ NAIVE = {"model.size": "small", "model.attention": "naive", "trainer.precision":
 KERNELS = kernels_of(make_record(NAIVE))
 
 
-def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_path: Path) -> None:
+def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_path):
     make_run(tmp_path / "own", NAIVE, KERNELS)
     make_run(tmp_path / "llama", NAIVE, {**KERNELS, "model": {"name": "some.Llama"}, "config.model": {}})
     table = answer_of(tmp_path, view="kernels").sections[0].tables[0]
@@ -188,7 +181,7 @@ def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_
     assert facts == {"small": ("naive", "AdamW fused"), "Llama": ("-", "-")}
 
 
-def test_profiled_runs_alone_are_shown_by_their_kernels_and_beside_others_a_line_says_how(tmp_path: Path) -> None:
+def test_profiled_runs_alone_are_shown_by_their_kernels_and_beside_others_a_line_says_how(tmp_path):
     make_run(tmp_path / "a", NAIVE, KERNELS)
     make_run(tmp_path / "sync", NAIVE, {"clock": "sync"}, repeat=1)
     assert answer_of(tmp_path).sections[0].title == "Kernels"
@@ -199,7 +192,7 @@ def test_profiled_runs_alone_are_shown_by_their_kernels_and_beside_others_a_line
     assert line == "1 run under a profiler: in no timing table; `lmbench kernels RUN` shows it"
 
 
-def test_runs_without_kernels_show_their_operators(tmp_path: Path) -> None:
+def test_runs_without_kernels_show_their_operators(tmp_path):
     shares = {("forward", "aten::addmm"): 0.45, ("forward", "aten::mul"): 0.2, ("backward", "aten::mm"): 0.5}
     operators = [
         {"phase": phase, "name": name, "self_s": 1e-3, "call_count": 4.0, "share_fraction": share}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 from report_golden import make_attention
-from runs import Changes, Record, answer_of, rows_of, table_rows
+from runs import answer_of, rows_of, table_rows
 
 from lmbench.commands.report import make_catalogue
 from lmbench.precision import FP32_MATMUL, TF32_MATMUL
-from lmbench.report.answer import Cell, Table
 from lmbench.report.facts import EAGER
 from lmbench.report.frame import Frame
 from lmbench.report.view import TableSpec
@@ -20,11 +16,11 @@ from lmbench.report.view import TableSpec
 # attention by itself
 
 
-def tables_of(home: Path, view: str | None = None) -> list[Table]:
+def tables_of(home, view=None):
     return list(answer_of(home, view=view).sections[0].tables)
 
 
-def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path: Path) -> None:
+def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path):
     home = make_attention(tmp_path / "a", [16384], [64], repeats=1)
     row = next(row for row in rows_of(home) if row["attention"] == "sdpa")
     flops = 2 * 8 * 16384**2 * 64
@@ -34,8 +30,8 @@ def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path:
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4 * 2**20])
-def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_path: Path) -> None:
-    def ask_for_more(run: Record, _repeat: int) -> Changes:
+def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes, tmp_path):
+    def ask_for_more(run, _repeat):
         refused = run["memory"].get("refused")
         return {"memory.refused.requested_bytes": refused["requested_bytes"] + more_bytes} if refused else {}
 
@@ -62,9 +58,9 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes: int, tmp_pat
     ],
 )  # fmt: skip
 def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_processes_undecided(
-    repeats: int, spread: float, forward: str, backward: str, tmp_path: Path
-) -> None:
-    def widen(run: Record, repeat: int) -> Changes:
+    repeats, spread, forward, backward, tmp_path
+):
+    def widen(run, repeat):
         factor = 1 + spread * repeat if run["model"]["attention"] == "sdpa" else 1
         return {"phases.backward.mean_s": run["phases"]["backward"]["mean_s"] * factor}
 
@@ -87,7 +83,7 @@ ATTENTION = {
 BEFORE_BACKWARD = "memory.phase_begin_allocated_bytes.backward"
 
 
-def beside(column: str, *cells: dict[str, Any]) -> dict[str, Cell]:
+def beside(column, *cells):
     """Published figures beside the first of these cells, by source."""
     facts = pd.DataFrame(list(cells), dtype=object)
     frame = Frame(pd.DataFrame(), facts.where(facts.notna(), None).assign(gpu="NVIDIA H200"))
@@ -120,14 +116,12 @@ def beside(column: str, *cells: dict[str, Any]) -> dict[str, Cell]:
         ),
     ],
 )  # fmt: skip
-def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(
-    column: str, facts: dict[str, Any], source: str, value: float | None
-) -> None:
+def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, facts, source, value):
     figure = beside(column, facts).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
-def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside_one_context_alone() -> None:
+def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside_one_context_alone():
     assert beside("step_s", SMALL)["001"].notes == ("ref. 001, GPU unstated: batch, context, warm-up unstated",)
     assert "TF32" in beside("step_s", {**SMALL, "matmul": TF32_MATMUL})["002"].notes[0]
     large = {**SMALL, "size": "large", "mode": "forward", "batch": 32, "matmul": TF32_MATMUL}
@@ -136,7 +130,7 @@ def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside
     assert ("003" in sources, "001" in sources) == (True, False)
 
 
-def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path: Path) -> None:
+def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path):
     rows = rows_of(make_attention(tmp_path / "a", [1024, 4096], [64], repeats=1), has_reference=True)
     (row,) = [row for row in rows if (row["context"], row["attention"], row["compile"]) == (4096, "naive", EAGER)]
     label = "reference 001 first table, GPU unstated"

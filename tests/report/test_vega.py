@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from browser import needs_browser, operate
 
 from lmbench.report import vega
@@ -11,7 +9,7 @@ from lmbench.report.answer import Answer, Chart
 from lmbench.report.render import render
 
 
-def _spans(count: int) -> dict[str, object]:
+def _spans(count):
     rows = [
         {"start": place, "end": place + 0.5, "row": place % 3, "text": f"<b> </script> \u202e {place % 7}"}
         for place in range(count)
@@ -29,7 +27,7 @@ def _spans(count: int) -> dict[str, object]:
 
 
 @needs_browser
-def test_a_page_draws_its_charts_and_loads_nothing(tmp_path: Path) -> None:
+def test_a_page_draws_its_charts_and_loads_nothing(tmp_path):
     page = tmp_path / "page.html"
     charts = [Chart(f"{count} spans", _spans(count)) for count in (30, 20_000)]
     page.write_text(render(Answer(charts=lambda: charts), "html"))
@@ -43,7 +41,7 @@ def test_a_page_draws_its_charts_and_loads_nothing(tmp_path: Path) -> None:
     assert operate(page, 500, drawn) == [0, 0, ["30", "svg"], ["20000", "canvas"]]
 
 
-def test_a_picture_of_a_file_has_its_colours_and_no_script() -> None:
+def test_a_picture_of_a_file_has_its_colours_and_no_script():
     picture = vega.svg(_spans(5))
     assert picture.startswith("<svg")
     assert "--series-1: #2f6fde" in picture

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from runs import Changes, Record, make_sweep
+from runs import make_sweep
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -36,17 +35,17 @@ view:
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Path:
+def study(tmp_path):
     path = tmp_path / "mine" / "heat.yaml"
     path.parent.mkdir()
     path.write_text(STUDY)
     return path
 
 
-def measured(tmp_path: Path, view: Any) -> Path:
+def measured(tmp_path, view):
     """What `lmbench sweep` leaves of the study, its view in sweep.json as the file was read."""
 
-    def change(run: Record, repeat: int) -> Changes:
+    def change(run, repeat):
         return {
             "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat,
             "device_state.mean_temperature_c": 51.5 + repeat,
@@ -58,9 +57,7 @@ def measured(tmp_path: Path, view: Any) -> Path:
     return make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=change)
 
 
-def test_a_study_of_ones_own_is_one_file(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
     assert main(["sweep", str(study), "--dry_run"]) == 0
     home = measured(tmp_path, read_sweep_file(study).view)
@@ -84,7 +81,7 @@ def test_a_study_of_ones_own_is_one_file(
     assert ">power (W)</text>" in page.read_text()
 
 
-def test_every_number_of_a_record_is_a_column_with_its_unit() -> None:
+def test_every_number_of_a_record_is_a_column_with_its_unit():
     catalogue = make_catalogue()
     for name, field in fields("run").items():
         if field.about.is_number:
@@ -100,10 +97,8 @@ def test_every_number_of_a_record_is_a_column_with_its_unit() -> None:
     assert {name: (column.title, column.unit.word) for name, column in columns.items()} == headings
 
 
-def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def change(_: Record, repeat: int) -> Changes:
+def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(tmp_path, capsys):
+    def change(_, repeat):
         return {"memory.steady_peak_allocated_bytes": (3 + repeat) * 2**30, "loss.perplexity": 10.0 + repeat}
 
     view = {"title": "Own", "tables": [{"title": "T", "columns": ["memory.steady_*allocated*", "loss.perplexity"]}]}
@@ -129,9 +124,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("right", "wrong", "message"), [(right, *rest) for right, rest in MISTAKES.items()], ids=str)
-def test_a_mistake_in_a_view_is_one_line(
-    right: str, wrong: str, message: str, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, capsys):
     assert right in STUDY
     study.write_text(STUDY.replace(right, wrong, 1))
     assert main(["sweep", str(study), "--dry_run"]) == 2
@@ -151,9 +144,7 @@ def test_a_mistake_in_a_view_is_one_line(
         ("torn.yaml", "is no YAML"),
     ],
 )
-def test_a_view_that_is_none_is_refused_in_one_line(
-    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_view_that_is_none_is_refused_in_one_line(given, message, tmp_path, monkeypatch, capsys):
     home = measured(tmp_path, None)
     monkeypatch.chdir(tmp_path)
     contents = {"none": "matrix: {}", "itself": "view: itself.yaml", "list": "- 1", "torn": "view: {"}
