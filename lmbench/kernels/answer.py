@@ -128,7 +128,7 @@ def _headline(findings: Findings) -> list[Line]:
     for device, clock in findings.clocks.devices.iterrows():
         lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
         if clock.comm_s:
-            hidden, exposed = milliseconds(clock.comm_overlapped_s), milliseconds(clock.comm_exposed_s)
+            hidden, exposed = milliseconds(clock.comm_s - clock.comm_exposed_s), milliseconds(clock.comm_exposed_s)
             lines.append(Line("", f"communication: {exposed} ms exposed, {hidden} ms beside computing"))
     for place, key in (("before the trace", "before_s"), ("outside the traced steps", "outside_steps_s")):
         if uncounted_s := findings.completeness[key]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.events import Events, TraceEvents
-from lmbench.kernels.phases import NO_PHASE, PHASE_ORDER, UNLINKED, PhaseTimeline
-from lmbench.records.intervals import NONE, Integers, covered, paint, union
+from lmbench.kernels.phases import NO_PHASE, PHASE_ORDER, PhaseTimeline
+from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to
 # 2.6 us). If the call returned earlier than this before the kernel in front ended, the kernel lay in the queue.
@@ -27,6 +28,9 @@ _LATENCY_NS = 100_000
 KERNEL_GAP_NS = 30_000
 # Of the window: less without a kernel, as lies between two ranges of the host, is no row of its own.
 _SLIVER_FRACTION = 0.005
+_IDLE = ["queued_gap_s", "host_wait_s", "other_idle_s"]
+_TIMES = ["busy_s", *_IDLE, "comm_s", "comm_exposed_s"]
+_PIECE = ("name", "start_ns", "end_ns", "kernel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +42,8 @@ class Clocks:
     Idle time (`idle_s`) is that in which none of them runs, on any stream of the device, by the kernel that ends it:
     `host_wait_s` until that kernel was launched and could start, `queued_gap_s` where it lay in the queue and followed
     within `KERNEL_GAP_NS`, `other_idle_s` all else: it waited for another stream, a copy or another rank, or has no
-    launch in the trace. `comm_s` is the union of communication kernels, `comm_overlapped_s` how much of it ran beside
-    kernels that compute (neither communication nor copies), `comm_exposed_s` the rest.
+    launch in the trace. `comm_s` is the union of communication kernels, `comm_exposed_s` how much of it ran without a
+    kernel beside it that computes (neither communication nor copies).
 
     `queued_gaps` is the number of gaps in `queued_gap_s`. `pauses` are all other idle times, a row each: `device`,
     `start_ns` and `end_ns`, `waited_ns` up to when it waited for the host, and the kernels `before` and `after`, as
@@ -90,128 +94,126 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
         return Clocks(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
-    kernels = kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())]
-    queue = _queue(kernels, events.launches)
+    queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())], events.launches)
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges))
-    # Kernels in a queue start after their launches, and launches can go on after the last kernel.
-    first, last = min(moments.min(), queue.begun_ns.min()), max(moments.max(), queue.returned_ns.max()) + 1
-    begin_ns, end_ns = int(moments.min()), int(moments.max())
-    if not is_whole:
-        begin_ns, end_ns = int(timeline.step_ns[skipped, 0]), int(timeline.step_ns[:, 1].max())
-    # What the host did when: place k, from one border to the next, is of one phase. Behind these pieces, without a
-    # length, are places of kernels without a launch: of those that are clocked, and of those before the clock begins.
-    borders = np.unique(np.concatenate(([first, begin_ns, end_ns, last], ranges)))
-    phases = [*timeline.at(borders[:-1]), UNLINKED, UNLINKED]
-    is_clocked = np.append(is_whole | ((borders[:-1] >= begin_ns) & (borders[:-1] < end_ns)), [True, False])
-    place = np.searchsorted(borders, queue.begun_ns, side="right") - 1
-    borders = np.append(borders, [last, last])
-    if (~kernels.is_counted & (kernels.end_ns > begin_ns)).any():
-        begin_ns, end_ns = int(counted.start_ns.min()), int(counted.end_ns.max())
-    place = np.where(queue.launch != NONE, place, len(phases) - np.where(queue.start_ns >= begin_ns, 2, 1))
-    times, pauses = {}, {}
-    for device, rows in kernels.groupby("device", sort=False).indices.items():
-        by_place, idle = _device_times(queue[rows], place[rows], borders, (begin_ns, end_ns))
-        times[device] = by_place.assign(phase=phases)[is_clocked]
-        names = np.append(kernels.index[rows], NONE)
-        pauses[device] = idle.assign(before=names[idle.before], after=names[idle.after], device=device)
-    clocked = pd.concat(times, names=["device"])
-    clocked["window_s"] = clocked[["busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]].sum(axis=1)
-    # The host may have launched for long before the device's clock begins.
-    host = {"phase": phases, "host_s": np.diff(np.maximum(borders, begin_ns))}
-    by_phase = clocked.groupby("phase").sum().join(pd.DataFrame(host)[is_clocked].groupby("phase").sum())
-    sliver_ns = _SLIVER_FRACTION * by_phase.window_s.sum()
-    is_sliver = by_phase.index.isin(NO_PHASE) & (by_phase.busy_s == 0) & (by_phase.window_s <= sliver_ns)
-    by_phase = by_phase[~is_sliver].reindex([phase for phase in PHASE_ORDER if phase in by_phase.index[~is_sliver]])
-    counted = kernels[is_clocked[place]]
+    steps_ns = moments if is_whole else timeline.step_ns[skipped:]
+    begin, end = first, last = int(steps_ns.min()), int(steps_ns.max())
+    if (~queue.is_counted & (queue.end_ns > begin)).any():
+        first, last = int(counted.start_ns.min()), int(counted.end_ns.max())
+
+    def is_in_steps(moments: Any) -> Any:
+        return is_whole | (moments >= begin) & (moments < end)
+
+    # A kernel is of the step that launched it.
+    queue["is_clocked"] = is_in_steps(queue.begun_ns).where(queue.launch != NONE, queue.start_ns >= first)
+    pieces, pauses = [], []
+    for device, rows in queue.groupby("device", sort=False):
+        times, idle = _device_pieces(rows, ranges, (first, last))
+        owner, names = times.kernel, np.append(rows.index, NONE)
+        is_host = owner == NONE
+        times["phase"] = np.where(is_host, timeline.at(times.start_ns.to_numpy()), rows.phase.to_numpy()[owner])
+        is_clocked = np.where(is_host, is_in_steps(times.start_ns), rows.is_clocked.to_numpy()[owner])
+        pieces.append(times[is_clocked].assign(device=device))
+        pauses.append(idle.assign(before=names[idle.before], after=names[idle.after], device=device))
+    clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
     launched = counted[counted.launch != NONE].drop_duplicates("launch").sort_values("launch")
-    begun_ns = pd.Series(events.launches.start_ns[launched.launch], launched.index)
-    launched = launched.assign(interval_ns=-begun_ns.diff(-1)).groupby("phase")
-    by_phase = by_phase.assign(launches=launched.size(), kernels=counted.groupby("phase").size()).fillna(0)
-    by_phase = _means(by_phase, steps).assign(
-        median_kernel_s=counted.groupby("phase").duration_ns.median() / 1e9,
+    launched = launched.assign(interval_ns=-launched.begun_ns.diff(-1)).groupby("phase")
+    # The host may have launched for long before the device's clock begins.
+    begun, ended, _ = cut(np.array([first]), np.array([end]), ranges)
+    host_ns = pd.Series(ended - begun).groupby(timeline.at(begun)).sum()
+    in_phase, gaps = counted.groupby("phase"), clocked[clocked.name == "queued_gap_s"]
+    numbers = {
+        "host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size(),
+        "queued_gaps": gaps.groupby("phase").size(),
+    }  # fmt: skip
+    by_phase = (
+        pd.concat([_means(clocked, "phase", steps), pd.DataFrame(numbers) / steps], axis=1)
+        .fillna(0)
+        .rename_axis("phase")
+    )
+    is_sliver = (by_phase.busy_s == 0) & (by_phase.window_s <= _SLIVER_FRACTION * by_phase.window_s.sum())
+    kept = by_phase.index[~(is_sliver & by_phase.index.isin(NO_PHASE))]
+    by_phase = by_phase.reindex([phase for phase in PHASE_ORDER if phase in kept]).assign(
+        median_kernel_s=in_phase.duration_ns.median() / 1e9,
         launch_interval_s=launched.interval_ns.median() / 1e9,
     )
     spans = counted.groupby("device")
-    by_device = clocked.drop(columns="phase").groupby("device").sum()
-    by_device = by_device.assign(kernel_span_s=spans.end_ns.max() - spans.start_ns.min()).fillna(0)
-    idle = pd.concat(pauses.values(), ignore_index=True)
-    return Clocks(by_phase, _means(by_device, steps), idle, steps, skipped, is_whole)
+    span_s = (spans.end_ns.max() - spans.start_ns.min()) / steps / 1e9
+    by_device = _means(clocked, "device", steps).assign(kernel_span_s=span_s).fillna(0)
+    return Clocks(by_phase, by_device, pd.concat(pauses, ignore_index=True), steps, skipped, is_whole)
 
 
-def _means(sums: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Means per step of sums, of which those of time are in ns; with what follows from them."""
-    means = sums.apply(lambda column: column / steps / (1e9 if column.name.endswith("_s") else 1))
-    idle_s = means.queued_gap_s + means.host_wait_s + means.other_idle_s
-    return means.assign(idle_s=idle_s, comm_exposed_s=means.comm_s - means.comm_overlapped_s)
+def _means(pieces: pd.DataFrame, key: str, steps: int) -> pd.DataFrame:
+    """Seconds per step by phase or by device, and what follows from them."""
+    times = pieces.pivot_table("ns", key, "name", "sum", fill_value=0).reindex(columns=_TIMES, fill_value=0)
+    times["idle_s"] = times[_IDLE].sum(axis=1)
+    return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
 
 
-def _queue(kernels: pd.DataFrame, launches: Events) -> Events:
+def _queue(kernels: pd.DataFrame, launches: Events) -> pd.DataFrame:
     """Kernels by start. `begun_ns` and `returned_ns` are of the launch, `ready_ns` is when the kernel could start on an
     idle device; `is_next` says that the same launch had a kernel before, as in a CUDA graph: nothing of the host's lies
     between them."""
-    queue = kernels[["start_ns", "end_ns", "launch", "kind"]].to_records(index=False)
-    start, end, launch, is_linked = queue.start_ns, queue.end_ns, queue.launch, queue.launch != NONE
+    start, end, launch = (kernels[name].to_numpy() for name in ("start_ns", "end_ns", "launch"))
+    is_linked = launch != NONE
     # Without a launch nothing says when the host was there; the kernel's own start stands for it where one is needed.
     begun, returned = (
         np.where(is_linked, np.append(ns, 0)[launch], start) for ns in (launches.start_ns, launches.end_ns)
     )
-    # The first of each launch, kernels being in the order of their starts.
     is_next = is_linked & kernels.duplicated("launch").to_numpy()
-    end_so_far = np.append(start[:1], np.maximum.accumulate(end)[:-1])
-    late = (start - returned)[is_linked & ~is_next & (returned > end_so_far)]
+    is_late = is_linked & ~is_next & (returned > np.append(start[:1], np.maximum.accumulate(end)[:-1]))
+    late = (start - returned)[is_late]
     late = late[(late >= 0) & (late <= _LATENCY_NS)]
     latency = np.clip(2 * int(np.median(late)), START_NS, MAX_START_NS) if len(late) else START_NS
-    columns = {"begun_ns": begun, "returned_ns": returned, "ready_ns": returned + latency, "is_next": is_next}
-    return pd.DataFrame.from_records(queue).assign(**columns).to_records(index=False)
+    return kernels.assign(begun_ns=begun, returned_ns=returned, ready_ns=returned + latency, is_next=is_next)
 
 
-def _device_times(
-    queue: Events, place: Integers, borders: Integers, span: tuple[int, int]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One device's times in ns by place, but for the window's, and its pauses. The clock starts at `span[0]`, goes on
-    to `span[1]` or longer."""
-    places, start, is_linked = len(borders) - 1, queue.start_ns, queue.launch != NONE
-    is_comm, is_compute = queue.kind == "comm", ~np.isin(queue.kind, ("comm", "memcpy"))
-    # What computes goes before what does not, and what has a launch before what has none; then the earlier piece.
-    rank = place + np.select([~is_linked, ~is_compute], [2 * places, places])
-    busy_start, busy_end, busy = paint(start, queue.end_ns, rank)
-    comm_start, comm_end, comm = paint(start[is_comm], queue.end_ns[is_comm], place[is_comm])
-    computing = covered(*union(start[is_compute], queue.end_ns[is_compute]))
+def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One device's time in pieces, each with the `name` of what it is and the place of its `kernel`, NONE for what is
+    of the phase that the host is in; and its pauses. The clock starts at `span[0]`, goes on to `span[1]` or longer;
+    what the host does is cut up at `ranges`."""
+    start, end, begun = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "begun_ns"))
+    is_linked, place = queue.launch.to_numpy() != NONE, np.arange(len(queue))
+    is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
+    # What computes goes before what does not, and what has a launch before what has none; then the earlier launch.
+    rank = np.empty_like(place)
+    rank[np.lexsort((begun, ~is_compute, ~is_linked))] = place
+    comm_start, comm_end, comm = paint(start[is_comm], end[is_comm], rank[is_comm])
+    computing = union(start[is_compute], end[is_compute])
+    alone_start, alone_end, alone = cut(comm_start, comm_end, np.concatenate(computing))
+    is_alone = locate(*computing, alone_start) == NONE
     # When the device became idle, at the earliest when the clock begins.
-    ends = np.maximum.accumulate(queue.end_ns)
+    ends = np.maximum.accumulate(end)
     done = np.minimum(np.maximum(np.append(span[0], ends[:-1]), span[0]), start)
-    is_queued = is_linked & (queue.is_next | (queue.returned_ns + QUEUED_LEAD_NS <= done))
+    is_queued = is_linked & (queue.is_next | (queue.returned_ns + QUEUED_LEAD_NS <= done)).to_numpy()
     # The first kernel of all has none in front.
     is_queued[0] = False
     waited = np.where(is_queued | ~is_linked, done, np.clip(queue.ready_ns, done, start))
     is_short = is_queued & (start - done <= KERNEL_GAP_NS)
     # A gap is of the kernel that ran last.
-    latest = np.maximum.accumulate(np.where(queue.end_ns == ends, np.arange(len(start)), 0))
+    latest = np.maximum.accumulate(np.where(end == ends, place, 0))
     before = np.append(0, latest[:-1])
-    gap_place = np.where(is_linked[before], place[before], place)
     # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
-    launched = np.clip(queue.begun_ns, done, waited)
-    until = max(int(ends[-1]), span[1])
-    for_host = covered(np.append(done, ends[-1]), np.append(launched, until))
-    # Of each piece of time its place and what it adds.
-    pieces = {
-        "busy_s": (place[busy], busy_end - busy_start),
-        "comm_s": (place[is_comm][comm], comm_end - comm_start),
-        "comm_overlapped_s": (place[is_comm][comm], computing(comm_end) - computing(comm_start)),
-        "queued_gap_s": (gap_place, np.where(is_short, start - done, 0)),
-        "queued_gaps": (gap_place, is_short & (start > done)),
-        "host_wait_s": (place, waited - launched),
-        "other_idle_s": (place, np.where(is_short, 0, start - waited)),
-    }
-    times = {name: np.bincount(at, added, places).astype(np.int64) for name, (at, added) in pieces.items()}
-    times["host_wait_s"] += np.diff(for_host(borders))
+    launched, until = np.clip(begun, done, waited), max(int(ends[-1]), span[1])
+    host_start, host_end, _ = cut(np.append(done, ends[-1]), np.append(launched, until), ranges)
+    times = [
+        ("busy_s", *paint(start, end, rank)),
+        ("comm_s", comm_start, comm_end, place[is_comm][comm]),
+        ("comm_exposed_s", alone_start[is_alone], alone_end[is_alone], place[is_comm][comm[alone[is_alone]]]),
+        ("queued_gap_s", done[is_short], start[is_short], np.where(is_linked[before], before, place)[is_short]),
+        ("host_wait_s", launched, waited, place),
+        ("host_wait_s", host_start, host_end, NONE),
+        ("other_idle_s", waited[~is_short], start[~is_short], place[~is_short]),
+    ]
+    pieces = pd.concat(pd.DataFrame(dict(zip(_PIECE, values, strict=True))) for values in times)
+    pieces["ns"] = pieces.end_ns - pieces.start_ns
     pauses = {
         "start_ns": np.append(done, ends[-1]),
         "waited_ns": np.append(waited, until),
         "end_ns": np.append(start, until),
         "before": np.append(NONE, latest),
-        "after": np.append(np.arange(len(start)), NONE),
+        "after": np.append(place, NONE),
     }
     is_pause = np.append((start > done) & ~is_short, until > ends[-1])
-    return pd.DataFrame(times), pd.DataFrame(pauses)[is_pause]
+    return pieces[pieces.ns > 0], pd.DataFrame(pauses)[is_pause]

@@ -64,3 +64,11 @@ def locate(start: Integers, end: Integers, moments: Integers) -> Integers:
     if not len(start):
         return index
     return np.where((index >= 0) & (moments < end[index]), index, NONE)
+
+
+def cut(start: Integers, end: Integers, moments: Integers) -> tuple[Integers, Integers, Integers]:
+    """Cut intervals as `paint` gives them at these moments: starts, ends and the index of the interval, in order."""
+    borders = np.unique(np.concatenate((start, end, moments)))
+    index = locate(start, end, borders[:-1])
+    is_inside = index != NONE
+    return borders[:-1][is_inside], borders[1:][is_inside], index[is_inside]
