@@ -10,7 +10,7 @@ import msgspec
 
 from lmbench.interruption import received
 from lmbench.overhead.result import ARMS, Arm, Measurement, overhead_answer
-from lmbench.progress import Task, progress
+from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
@@ -34,48 +34,41 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         ProcessFailed: a process did not end well, or did other work than the others.
     """
     with progress("overhead", 1 + rounds * len(ARMS)) as task:
-        return _measure(fit_options, rounds, folder, command, task)
-
-
-def _measure(fit_options: list[str], rounds: int, folder: Path, command: str, task: Task) -> Answer:
-    task.begin("a first run")
-    pilot = run_fit(fit_options, folder / "pilot", task.note)
-    task.keep(f"a first run of lmbench fit settled on {pilot.window.steps} steps a window")
-    fixed = ["--measure.steps", str(pilot.window.steps), "--measure.min_window_s", "0"]
-    options = [*fit_options, *fixed, "--measure.probe_steps", "0", "--measure.strict", "false"]
-    measurements: list[Measurement] = []
-    try:
-        for index in range(rounds):
-            turn = index % len(ARMS)
-            for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
-                task.begin(arm)
-                record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
-                measurements.append(Measurement.of(arm, index, record))
-                check_same_work(measurements)
-                task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
-    except BaseException:
-        complete = len(measurements) // len(ARMS)
-        # An interval needs two rounds; with them, what was measured before a signal is shown.
-        if received() is None or complete < 2:
-            raise
-        del measurements[complete * len(ARMS) :]
-        task.keep(f"stopped; below is what {complete} complete rounds say")
-    return overhead_answer(pilot, measurements, command)
+        task.begin("a first run")
+        pilot = run_fit(fit_options, folder / "pilot", task.note)
+        steps = pilot.window.steps
+        task.keep(f"a first run of lmbench fit settled on {steps} steps a window")
+        fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
+        options = [*fit_options, *fixed.split()]
+        measurements: list[Measurement] = []
+        try:
+            for index in range(rounds):
+                turn = index % len(ARMS)
+                for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
+                    task.begin(arm)
+                    record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
+                    measurements.append(Measurement.of(arm, index, record))
+                    check_same_work(measurements)
+                    task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
+        except BaseException:
+            complete = len(measurements) // len(ARMS)
+            # An interval needs two rounds; with them, what was measured before a signal is shown.
+            if received() is None or complete < 2:
+                raise
+            del measurements[complete * len(ARMS) :]
+            task.keep(f"stopped; below is what {complete} complete rounds say")
+        return overhead_answer(pilot, measurements, command)
 
 
 def check_same_work(measurements: list[Measurement]) -> None:
-    """Refuse to compare arms that took another number of steps, or began with another loss.
-
-    Raises:
-        ProcessFailed: one did.
-    """
-    reference = measurements[0]
-    for m in measurements[1:]:
-        if m.steps != reference.steps:
-            raise ProcessFailed(f"{m.arm}: took {m.steps} steps where {reference.arm} took {reference.steps}")
-        losses = [math.nan if loss is None else loss for loss in (m.first_loss, reference.first_loss)]
-        if not math.isclose(*losses, rel_tol=LOSS_TOLERANCE_FRACTION):
-            raise ProcessFailed(f"{m.arm}: its first loss is {losses[0]}, that of {reference.arm} {losses[1]}")
+    """Refuse to compare the latest arm with the first one where it took another number of steps, or began with another
+    loss. Raises ProcessFailed."""
+    first, last = measurements[0], measurements[-1]
+    if last.steps != first.steps:
+        raise ProcessFailed(f"{last.arm}: took {last.steps} steps where {first.arm} took {first.steps}")
+    losses = [math.nan if loss is None else loss for loss in (last.first_loss, first.first_loss)]
+    if not math.isclose(*losses, rel_tol=LOSS_TOLERANCE_FRACTION):
+        raise ProcessFailed(f"{last.arm}: its first loss is {losses[0]}, that of {first.arm} {losses[1]}")
 
 
 def measure_arm(
@@ -92,7 +85,7 @@ def measure_arm(
     if arm == "harness":
         return run_fit(options, folder, heard)
     file = folder.with_suffix(".json")
-    words = ["fit", *options, "--measure.results_dir", str(folder)]
+    words = ["fit", *options, f"--measure.results_dir={folder}"]
     run_python("-m", "lmbench.overhead.control", arm, str(file), *words, heard=heard)
     return msgspec.json.decode(file.read_bytes(), type=RunRecord)
 
@@ -100,7 +93,7 @@ def measure_arm(
 def run_fit(options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None) -> RunRecord:
     """`lmbench fit` with its results in `folder`; returns its record. Raises like `measure_arm`."""
     try:
-        run_python("-m", "lmbench", "fit", *options, "--measure.results_dir", str(folder), heard=heard)
+        run_python("-m", "lmbench", "fit", *options, f"--measure.results_dir={folder}", heard=heard)
     except ProcessFailed as failure:
         runs = find_runs([folder]) if folder.is_dir() else []
         error = load_run(runs[0]).record.error if runs else None

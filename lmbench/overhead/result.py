@@ -13,7 +13,7 @@ from lmbench.records.environment import Environment
 from lmbench.records.field import PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.run import banner
 from lmbench.report.units import MS, Unit, whole
 
@@ -37,38 +37,29 @@ _MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}"
 
 
 class Measurement(Struct):
-    """An arm's window in one round, with its pauses in it: they too are the harness's cost.
+    """An arm's window in one round. Pauses are in its step: they too are the harness's cost.
 
-    Peaks are None where the device has no such counter, losses where they are not finite.
+    Peaks are None where the device has no such counter, the loss where it is not finite.
     """
 
     arm: Arm
     round: int
     steps: int
-    wall_s: float
-    excluded_s: float
+    step_s: float
+    first_loss: float | None
     steady_peak_allocated_bytes: int | None
     run_peak_allocated_bytes: int | None
     host_peak_rss_bytes: int | None
-    first_loss: float | None
-    last_loss: float | None
 
     @classmethod
     def of(cls, arm: Arm, index: int, record: RunRecord) -> Measurement:
         """The measurement of one process, by its record. Raises ProcessFailed for one without a closed window."""
-        window, memory, loss = record.window, record.memory, record.loss
+        window = record.window
         if not window.steps or window.wall_s is None:
             raise ProcessFailed(f"{arm}: its result has no window")
-        pauses_s = window.excluded_s or 0.0
-        return cls(
-            arm, index, window.steps, window.wall_s + pauses_s, pauses_s,
-            memory.steady_peak_allocated_bytes, memory.run_peak_allocated_bytes, memory.host_peak_rss_bytes,
-            loss.first, loss.last,
-        )  # fmt: skip
-
-    @property
-    def step_s(self) -> float:
-        return self.wall_s / self.steps
+        step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
+        peaks = [getattr(record.memory, peak) for peak in _PEAKS]
+        return cls(arm, index, window.steps, step_s, record.loss.first, *peaks)
 
 
 class Interval(NamedTuple):
@@ -95,40 +86,77 @@ class Interval(NamedTuple):
 
 
 def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
-    """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them."""
+    """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them.
+
+    Tables: arms by time per step, its difference to bare, and peak memory; and the questions, each with its answer and
+    the figure behind it, `n/a` where a question is not asked.
+    """
     # Here: help does without it.
     import pandas as pd
 
-    rounds = pd.DataFrame(map(asdict, measurements)).astype(dict.fromkeys(_PEAKS, "Int64"))
+    frame = pd.DataFrame(map(asdict, measurements)).astype(dict.fromkeys(_PEAKS, "Int64"))
     # A row for each round and a column for each arm: differences are paired.
-    step_s = rounds.assign(step_s=[m.step_s for m in measurements]).pivot(columns="arm", index="round", values="step_s")
+    step_s = frame.pivot(columns="arm", index="round", values="step_s")[list(ARMS)]
     # A peak that one round does not know is not known.
-    peaks = rounds.groupby("arm")[list(_PEAKS)].agg(lambda column: column.max(skipna=False))
+    peaks = frame.groupby("arm")[list(_PEAKS)].agg(lambda column: column.max(skipna=False))
     verdicts = {str(phase): str(lag.verdict) for phase, lag in (pilot.probe.verdicts or PerPhase()).items()}
     limit = bottleneck(pilot.device_type, verdicts)
-    harness = rounds[rounds["arm"] == "harness"]
-    pause_s = float((harness["excluded_s"] / harness["steps"]).mean())
-    lightnings = Interval.of(step_s["trainer"] - step_s["bare"]).cell(1e3, "+.3f", " ms a step").text
-    first_loss, steps = measurements[0].first_loss, measurements[0].steps
+    more = peaks - peaks.loc["bare"]
+    whose, peak = ("host", _PEAKS[2]) if more[_PEAKS[1]].isna().any() else ("device", _PEAKS[1])
+    over = step_s.sub(step_s["bare"], axis=0)
+    arms = [
+        [
+            arm,
+            *step_s[arm].agg(["mean", "min", "max"]),
+            None if arm == "bare" else Interval.of(over[arm]).cell(1e3, "+.3f"),
+            int(peaks[peak][arm]),
+            None if arm == "bare" else int(more[peak][arm]),
+        ]
+        for arm in ARMS
+    ]
+    fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
+    added = Interval.of(step_s["harness"] - step_s["trainer"])
+    by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
+    by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
+    by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
+    if whose == "device":
+        window, run = map(int, more.loc["harness"].iloc[:2])
+        by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
+        memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
+    questions: list[list[str | Cell]] = [
+        ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
+        ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
+        ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
+    ]
+    columns = [
+        Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
+        Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
+        Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
+    ]  # fmt: skip
+    steps, first_loss = measurements[0].steps, measurements[0].first_loss
     packages = (pilot.environment or Environment()).versions
     versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
-    figures = {
-        "rounds": len(harness), "steps": steps, "bottleneck": limit, "verdicts": verdicts,
-        "pause_s": pause_s, "measurements": list(measurements), "run": pilot,
-    }  # fmt: skip
-    title = f"{len(harness)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    title = f"{len(step_s)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    caption = f"time a step, [95 % interval] of the mean over rounds; {whose} peak memory"
     return Answer(
         headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
-        tables=[_arm_table(step_s, peaks, title), _answer_table(step_s, peaks, limit)],
+        tables=[
+            Table("arms", title, columns, arms, caption),
+            Table(
+                "answers", "Answers", [Column("question"), Column("answer"), Column("figure")], questions,
+                "means over rounds with 95 % intervals",
+            ),
+        ],
         notes=[
             Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
-            Line("Lightning", f"trainer - bare: {lightnings}"),
-            Line("records", f"written in {pause_s * 1e3:.3f} ms a step of the harness; a run subtracts these pauses"),
-            Line("first loss", f"{'not finite' if first_loss is None else f'{first_loss:.4f}'} in every arm"),
+            Line("first loss", f"{first_loss:.4f} in every arm"),
             Line("repeat", command, is_whole=True),
         ],
-        figures=figures,
-    )
+        figures={
+            "rounds": len(step_s), "steps": steps, "bottleneck": limit, "verdicts": verdicts,
+            "measurements": list(measurements), "run": pilot,
+        },
+    )  # fmt: skip
 
 
 def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
@@ -143,43 +171,3 @@ def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
         return "cpu"
     names = {"host-bound": "host", "mixed": "mixed", "queued": "device"}
     return next((name for verdict, name in names.items() if verdict in verdicts.values()), "unknown")
-
-
-def _arm_table(step_s: Any, peaks: Any, title: str) -> Table:
-    """Arms by time per step, its difference to bare with a 95 % interval, and peak memory."""
-    whose, peak = "device", "run_peak_allocated_bytes"
-    if peaks[peak].isna().any():
-        whose, peak = "host", "host_peak_rss_bytes"
-    bare, *others = ARMS
-    over = [Interval.of(step_s[arm] - step_s[bare]).cell(1e3, "+.3f") for arm in others]
-    frame = step_s[list(ARMS)].agg(["mean", "min", "max"]).T.assign(over=[None, *over], peak=peaks[peak])
-    frame["more"] = (frame["peak"] - frame["peak"][bare]).where(frame.index != bare)
-    rows = frame.reset_index().astype(object)
-    columns = [
-        Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
-        Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
-        Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
-    ]  # fmt: skip
-    caption = f"time a step, [95 % interval] of the mean over rounds; {whose} peak memory"
-    return Table("arms", title, columns, rows.where(rows.notna(), None).to_numpy().tolist(), caption)
-
-
-def _answer_table(step_s: Any, peaks: Any, limit: str) -> Table:
-    """The questions, each with its answer and the figure behind it; `n/a` where a question is not asked."""
-    fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
-    added = Interval.of(step_s["harness"] - step_s["trainer"])
-    by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
-    by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
-    by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
-    more = (peaks.loc["harness"] - peaks.loc["bare"]).iloc[:2]
-    if more.notna().all():
-        window, run = map(int, more)
-        by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
-        memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
-    rows: list[list[Value | Cell]] = [
-        ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
-        ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
-        ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
-    ]
-    columns = [Column("question"), Column("answer"), Column("figure")]
-    return Table("answers", "Answers", columns, rows, "means over rounds with 95 % intervals")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
-import subprocess
-import sys
+import signal
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from lmbench.cli import main
 from lmbench.errors import ExitCode
+from lmbench.overhead import arms
 from lmbench.overhead.arms import check_same_work, measure_arm
 from lmbench.overhead.control import measure_control
 from lmbench.overhead.result import ARMS, Interval, Measurement, bottleneck, overhead_answer
@@ -24,51 +24,48 @@ from lmbench.report.console import make_console
 from lmbench.report.render import print_answer
 
 TINY = [
-    *("fit", "--trainer.accelerator", "cpu", "--model.size", "tiny", "--model.d_model", "16"),
-    *("--model.vocab_size", "64", "--data.batch_size", "2", "--data.context_length", "8"),
-    *("--model.num_layers", "1", "--measure.warmup_steps", "1", "--measure.steps", "4"),
-    *("--measure.min_window_s", "0", "--measure.probe_steps", "0"),
+    "--trainer.accelerator=cpu",
+    "--model.size=tiny",
+    "--model.d_model=16",
+    "--model.vocab_size=64",
+    "--data.batch_size=2",
+    "--data.context_length=8",
+    "--model.num_layers=1",
+    "--measure.warmup_steps=1",
+    "--measure.steps=4",
+    "--measure.min_window_s=0",
+    "--measure.probe_steps=0",
 ]
 
 
-def control(arm, *options):
-    """Run a control arm in this process; returns its record and the trained weights."""
-    record, module = measure_control(arm, [*TINY[1:], *options])
-    return record, {name: weight.detach().clone() for name, weight in module.named_parameters()}
+def losses(record):
+    assert record.window.steps == 4
+    return pytest.approx((record.loss.first, record.loss.last), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        [],
-        ["--measure.zero_grad", "native", "--trainer.precision", "bf16-true"],
-        ["--trainer.gradient_clip_val", "0.01", "--trainer.precision", "bf16-mixed"],
-        ["--trainer.gradient_clip_val", "0.001", "--trainer.gradient_clip_algorithm", "value"],
-        ["--trainer.accumulate_grad_batches", "3", "--trainer.precision", "64-true"],
-        ["--measure.mode", "forward_backward", "--data.placement", "pinned"],
-        ["--measure.mode", "forward", "--measure.warmup_steps", "0"],
-        ["--trainer.compile.backend", "aot_eager"],
+        "",
+        "--measure.zero_grad=native --trainer.precision=bf16-true",
+        "--trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed",
+        "--trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value",
+        "--trainer.accumulate_grad_batches=3 --trainer.precision=64-true",
+        "--measure.mode=forward_backward --data.placement=pinned",
+        "--measure.mode=forward --measure.warmup_steps=0",
+        "--trainer.compile.backend=aot_eager",
     ],
-    ids=lambda options: " ".join(word.removeprefix("--") for word in options) or "defaults",
 )
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
-    bare, bare_weights = control("bare", *options)
-    trainer, trainer_weights = control("trainer", *options)
-    assert bare.window.steps == trainer.window.steps == 4
-    assert bare.loss.first == pytest.approx(trainer.loss.first, rel=1e-6)
-    assert bare.loss.last == pytest.approx(trainer.loss.last, rel=1e-6)
-    assert bare_weights.keys() == trainer_weights.keys()
-    for name, weight in bare_weights.items():
-        assert torch.equal(weight, trainer_weights[name]), name
-    assert torch.get_default_dtype() is torch.float32
-    assert gc.isenabled()
+    (bare, module), (trainer, trained) = (measure_control(arm, [*TINY, *options.split()]) for arm in list(ARMS)[:2])
+    assert losses(bare) == (trainer.loss.first, trainer.loss.last)
+    torch.testing.assert_close(module.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
 
 
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
-    bare, _ = control("bare")
-    harness = measure_arm("harness", TINY[1:], tmp_path / "harness")
-    assert harness.window.steps == 4
-    assert (harness.loss.first, harness.loss.last) == pytest.approx((bare.loss.first, bare.loss.last), rel=1e-6)
+    bare, harness = (measure_arm(arm, TINY, tmp_path / arm) for arm in ("bare", "harness"))
+    assert losses(bare) == (harness.loss.first, harness.loss.last)
 
 
 def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
@@ -79,17 +76,18 @@ def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
     assert [interval.against(1.0) for interval in intervals] == ["yes", "no", "undecided"]
 
 
+def record_of(arm, costs_s, index=0, peaks=None):
+    """A process of an arm with steps of the given time, pauses included, on a machine that slows in each round."""
+    window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
+    peak = peaks and peaks[arm]
+    memory = Memory(steady_peak_allocated_bytes=peak, run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
+    return RunRecord(1, "ok", window=window, memory=memory, loss=Loss(first=4.0, last=3.0))
+
+
 def measurements(costs_s, peaks=None, rounds=4):
-    """Every arm, with steps of the given time, pauses included, on a machine that slows from round to round."""
-    found = []
-    for index in range(rounds):
-        for arm in ARMS:
-            window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
-            peak = peaks and peaks[arm]
-            memory = Memory(steady_peak_allocated_bytes=peak, run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
-            record = RunRecord(1, "ok", window=window, memory=memory, loss=Loss(first=4.0, last=3.0))
-            found.append(Measurement.of(arm, index, record))
-    return found
+    return [
+        Measurement.of(arm, index, record_of(arm, costs_s, index, peaks)) for index in range(rounds) for arm in ARMS
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,30 +101,24 @@ def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over, an
     """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval."""
     found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106}, peaks)
     answer = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead")
-    arms, asked = (table.records() for table in answer.tables)
-    assert [row["step_min_s"] for row in arms] == pytest.approx([0.010, 0.0104, 0.0106])
-    assert [row["over_bare_s"] for row in arms[1:]] == pytest.approx([0.4e-3, 0.6e-3])
-    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in arms[1:])
+    rows, asked = (table.records() for table in answer.tables)
+    assert [row["step_min_s"] for row in rows] == pytest.approx([0.010, 0.0104, 0.0106])
+    assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
+    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
     key = f"over_bare_{'run_peak_allocated' if peaks else 'host_peak_rss'}_bytes"
-    assert [row[key] for row in arms] == over
+    assert [row[key] for row in rows] == over
     assert [row["answer"] for row in asked] == answers
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({}, ""),
-        ({"first_loss": 4.1}, "first loss"),
-        ({"first_loss": None}, "first loss"),
-        ({"steps": 9}, "took 9 steps where bare took 10"),
-    ],
+    [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
 )
 def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
     found = measurements(dict.fromkeys(ARMS, 0.01))
+    check_same_work(found)
     for name, value in change.items():
-        setattr(found[2], name, value)
-    if not change:
-        return check_same_work(found)
+        setattr(found[-1], name, value)
     with pytest.raises(ProcessFailed, match=message):
         check_same_work(found)
 
@@ -134,15 +126,15 @@ def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
 @pytest.mark.parametrize(
     ("device_type", "verdicts", "expected"),
     [
-        ("cuda", {"forward": "queued", "backward": "queued"}, "device"),
-        ("cuda", {"forward": "host-bound", "optimizer": "mixed"}, "host"),
-        ("cuda", {"forward": "queued", "optimizer": "mixed"}, "mixed"),
-        ("cuda", {}, "unknown"),
-        ("cpu", {}, "cpu"),
+        ("cuda", ["queued", "queued"], "device"),
+        ("cuda", ["host-bound", "mixed"], "host"),
+        ("cuda", ["queued", "mixed"], "mixed"),
+        ("cuda", [], "unknown"),
+        ("cpu", [], "cpu"),
     ],
 )
 def test_bottleneck_follows_the_lag_probes(device_type, verdicts, expected):
-    assert bottleneck(device_type, verdicts) == expected
+    assert bottleneck(device_type, dict(enumerate(verdicts))) == expected
 
 
 def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
@@ -155,46 +147,44 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--rounds", "1"], ExitCode.USAGE, "at least 2"),
-        (["--rounds", "many"], ExitCode.USAGE, "many"),
-        ([*TINY[1:], "--model.size", "gigantic"], ExitCode.USAGE, "gigantic"),
-        ([*TINY[1:], "--model.vocab_size", str(10**13)], ExitCode.OUT_OF_MEMORY, "overhead: harness: "),
+        (["--rounds=1"], ExitCode.USAGE, "at least 2"),
+        (["--rounds=many"], ExitCode.USAGE, "many"),
+        ([*TINY, "--model.size=gigantic"], ExitCode.USAGE, "gigantic"),
+        ([*TINY, f"--model.vocab_size={10**13}"], ExitCode.OUT_OF_MEMORY, "overhead: harness: "),
     ],
     ids=["one round", "no number", "wrong size", "no memory"],
 )
 def test_a_mistake_and_a_lack_of_memory_are_a_line_and_an_exit_code(options, code, words, capsys):
     assert main(["overhead", *options]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1].startswith("lmbench: ")
-    assert words in captured.err.splitlines()[-1]
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[-1].startswith("lmbench: "), words in err.splitlines()[-1]) == ("", True, True)
 
 
-def test_every_arm_is_measured_in_every_round_and_complete_rounds_survive_a_signal(tmp_path):
-    """In a process of its own, stopped at the first line of its third round."""
-    words = [sys.executable, "-m", "lmbench", "overhead", *TINY[1:], "--rounds", "50", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    for line in process.stderr:
-        if "round 3 of 50" in line:
-            process.terminate()
-            break
-    output, error = process.communicate()
-    assert process.returncode == ExitCode.TERMINATED
-    assert "below is what 2 complete rounds say" in error
-    assert "Traceback" not in error
-    answer, arms = json.loads(output), list(ARMS)
-    assert [record["arm"] for record in answer["measurements"]] == [*arms, *arms[1:], arms[0]]
-    assert (answer["rounds"], answer["steps"]) == (2, 4)
-    assert [row["arm"] for row in answer["tables"]["arms"]] == arms
-    assert len({round(record["first_loss"], 5) for record in answer["measurements"]}) == 1
+def test_every_arm_is_measured_in_every_round_and_complete_rounds_survive_a_signal(monkeypatch, capsys):
+    measured = []
+
+    def measure(arm, *_):
+        if len(measured) == 7:
+            signal.raise_signal(signal.SIGTERM)
+        measured.append(arm)
+        return record_of(arm, dict.fromkeys(ARMS, 0.01))
+
+    monkeypatch.setattr(arms, "measure_arm", measure)
+    monkeypatch.setattr(arms, "run_fit", lambda *_: measure("harness"))
+    assert main(["overhead", "--rounds=50", "--json"]) == ExitCode.TERMINATED
+    out, err = capsys.readouterr()
+    assert "below is what 2 complete rounds say" in err
+    answer, (first, *others) = json.loads(out), ARMS
+    assert [record["arm"] for record in answer["measurements"]] == measured[1:] == [*ARMS, *others, first]
+    assert (answer["rounds"], answer["steps"]) == (2, 10)
+    assert [row["arm"] for row in answer["tables"]["arms"]] == list(ARMS)
 
 
 def test_tables_of_a_slow_gpu_run_fit_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rounds = measurements(dict.fromkeys(ARMS, 0.8), dict.fromkeys(ARMS, 70 * 2**30), rounds=10)
     pilot = RunRecord(1, "ok", device_type="cuda", window=Window(warmup_steps=5))
-    stream = io.StringIO()
-    print_answer(overhead_answer(pilot, rounds, "lmbench overhead"), make_console(stream))
+    print_answer(overhead_answer(pilot, rounds, "lmbench overhead"), make_console(stream := io.StringIO()))
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for figure in ("804.50", "71,680", "+0.000 [+0.000, +0.000]", "+0.0 MiB (window), +0.0 (run)"):
