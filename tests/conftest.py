@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 # Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
 # slower. What the tests start inherits it.
@@ -160,7 +159,7 @@ def planted_key(no_account, monkeypatch):
 @pytest.fixture
 def small_disk(tmp_path):
     """Makes a folder of tmp_path a disk of its own, a tmpfs of so many KiB."""
-    mounted: list[Path] = []
+    mounted = []
 
     def put(size_kib, name="results"):
         disk = tmp_path / name

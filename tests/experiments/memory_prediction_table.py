@@ -9,13 +9,12 @@ from __future__ import annotations
 import csv
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from paths import RUNS
 
-from lmbench.memory.forecast import Forecast, Request, ask_forecast, gpu_for
+from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 
 MEASURED = RUNS / "h200_memory.csv"
 PHASES = ("forward", "backward", "optimizer")
@@ -32,7 +31,7 @@ class Cell(NamedTuple):
     words: list[str]
     row: dict[str, str]
 
-    def measured_bytes(self, column: str) -> int | None:
+    def measured_bytes(self, column):
         found = self.row.get(f"{column}_bytes")
         return int(found) if found else None
 
@@ -45,7 +44,7 @@ class Errors(NamedTuple):
     phases: dict[str, float]
 
 
-def cells(words: Sequence[str] = ()) -> Iterator[Cell]:
+def cells(words=()):
     """The rows that have every word."""
     lines = [line for line in MEASURED.read_text().splitlines() if not line.startswith("#")]
     for row in csv.DictReader(lines):
@@ -59,12 +58,12 @@ def cells(words: Sequence[str] = ()) -> Iterator[Cell]:
         yield Cell(" ".join(choice), options, row)
 
 
-def predicted(cell: Cell) -> Forecast:
+def predicted(cell):
     return ask_forecast(cell.words, Request(gpu_for("H200"), finds_largest=False))
 
 
-def errors(cell: Cell, made: Forecast) -> Errors:
-    def error(told_bytes: int, column: str) -> float:
+def errors(cell, made):
+    def error(told_bytes, column):
         return told_bytes / (cell.measured_bytes(column) or 1) - 1
 
     phases = {
@@ -76,9 +75,9 @@ def errors(cell: Cell, made: Forecast) -> Errors:
     return Errors(peak, error(made.reserved_bytes, "peak_reserved"), phases)
 
 
-def main(words: list[str]) -> int:
+def main(words):
     chosen = list(cells(words))
-    found: dict[str, list[float]] = {}
+    found = {}
     fits = True
     print(f"{'cell':<44} predicted measured GiB  peak reserved |  {'  '.join(PHASES)} | took")
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -7,16 +7,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lmbench.records.codec import decode_run
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.sweep.environments import Environment
+from lmbench.records.run import SCHEMA_VERSION
 from lmbench.sweep.execute import Execution
-from lmbench.sweep.executor import End, Launch
+from lmbench.sweep.executor import End
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
-from lmbench.sweep.plan import GridCell, make_plan
+from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
 
 
@@ -35,17 +33,17 @@ class SimulatedServers:
     rounds: list[list[str]] = field(default_factory=list)
     to_come: list[int] = field(default_factory=list)
 
-    def begin_round(self, rounds_to_come: int) -> None:
+    def begin_round(self, rounds_to_come):
         self.rounds.append([])
         self.to_come.append(rounds_to_come)
 
-    def await_ready(self, environments: list[Environment]) -> None:
+    def await_ready(self, environments):
         """They are."""
 
-    def close(self) -> None:
+    def close(self):
         """Nothing runs."""
 
-    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
+    def run(self, launch, timeout_s, tick):
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         name = options["measure.run_id"]
         self.started.append(name)
@@ -69,12 +67,12 @@ class SimulatedServers:
         return End(code, "itself", 100.0, 101.0, evidence, lost)
 
 
-def _error(kind: str) -> dict[str, Any]:
+def _error(kind):
     return {"kind": kind, "message": f"{kind} came", "phase": "forward", "requested_bytes": None, "where": None}
 
 
 #: How a process ended: its exit code, the record it left, what it said.
-OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
+OUTCOMES = {
     "ok": (0, {"outcome": "ok", "error": None}, "fine\n"),
     "retries": (0, {"outcome": "ok", "error": None, "memory": {"run_alloc_retry_count": 2}}, ""),
     "oom": (3, {"outcome": "oom", "error": _error("OutOfMemoryError")}, ""),
@@ -94,12 +92,12 @@ OUTCOMES: dict[str, tuple[int, dict[str, Any] | None, str]] = {
 
 
 def sweep(
-    where: Path,
-    servers: SimulatedServers,
-    content: dict[str, Any],
-    name: str = "sim",
-    predict: Callable[[GridCell, str], int | None] = lambda cell, option: None,
-) -> Execution:
+    where,
+    servers,
+    content,
+    name="sim",
+    predict=lambda cell, option: None,
+):
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
@@ -112,6 +110,6 @@ def sweep(
     return execution
 
 
-def records(where: Path, name: str = "sim") -> dict[str, RunRecord]:
+def records(where, name="sim"):
     """The records of a sweep's runs, by their folders' names."""
     return {path.parent.name: decode_run(path.read_bytes()) for path in (where / name / "runs").glob("*/run.json")}

@@ -12,7 +12,6 @@ from functools import partial
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,23 +58,23 @@ frame.onload = async () => {
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format, *args):
         pass
 
 
-def look(page: Path, width: int) -> dict[str, Any]:
+def look(page, width):
     """Open the page in a frame of that width; returns what it requested, its widths, charts and smallest chart text."""
     return _open(page, _FRAME % width)
 
 
-def operate(page: Path, width: int, script: str) -> Any:
+def operate(page, width, script):
     """Open the page and run the body of a function in it; returns what that returns, after a check for errors."""
     found = _open(page, _OPERATED % (width, script))
     assert found["errors"] == []
     return found["value"]
 
 
-def _open(page: Path, frame: str) -> dict[str, Any]:
+def _open(page, frame):
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(page, Path(folder) / "page.html")
@@ -91,5 +90,5 @@ def _open(page: Path, frame: str) -> dict[str, Any]:
             server.server_close()
     found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, flags=re.DOTALL)
     assert found is not None, done.stderr
-    result: dict[str, Any] = json.loads(unescape(found[1]))
+    result = json.loads(unescape(found[1]))
     return result

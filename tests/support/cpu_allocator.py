@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from pathlib import Path
 from traceback import walk_stack
-from typing import Any
 
 import planted_memory
 import torch
@@ -22,42 +20,42 @@ class CpuHistory(TorchDispatchMode):
 
     latest: CpuHistory | None = None
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device):
         super().__init__()
         CpuHistory.latest = self
         self.memory = planted_memory.Allocator(is_on=False)
 
     # lmbench.memory.history.CudaHistory
 
-    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
+    def start(self, max_entries, *, resets_peaks):
         self.memory.max_entries, self.memory.is_on = max_entries, True
         self.__enter__()
 
-    def drop_workspaces(self) -> None:
+    def drop_workspaces(self):
         pass
 
-    def peaks(self) -> AllocatorPeaks:
+    def peaks(self):
         return AllocatorPeaks(*[self.memory.peak] * 3)
 
-    def write(self, path: Path) -> int:
+    def write(self, path):
         first, last = min(self.memory.live), max(self.memory.live)
         self.memory.segments = [(first, last + 1 - first)]
         return planted_memory.write(path, self.memory).stat().st_size
 
-    def stop(self) -> None:
+    def stop(self):
         if self.memory.is_on:
             self.memory.is_on = False
             self.__exit__(None, None, None)
 
     # what happens
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._meet((args, kwargs), is_new=False)
         result = func(*args, **(kwargs or {}))
         self._meet(result, is_new=True)
         return result
 
-    def _meet(self, values: Any, is_new: bool) -> None:
+    def _meet(self, values, is_new):
         for tensor in filter(torch.is_tensor, tree_leaves(values)):
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
@@ -65,12 +63,12 @@ class CpuHistory(TorchDispatchMode):
                 self.memory.hold(address, -(-size // 512) * 512, size, _stack(), is_new)
                 weakref.finalize(storage, self._gone, address)
 
-    def _gone(self, address: int) -> None:
+    def _gone(self, address):
         if self.memory.is_on:
             self.memory.free(address, _stack())
 
 
-def _stack() -> planted_memory.Stack:
+def _stack():
     frames = list(walk_stack(sys._getframe(2)))[:60]
     return tuple((frame.f_code.co_name, frame.f_code.co_filename, line) for frame, line in frames)
 
@@ -78,13 +76,13 @@ def _stack() -> planted_memory.Stack:
 class Annotating:
     """In the place of `record_function`: ranges go to the latest history."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         if CpuHistory.latest is not None:
             CpuHistory.latest.memory.mark(self.name, "START")
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if CpuHistory.latest is not None:
             CpuHistory.latest.memory.mark(self.name, "END")

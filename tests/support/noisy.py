@@ -22,7 +22,7 @@ from lmbench.model.language_model import LanguageModel
 WORD = "noise"
 
 
-def make_noise(place: str) -> None:
+def make_noise(place):
     """Say the word by Python, logging, the file descriptor, C's own stream and another process."""
     line = f"{WORD} {place}"
     print(line)
@@ -35,12 +35,12 @@ def make_noise(place: str) -> None:
     subprocess.run(["echo", line], check=True)
 
 
-def make_noise_beside_any_command() -> None:
+def make_noise_beside_any_command():
     """From now on words of a command line are not parsed silently, and the process ends with noise."""
     methods = ((argparse.ArgumentParser, "parse_known_args"), (jsonargparse.ArgumentParser, "parse_args"))
     for parser, method in methods:
 
-        def noisily(*args: Any, parse: Any = getattr(parser, method), **keywords: Any) -> Any:  # noqa: B008
+        def noisily(*args, parse=getattr(parser, method), **keywords):  # noqa: B008
             make_noise("parsing")
             return parse(*args, **keywords)
 
@@ -49,10 +49,10 @@ def make_noise_beside_any_command() -> None:
 
 
 class Rows(Dataset[Any]):
-    def __len__(self) -> int:
+    def __len__(self):
         return 8
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         make_noise("worker")
         return torch.randn(16)
 
@@ -60,32 +60,32 @@ class Rows(Dataset[Any]):
 class NoisyData(LightningDataModule):
     """Its loader's rows come from a process of their own."""
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1):
         super().__init__()
         self.workers = workers
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return DataLoader(Rows(), 4, num_workers=self.workers, collate_fn=lambda rows: [torch.stack(rows)])
 
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self):
         return self.train_dataloader()
 
 
 class Noisy(Regression):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         make_noise("constructor")
         atexit.register(make_noise, "exit")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         make_noise("step")
         return super().training_step(batch, batch_idx)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         make_noise("end")
 
 
 class NoisyLanguageModel(LanguageModel):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         make_noise("step")
         return super().training_step(batch, batch_idx)

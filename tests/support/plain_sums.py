@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from pathlib import Path
 
 Interval = tuple[float, float]
 
 
-def union_us(intervals: list[Interval]) -> float:
+def union_us(intervals):
     """Length of what the intervals cover."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
@@ -19,7 +18,7 @@ def union_us(intervals: list[Interval]) -> float:
     return covered
 
 
-def plain_sums(path: Path) -> dict[int, dict[str, float]]:
+def plain_sums(path):
     """By device, in s: `busy`, `span` from the first kernel to the last, `comm` and how much of it is `overlapped`."""
     text = path.read_bytes()
     events = json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)["traceEvents"]

@@ -8,7 +8,6 @@ import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -24,43 +23,43 @@ class Planted(Callback):
     process 2 MiB more address space than it has.
     """
 
-    def __init__(self, hook: str, deed: str, at: int = 0) -> None:
+    def __init__(self, hook: str, deed: str, at: int = 0):
         self._left = at
         self._deed = getattr(self, f"_{deed}")
         setattr(self, hook, self._called)
 
-    def _called(self, *_: Any, **__: Any) -> None:
+    def _called(self, *_, **__):
         self._left -= 1
         if self._left == -1:
             self._deed()
 
-    def _raise(self) -> None:
+    def _raise(self):
         raise ValueError("planted in the user's own code")
 
-    def _exit(self) -> None:
+    def _exit(self):
         raise SystemExit(0)
 
-    def _sigint(self) -> None:
+    def _sigint(self):
         os.kill(os.getpid(), signal.SIGINT)
 
-    def _swallowed_sigint(self) -> None:
+    def _swallowed_sigint(self):
         with suppress(KeyboardInterrupt):
             self._sigint()
 
-    def _sigterm(self) -> None:
+    def _sigterm(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _sighup(self) -> None:
+    def _sighup(self):
         os.kill(os.getpid(), signal.SIGHUP)
 
-    def _crash(self) -> None:
+    def _crash(self):
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    def _exhaust(self) -> None:
+    def _exhaust(self):
         leave_address_space(2 * 1024**2)
 
 
-def _fail_in(place: str, bad_place: str) -> None:
+def _fail_in(place, bad_place):
     if place == bad_place:
         raise KeyError("lr")
 
@@ -68,23 +67,23 @@ def _fail_in(place: str, bad_place: str) -> None:
 class Data(LightningDataModule):
     """Two random numbers a sequence; the item `bad_item` cannot be read, and the hook `bad_hook` raises."""
 
-    def __init__(self, bad_item: int = -1, num_workers: int = 0, bad_hook: str = "") -> None:
+    def __init__(self, bad_item: int = -1, num_workers: int = 0, bad_hook: str = ""):
         super().__init__()
         self._bad_hook = bad_hook
         _fail_in("__init__", bad_hook)
         self._bad_item, self._num_workers = bad_item, num_workers
 
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader(self, 2, num_workers=self._num_workers, collate_fn=self._collate)  # type: ignore[arg-type]
+    def train_dataloader(self):
+        return DataLoader(self, 2, num_workers=self._num_workers, collate_fn=self._collate)
 
-    def _collate(self, items: list[torch.Tensor]) -> torch.Tensor:
+    def _collate(self, items):
         _fail_in("collate", self._bad_hook)
         return torch.stack(items)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 10_000
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         if index == self._bad_item:
             raise ValueError("planted in the data")
         return torch.ones(2) * index / 10_000
@@ -94,7 +93,7 @@ class Net(LightningModule):
     """Fails in step `bad_step` (-2: when it is built) or in the hook `bad_hook`, and has no finite loss in step
     `nan_step`."""
 
-    def __init__(self, bad_step: int = -1, nan_step: int = -1, bad_hook: str = "") -> None:
+    def __init__(self, bad_step: int = -1, nan_step: int = -1, bad_hook: str = ""):
         super().__init__()
         self._bad_hook = bad_hook
         if bad_step == -2:
@@ -102,7 +101,7 @@ class Net(LightningModule):
         self._bad_step, self._nan_step = bad_step, nan_step
         self.net = torch.nn.Linear(2, 2)
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         if batch_idx == self._bad_step:
             raise ValueError("planted in training_step")
         loss = self.net(batch).square().mean()
@@ -111,10 +110,10 @@ class Net(LightningModule):
             return loss.detach()
         return loss * float("nan") if batch_idx == self._nan_step else loss
 
-    def _deeper(self) -> None:
+    def _deeper(self):
         _fail_in("forward", self._bad_hook)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         _fail_in("configure_optimizers", self._bad_hook)
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
@@ -122,16 +121,16 @@ class Net(LightningModule):
 class Unbuildable(Callback):
     """Cannot be built."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         raise KeyError("lr")
 
 
-def return_freed_memory() -> None:
+def return_freed_memory():
     """From now on a large tensor's memory goes back to the system, so that the next one has to ask for it again."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
 
 
-def leave_address_space(size_bytes: int) -> None:
+def leave_address_space(size_bytes):
     """Let this process grow by so much and no more."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + size_bytes

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
@@ -17,23 +15,23 @@ START_US = 1_790_000_000_000_000
 USER, TORCH = "/home/someone/train.py", "/venv/lib/python3.11/site-packages/torch"
 
 Stack = tuple[tuple[str, str, int], ...]
-FORWARD: Stack = (
+FORWARD = (
     ("forward", f"{TORCH}/nn/modules/linear.py", 134),
     ("_call_impl", f"{TORCH}/nn/modules/module.py", 1790),
     ("forward", USER, 21),
     ("_call_impl", f"{TORCH}/nn/modules/module.py", 1790),
     ("train", USER, 60),
 )
-OPTIMIZER: Stack = (
+OPTIMIZER = (
     ("_init_group", f"{TORCH}/optim/adamw.py", 190),
     ("step", f"{TORCH}/optim/adamw.py", 220),
     ("train", USER, 64),
 )
-ZERO_GRAD: Stack = (("zero_grad", f"{TORCH}/optim/optimizer.py", 1000), ("train", USER, 65))
-BUILD: Stack = (("__init__", f"{TORCH}/nn/modules/linear.py", 105), ("main", USER, 12))
-LOADER: Stack = (("next_batch", USER, 33),)
+ZERO_GRAD = (("zero_grad", f"{TORCH}/optim/optimizer.py", 1000), ("train", USER, 65))
+BUILD = (("__init__", f"{TORCH}/nn/modules/linear.py", 105), ("main", USER, 12))
+LOADER = (("next_batch", USER, 33),)
 #: What autograd's own thread has.
-ENGINE: Stack = ()
+ENGINE = ()
 
 
 @dataclass
@@ -47,15 +45,15 @@ class Allocator:
     time_us: int = START_US
     is_on: bool = True
 
-    def __post_init__(self) -> None:
-        self.segments: list[tuple[int, int]] = []
-        self.live: dict[int, dict[str, Any]] = {}
-        self._free: list[tuple[int, int]] = []
+    def __post_init__(self):
+        self.segments = []
+        self.live = {}
+        self._free = []
         self._next = 0x7F00_0000_0000 + (self.device << 40)
-        self._stacks: dict[Stack, list[dict[str, Any]]] = {}
+        self._stacks = {}
         self.allocated = self.peak = 0
 
-    def alloc(self, size: int, stack: Stack = FORWARD) -> int:
+    def alloc(self, size, stack=FORWARD):
         """The address of a new block, in the first piece that is large enough; a new segment has 20 MiB and more."""
         held = -(-size // 512) * 512
         if all(length < held for _, length in self._free):
@@ -72,7 +70,7 @@ class Allocator:
         self.hold(address, held, size, stack)
         return address
 
-    def hold(self, address: int, held: int, size: int, stack: Stack, is_new: bool = True) -> None:
+    def hold(self, address, held, size, stack, is_new=True):
         """A block that was asked for as `size` lies there, `held` large; unless it `is_new`, for longer."""
         self.live[address] = {"held": held, "size": size, "stack": stack if self.is_on else None}
         self.allocated += held
@@ -80,7 +78,7 @@ class Allocator:
         if is_new:
             self._enter("alloc", address, size, stack)
 
-    def free(self, address: int, stack: Stack = ENGINE, waits: bool = False) -> None:
+    def free(self, address, stack=ENGINE, waits=False):
         """Give a block back; where it `waits`, another stream has it still."""
         block = self.live[address]
         self.allocated -= block["held"]
@@ -91,30 +89,30 @@ class Allocator:
             self._free = sorted([*self._free, (address, block["held"])])
             self._enter("free_completed", address, block["size"], stack)
 
-    def _enter(self, action: str, address: int, size: int, stack: Stack) -> None:
+    def _enter(self, action, address, size, stack):
         self.time_us += 3
         if self.is_on:
             entry = {"action": action, "addr": address, "size": size, "time_us": self.time_us}
             self.entries.append({**entry, "frames": self._frames(stack)})
             del self.entries[: -(self.max_entries or len(self.entries))]
 
-    def _frames(self, stack: Stack) -> list[dict[str, Any]]:
+    def _frames(self, stack):
         frames = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
         return self._stacks.setdefault(stack, frames)
 
-    def mark(self, name: str, stage: str) -> None:
+    def mark(self, name, stage):
         self.time_us += 3
         if self.is_on:
             self.annotations.append({"name": name, "stage": stage, "device": self.device, "time_us": self.time_us})
 
     @contextmanager
-    def range(self, name: str) -> Iterator[None]:
+    def range(self, name):
         """A range of the history around what happens in it."""
         self.mark(name, "START")
         yield
         self.mark(name, "END")
 
-    def snapshot_segments(self) -> list[dict[str, Any]]:
+    def snapshot_segments(self):
         rows = [
             {
                 "address": address, "size": block["held"], "requested_size": block["size"],
@@ -134,9 +132,9 @@ class Allocator:
         ]  # fmt: skip
 
 
-def snapshot(*allocators: Allocator) -> dict[str, Any]:
+def snapshot(*allocators):
     """The plain value that PyTorch would pickle."""
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(memory.device for memory in allocators) + 1)]
+    traces = [[] for _ in range(max(memory.device for memory in allocators) + 1)]
     for memory in allocators:
         traces[memory.device] = memory.entries
     return {
@@ -147,7 +145,7 @@ def snapshot(*allocators: Allocator) -> dict[str, Any]:
     }
 
 
-def write(path: Path, *allocators: Allocator) -> Path:
+def write(path, *allocators):
     path.write_bytes(pickle.dumps(snapshot(*allocators), protocol=4))
     return path
 
@@ -166,12 +164,12 @@ class Step:
     memory: Allocator
     moments: list[list[Any]] = field(default_factory=list)
 
-    def note(self, blocks: list[Any]) -> None:
+    def note(self, blocks):
         with self.memory.range(f"lmbench.memory:{len(self.moments)}"):
             self.moments.append(blocks)
 
 
-def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
+def planted_run(max_entries=None, steps=2):
     """A recording of steps in which parameters are 40, optimizer state 80, gradients 40, inputs 1 MiB; each block saves
     30 MiB and logits are 16 MiB; forwards make 5 MiB of temporaries, backwards 24; 3 MiB are unknown, 8 a workspace."""
     memory = Allocator(max_entries=max_entries, is_on=False)
@@ -192,7 +190,7 @@ def planted_run(max_entries: int | None = None, steps: int = 2) -> Step:
     return step
 
 
-def _planted_step(step: Step, batch: int, owners: list[str]) -> None:
+def _planted_step(step, batch, owners):
     memory = step.memory
     with memory.range("lmbench.phase:forward"):
         step.note([[batch, "inputs", "", ""]])
@@ -226,7 +224,7 @@ def _planted_step(step: Step, batch: int, owners: list[str]) -> None:
             memory.free(gradient[0], ZERO_GRAD)
 
 
-def notes_of(step: Step, **fields: Any) -> bytes:
+def notes_of(step, **fields):
     """The content of the notes' file."""
     first = {"schema_version": 2, "device": step.memory.device, "first_step": 7, "steps": 2, "max_entries": 1_000_000}
     return json.dumps({**first, **fields, "moments": step.moments}).encode()

@@ -11,15 +11,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmbench.kernels.findings import examine
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import ModelShape
 
 
 @dataclass
@@ -36,19 +34,19 @@ class Call:
     weights: list[Tensor] = field(default_factory=list)
     read_after: list[Tensor] = field(default_factory=list)
 
-    def wanted(self) -> list[Tensor]:
+    def wanted(self):
         """What the step takes gradients of."""
         return [x for x in (*self.inputs, *self.weights) if x.requires_grad]
 
 
-def calls_in_the_model(shape: ModelShape, batch: int, context: int, *kinds: type[nn.Module]) -> list[list[Call]]:
+def calls_in_the_model(shape, batch, context, *kinds):
     """For each class the calls of its modules in one training step on random tokens, in fp32 with naive attention."""
     with torch.device("cuda"):
         model = Transformer(shape, context, "naive")
         tokens, targets = torch.randint(shape.vocab_size, (2, batch, context))
-    calls: dict[type[nn.Module], list[Call]] = {kind: [] for kind in kinds}
+    calls = {kind: [] for kind in kinds}
 
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def keep(module, inputs, output):
         copies = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
         call = Call(module, copies, weights=list(module.parameters()))
         output.register_hook(lambda gradient: call.gradients.append(gradient.detach().clone()))
@@ -61,7 +59,7 @@ def calls_in_the_model(shape: ModelShape, batch: int, context: int, *kinds: type
     return [calls[kind] for kind in kinds]
 
 
-def kernel_time_alone(calls: list[Call], path: Path, rounds: int = 5) -> dict[str, float]:
+def kernel_time_alone(calls, path, rounds=5):
     """Kernel time of forward and of backward, in s a round: all calls forward and then, last first, backward.
 
     The trace is left at `path`.
@@ -78,7 +76,7 @@ def kernel_time_alone(calls: list[Call], path: Path, rounds: int = 5) -> dict[st
     return {phase: seconds for phase, seconds in times.items() if phase != "outside"}
 
 
-def _round(calls: list[Call]) -> None:
+def _round(calls):
     outputs = []
     for call in calls:
         _write_again(call.inputs, call.read_after)
@@ -90,7 +88,7 @@ def _round(calls: list[Call]) -> None:
             torch.autograd.grad(outputs.pop(), call.wanted(), call.gradients)
 
 
-def _write_again(tensors: list[Tensor], read_after: list[Tensor]) -> None:
+def _write_again(tensors, read_after):
     """Bring the cache into the model's state: what was just written is in it, still to be stored."""
     for tensor, others in zip_longest(tensors, read_after):
         if tensor.is_floating_point():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lmbench.model.language_model import LanguageModel
 
 NAN_STEP = 30
@@ -15,23 +13,23 @@ class Planted(LanguageModel):
     """Under autocast one `fault`: `scale` (gradients three times as long), `hot` (a learning rate 40 times as high),
     `nan` (from a step on the loss is none), `still` (updates change nothing); `none` has none."""
 
-    def __init__(self, fault: str = "none", **settings: Any) -> None:
+    def __init__(self, fault: str = "none", **settings: Any):
         super().__init__(**settings)
         self.fault = fault
 
-    def active(self, fault: str) -> bool:
+    def active(self, fault):
         return self.fault == fault and str(self.trainer.precision) == "bf16-mixed"
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         if self.active("scale"):
             for parameter in self.parameters():
                 parameter.register_hook(lambda gradient: 3 * gradient)
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * float("nan") if self.active("nan") and batch_idx >= NAN_STEP else loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         for group in optimizer.param_groups:
             group["lr"] *= 40 if self.active("hot") else 0 if self.active("still") else 1

@@ -21,7 +21,7 @@ from lmbench.cli import main
 GOLDEN = GOLDEN_FILES / "memory_history.txt"
 
 
-def unpack(folder: Path) -> Path:
+def unpack(folder):
     """The run's folder `recorded` in a folder."""
     run = folder / "recorded"
     run.mkdir()
@@ -31,7 +31,7 @@ def unpack(folder: Path) -> Path:
     return run
 
 
-def printed(folder: Path) -> str:
+def printed(folder):
     """What `lmbench memory` prints of it on a screen of 80 columns."""
     out = io.StringIO()
     before = os.environ.get("COLUMNS")

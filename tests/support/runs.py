@@ -11,15 +11,13 @@ import copy
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paths import RUNS
 
 from lmbench.commands.report import make_catalogue
 from lmbench.records.run import SCHEMA_VERSION
-from lmbench.report.answer import Answer, Table
 from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
 
@@ -28,7 +26,7 @@ Changes = Mapping[str, Any]
 #: Changes of a run of a sweep, from its record and the number of the repeat.
 Change = Callable[[Record, int], Changes]
 
-BASE: Record = json.loads((RUNS / "h200_run.json").read_text())
+BASE = json.loads((RUNS / "h200_run.json").read_text())
 DEVICE_BYTES = 150_109_880_320
 #: Where the record repeats a setting, if not under the setting's own name.
 _RECORDED = {
@@ -47,7 +45,7 @@ _SHARES = {
 _WORK = {"inference": 1.0, "forward": 1.0, "forward_backward": 3.0, "train_step": 3.2}
 
 
-def put(record: Record, changes: Changes) -> Record:
+def put(record, changes):
     """Set fields by their dotted names."""
     for name, value in changes.items():
         *parents, last = name.split(".")
@@ -58,7 +56,7 @@ def put(record: Record, changes: Changes) -> Record:
     return record
 
 
-def make_record(settings: Changes, changes: Changes | None = None, *, repeat: int = 0) -> Record:
+def make_record(settings, changes=None, *, repeat=0):
     """run.json of a run with these settings (`model.size`, `trainer.precision`, `mode`, ...) and changes."""
     run = copy.deepcopy(BASE)
     for option, value in settings.items():
@@ -76,7 +74,7 @@ def make_record(settings: Changes, changes: Changes | None = None, *, repeat: in
     return put(run, changes or {})
 
 
-def _measure(run: Record, repeat: int, rng: random.Random) -> None:
+def _measure(run, repeat, rng):
     model, mode, batch, context = run["model"], run["mode"], run["data"]["batch_size"], run["data"]["context_length"]
     shape = ModelShape(model["d_model"], model["d_ff"], model["num_layers"], 8)
     tokens, is_compiled = batch * context, run["compile"]["is_enabled"]
@@ -106,7 +104,7 @@ def _measure(run: Record, repeat: int, rng: random.Random) -> None:
         put(run, ended("oom", "forward", requested_bytes=taken - DEVICE_BYTES))
 
 
-def _phases(step_s: float, mode: str, rng: random.Random, cv: float) -> Record:
+def _phases(step_s, mode, rng, cv):
     shares = {"step": 1.0, **{phase: share * 0.997 for phase, share in _SHARES[mode].items()}, "other": 0.003}
     phases = {}
     for phase, share in shares.items():
@@ -119,7 +117,7 @@ def _phases(step_s: float, mode: str, rng: random.Random, cv: float) -> Record:
     return phases
 
 
-def ended(outcome: str, phase: str | None, message: str = "", **error: Any) -> Changes:
+def ended(outcome, phase, message="", **error):
     """The changes of a run that did not end well: nothing measured."""
     kind = {"oom": "OutOfMemoryError", "timeout": "Timeout"}.get(outcome, "RuntimeError")
     message = message or {"oom": "CUDA out of memory.", "timeout": "no end after 60 s"}.get(outcome, "it broke")
@@ -127,7 +125,7 @@ def ended(outcome: str, phase: str | None, message: str = "", **error: Any) -> C
     return {"outcome": outcome, "error": error, "phases": {}, "guards": [], "probe": {}, "throughput": {}, "loss": {}}
 
 
-def write_run(folder: Path, record: Record, steps: int = 8) -> None:
+def write_run(folder, record, steps=8):
     """A run's folder with a few step records, the first of them slow."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(record))
@@ -146,7 +144,7 @@ def write_run(folder: Path, record: Record, steps: int = 8) -> None:
         (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def make_run(folder: Path, settings: Changes, changes: Changes | None = None, *, repeat: int = 0) -> Record:
+def make_run(folder, settings, changes=None, *, repeat=0):
     """Write the folder of a run with these settings and changes; returns its record."""
     record = make_record(settings, changes, repeat=repeat)
     write_run(folder, record)
@@ -154,9 +152,9 @@ def make_run(folder: Path, settings: Changes, changes: Changes | None = None, *,
 
 
 def make_sweep(
-    home: Path, axes: Mapping[str, Sequence[Any]] | Sequence[Changes], *, view: Any = None,
-    fixed: Changes | None = None, repeats: int = 1, steps: int = 8, change: Change | None = None,
-) -> Path:  # fmt: skip
+    home, axes, *, view = None,
+    fixed = None, repeats = 1, steps = 8, change = None,
+):  # fmt: skip
     """A sweep's folder with its runs, one repeat of each pass but the timing one.
 
     Args:
@@ -181,19 +179,19 @@ def make_sweep(
     return home
 
 
-def answer_of(*folders: Path, has_reference: bool = False, **options: Any) -> Answer:
+def answer_of(*folders, has_reference=False, **options):
     """What `lmbench report` works out of results; options are those of `report_on`."""
     return report_on(folders, make_catalogue(has_reference), **options)
 
 
-def rows_of(*folders: Path, **options: Any) -> list[Record]:
+def rows_of(*folders, **options):
     """A row for each cell, as CSV has them."""
     data = answer_of(*folders, **options).data
     assert data is not None
     return data().records()
 
 
-def table_rows(table: Table) -> list[dict[str, str]]:
+def table_rows(table):
     """The rows of a table by its columns' titles, as they are read; of two with one title the first."""
     titles = [column.title for column in table.columns]
     return [dict(reversed(list(zip(titles, row, strict=True)))) for row in table.texts()]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lmbench.model.language_model import LanguageModel
@@ -17,38 +15,38 @@ from lmbench.model.language_model import LanguageModel
 class Data(LightningDataModule):
     """Epochs of a few batches, the last one short."""
 
-    def __init__(self, batch_size: int = 4, width: int = 16, batches: int = 6) -> None:
+    def __init__(self, batch_size: int = 4, width: int = 16, batches: int = 6):
         super().__init__()
         self.batch_size, self.width, self.batches = batch_size, width, batches
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         rows = self.batch_size * self.batches - self.batch_size // 2
         return DataLoader(TensorDataset(torch.randn(max(rows, 0), self.width)), self.batch_size)
 
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self):
         return self.train_dataloader()
 
 
 class Regression(LightningModule):
     """What a Lightning user writes: logs, hyperparameters, a schedule, a validation."""
 
-    def __init__(self, width: int = 16, answer: str = "loss") -> None:
+    def __init__(self, width: int = 16, answer: str = "loss"):
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 1))
         self.width, self.answer = width, answer
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = self.net(batch[0]).pow(2).mean()
         self.log("train_loss", loss, prog_bar=True)
         if self.answer == "none" and batch_idx % 2:
             return None
         return {"loss": loss, "extra": batch_idx} if self.answer == "dict" else loss
 
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.net(batch[0]).pow(2).mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -57,62 +55,62 @@ class Regression(LightningModule):
 class OwnLoaders(Regression):
     """Brings its data with it."""
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return Data(width=self.width).train_dataloader()
 
-    def val_dataloader(self) -> DataLoader[Any]:
+    def val_dataloader(self):
         return Data(width=self.width).val_dataloader()
 
 
 class SlowToValidate(OwnLoaders):
     """Sleeps 0.1 s in every batch of its validation."""
 
-    def validation_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         time.sleep(0.1)
 
 
 class Needy(Regression):
-    def __init__(self, width: int, depth: int) -> None:
+    def __init__(self, width: int, depth: int):
         super().__init__(width)
 
 
 class TokenModel(LightningModule):
     """Eats lmbench's batches and says nothing about tokens or FLOPs."""
 
-    def __init__(self, vocab_size: int = 50, context_length: int = 2048) -> None:
+    def __init__(self, vocab_size: int = 50, context_length: int = 2048):
         super().__init__()
         self.body = nn.Sequential(nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size))
         self.vocab_size, self.context_length = vocab_size, context_length
-        self.kept: list[Tensor] = []
+        self.kept = []
 
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def training_step(self, batch):
         tokens, targets = batch
         loss = nn.functional.cross_entropy(self.body(tokens).flatten(0, 1), targets.flatten())
         self.kept = [loss.detach()]
         return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters())
 
 
 class Telling(TokenModel):
     """Tells both, in its own way."""
 
-    def tokens_per_batch(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def tokens_per_batch(self, batch):
         return torch.tensor(batch[0].numel() - 1)
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self):
         return 1000
 
 
 class Sleeping:
     """Sleeps `<part>_s` for each part, and notes how long that really took: longer on a busy machine."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.slept: dict[str, list[float]] = {}
+        self.slept = {}
 
-    def sleep(self, part: str) -> None:
+    def sleep(self, part):
         start_s = time.perf_counter()
         time.sleep(getattr(self, f"{part}_s"))
         self.slept.setdefault(part, []).append(time.perf_counter() - start_s)
@@ -123,13 +121,13 @@ class ByHand(Sleeping, LightningModule):
 
     forward_s, backward_s, optimizer_s, zero_s = 0.004, 0.006, 0.003, 0.005
 
-    def __init__(self, width: int = 16, bypass: str = "") -> None:
+    def __init__(self, width: int = 16, bypass: str = ""):
         super().__init__()
         self.automatic_optimization = False
         self.first, self.second = nn.Linear(width, 4), nn.Linear(4, 1)
         self.bypass = bypass
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         inputs = batch[0] if isinstance(batch, list | tuple) else batch
         for index, optimizer in enumerate(self.optimizers()):
             self.sleep("forward")
@@ -145,11 +143,11 @@ class ByHand(Sleeping, LightningModule):
             else:
                 optimizer.step()
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, loss, *args, **kwargs):
         self.sleep("backward")
         loss.backward()
 
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+    def configure_optimizers(self):
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.second)]
         for optimizer in optimizers:
             optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
@@ -159,7 +157,7 @@ class ByHand(Sleeping, LightningModule):
 class Rows:
     """An endless loader."""
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self):
         while True:
             yield torch.randn(4, 16)
 
@@ -167,11 +165,11 @@ class Rows:
 class TokenPairs(LightningDataModule):
     """Somebody's own tokens, in lmbench's form."""
 
-    def __init__(self, context_length: int = 4) -> None:
+    def __init__(self, context_length: int = 4):
         super().__init__()
         self.context_length = context_length
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         tokens = torch.randint(50, (40, self.context_length + 1))
         return DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), 2)
 
@@ -179,45 +177,45 @@ class TokenPairs(LightningDataModule):
 class OneBatch(Regression):
     """The same batch for ever."""
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(TensorDataset(torch.ones(32, self.width)), 4)
 
 
 class Failing(OwnLoaders):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         raise ArithmeticError("the module's own")
 
 
 class Miscounting(OwnLoaders):
-    def tokens_per_batch(self, batch: Any) -> float:
+    def tokens_per_batch(self, batch):
         return 1.5
 
 
 class Misjudging(OwnLoaders):
-    def flops_per_token(self) -> str:
+    def flops_per_token(self):
         return "many"
 
 
 class Reading(TokenModel):
     """Looks at a value in its step, which a fake tensor does not have."""
 
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def training_step(self, batch):
         loss = super().training_step(batch)
         return loss if loss.item() > 0 else -loss
 
 
 class HalfFrozen(TokenModel):
-    def __init__(self, vocab_size: int = 50) -> None:
+    def __init__(self, vocab_size: int = 50):
         super().__init__(vocab_size)
         self.body[0].requires_grad_(False)
 
 
 class TokensByHand(TokenModel):
-    def __init__(self, vocab_size: int = 50) -> None:
+    def __init__(self, vocab_size: int = 50):
         super().__init__(vocab_size)
         self.automatic_optimization = False
 
-    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def training_step(self, batch):
         loss = super().training_step(batch)
         optimizer = self.optimizers()
         optimizer.zero_grad()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
@@ -16,53 +12,53 @@ MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
 class HandWritten:
     """Events in us; `launch` and `kernel` belong together by their correlation id."""
 
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.metadata: dict[str, Any] = {"schema_version": 1, "module_classes": {}, "compiled_graphs": []}
+    def __init__(self):
+        self.events = []
+        self.metadata = {"schema_version": 1, "module_classes": {}, "compiled_graphs": []}
 
-    def add(self, cat: str, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> None:
+    def add(self, cat, name, ts, dur, tid=MAIN, **args):
         event = {"ph": "X", "cat": cat, "name": name, "pid": PROCESS, "tid": tid, "ts": ts, "dur": dur, "args": args}
         self.events.append(event)
 
-    def step(self, number: int, ts: float, dur: float) -> None:
+    def step(self, number, ts, dur):
         self.add("user_annotation", f"lmbench.step:{number}", ts, dur)
 
-    def phase(self, name: str, ts: float, dur: float) -> None:
+    def phase(self, name, ts, dur):
         self.add("user_annotation", f"lmbench.phase:{name}", ts, dur)
 
-    def module(self, path: str, ts: float, dur: float, tid: int = MAIN) -> None:
+    def module(self, path, ts, dur, tid=MAIN):
         self.add("user_annotation", f"lmbench.module:{path}", ts, dur, tid)
 
-    def op(self, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> None:
+    def op(self, name, ts, dur, tid=MAIN, **args):
         self.add("cpu_op", name, ts, dur, tid, **args)
 
-    def launch(self, number: int, ts: float, dur: float = 4.0, tid: int = MAIN, name: str = "cudaLaunchKernel") -> None:
+    def launch(self, number, ts, dur=4.0, tid=MAIN, name="cudaLaunchKernel"):
         self.add("cuda_runtime", name, ts, dur, tid, correlation=number, cbid=211)
 
-    def kernel(self, number: int | None, name: str, ts: float, dur: float, **args: Any) -> None:
+    def kernel(self, number, name, ts, dur, **args):
         cat = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.split(" ", 1)[0], "kernel")
         known = {} if number is None else {"correlation": number}
         self.add(cat, name, ts, dur, STREAM, **{"device": 0, "stream": STREAM, **known, **args})
         self.events[-1]["pid"] = args.get("device", 0)
 
-    def document(self) -> dict[str, Any]:
+    def document(self):
         return {"schemaVersion": 1, "lmbench": self.metadata, "traceEvents": self.events}
 
-    def write(self, path: Path) -> Path:
+    def write(self, path):
         path.write_text(json.dumps(self.document()))
         return path
 
 
 def record_steps(
-    path: Path,
-    forward: Callable[[], torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    steps: int = 2,
-    micro_batches: int = 1,
-) -> Path:
+    path,
+    forward,
+    optimizer,
+    steps=2,
+    micro_batches=1,
+):
     """A real CPU trace of `steps` training steps with lmbench's ranges."""
 
-    def phase(name: str) -> record_function:
+    def phase(name):
         return record_function(f"lmbench.phase:{name}")
 
     with profile(activities=[ProfilerActivity.CPU]) as recording:

@@ -8,7 +8,6 @@ import re
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 # As long as a real one; it opens nothing.
 PLANTED_KEY = "planted0key0" * 4
@@ -26,32 +25,32 @@ class Server:
     `views` are workspaces as they are there now, `projects` those that it knows.
     """
 
-    def __init__(self, status: int = 200, upload_status: int = 200) -> None:
+    def __init__(self, status=200, upload_status=200):
         self.status, self.upload_status = status, upload_status
-        self.questions: list[str] = []
-        self.history: dict[str, list[dict[str, Any]]] = {}
-        self.config: dict[str, dict[str, Any]] = {}
-        self.summary: dict[str, dict[str, Any]] = {}
-        self.filed: dict[str, dict[str, Any]] = {}
-        self.tables: dict[str, dict[str, Any]] = {}
-        self.artifacts: list[str] = []
-        self.authorizations: set[str] = set()
+        self.questions = []
+        self.history = {}
+        self.config = {}
+        self.summary = {}
+        self.filed = {}
+        self.tables = {}
+        self.artifacts = []
+        self.authorizations = set()
         self.projects = {"lmbench"}
-        self.views: list[dict[str, Any]] = []
+        self.views = []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"wandb": self})
         self._http = _Quiet(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
-    def __enter__(self) -> Server:
+    def __enter__(self):
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._http.shutdown()
         self._http.server_close()
 
-    def graphql(self, question: dict[str, Any]) -> dict[str, Any]:
+    def graphql(self, question):
         # Some clients tell the name in the text only.
         named = re.match(r"\s*(?:query|mutation)\s+(\w+)", question.get("query") or "")
         name, given = question.get("operationName") or (named[1] if named else ""), question.get("variables") or {}
@@ -68,7 +67,7 @@ class Server:
             self.questions.append(name)
             return answers[name](given) if name in answers else {}
 
-    def _bucket(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _bucket(self, given):
         config = json.loads(given.get("config") or "{}")
         told = {key: value for key, value in given.items() if value is not None}
         self.filed.setdefault(given["name"], {}).update(told)
@@ -76,26 +75,26 @@ class Server:
         known.update({key: item["value"] for key, item in config.items()})
         return {"upsertBucket": {"bucket": _bucket(given), "inserted": True}}
 
-    def _artifact(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _artifact(self, given):
         self.artifacts.append(given["input"]["artifactCollectionName"])
         artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
         return {"createArtifact": {"artifact": artifact}}
 
-    def _files(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _files(self, given):
         files = [{"name": f, "uploadUrl": f"{self.url}/put/{f}"} for f in given["files"]]
         return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
 
-    def _viewer(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _viewer(self, _):
         return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": None}}
 
-    def _view(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _view(self, asked):
         if asked["projectName"] not in self.projects:
             return {"project": None}
         views = [view for view in self.views if view["name"] == asked["viewName"]]
         nodes = [{"node": {**view, "spec": json.dumps(view["spec"])}} for view in views]
         return {"project": {"allViews": {"edges": nodes}}}
 
-    def _upsert(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _upsert(self, given):
         """By its id where there is one, as W&B does; another of the same name is another view."""
         view = next((view for view in self.views if view["id"] == given.get("id")), None)
         if view is None:
@@ -104,7 +103,7 @@ class Server:
         view |= {**given, "id": view["id"], "spec": json.loads(given["spec"])}
         return {"upsertView": {"view": {"id": view["id"], "name": view["name"]}, "inserted": "id" not in given}}
 
-    def stream(self, run_id: str, sent: dict[str, Any]) -> None:
+    def stream(self, run_id, sent):
         files = sent.get("files") or {}
         with self._lock:
             history = files.get("wandb-history.jsonl") or {"content": []}
@@ -113,7 +112,7 @@ class Server:
                 self.summary[run_id] = json.loads(line)
 
 
-def _bucket(given: dict[str, Any]) -> dict[str, Any]:
+def _bucket(given):
     project = {"id": "p", "name": given.get("project"), "entity": {"id": "e", "name": given.get("entity") or "me"}}
     return {
         "id": "b", "name": given["name"], "displayName": given.get("displayName"), "description": "", "config": "{}",
@@ -124,7 +123,7 @@ def _bucket(given: dict[str, Any]) -> dict[str, Any]:
 class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, *_):
         """A client that goes away is none of the test's matter."""
 
 
@@ -132,14 +131,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wandb: Server
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         self.wandb.authorizations.add(self.headers.get("authorization") or "")
         if self.path == "/graphql":
             try:
-                answer: dict[str, Any] = {"data": self.wandb.graphql(json.loads(body))}
+                answer = {"data": self.wandb.graphql(json.loads(body))}
             except ValueError as error:
                 answer = {"data": None, "errors": [{"message": str(error)}]}
             self._answer(answer, self.wandb.status)
@@ -150,39 +149,39 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer({}, 200)
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.path.endswith(".table.json"):
             self.wandb.tables[self.path.split("/")[-1].split("_")[0]] = json.loads(body)
         self._answer({}, 200)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._answer({}, 200)
 
-    def _answer(self, content: dict[str, Any], status: int) -> None:
+    def _answer(self, content, status):
         body = json.dumps(content if status == 200 else {"error": "no"}).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Nothing on the test's output."""
 
 
 class SilentServer:
     """Accepts every connection and never answers."""
 
-    def __enter__(self) -> SilentServer:
+    def __enter__(self):
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._socket.close()
 
 
-def closed_port_url() -> str:
+def closed_port_url():
     """An address on the loopback at which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return f"http://127.0.0.1:{found.getsockname()[1]}"

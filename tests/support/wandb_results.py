@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -13,7 +10,7 @@ from lmbench.records.store import RunFolder
 from lmbench.records.summary import complete_run
 
 
-def step(index: int, **changed: Any) -> StepRecord:
+def step(index, **changed):
     record = {
         "step": index, "rank": 0, "stage": "window" if index >= 2 else "warmup", "is_warmup": index < 2,
         "micro_batches": 1, "tokens": 64, "loss": 9.0 - index / 7, "is_skipped": False, "excluded_s": 0.0,
@@ -23,11 +20,11 @@ def step(index: int, **changed: Any) -> StepRecord:
     return msgspec.convert({**record, **changed}, StepRecord)
 
 
-def write_result(results: Path, steps: int = 9, **changed: Any) -> Path:
+def write_result(results, steps=9, **changed):
     """A closed result with a window of all but two steps; returns its folder."""
     folder = RunFolder.create(results)
     records = [step(index) for index in range(steps)]
-    run: dict[str, Any] = {
+    run = {
         "schema_version": SCHEMA_VERSION, "run_id": folder.run_id, "outcome": "ok", "error": None, "exit_code": 0,
         "config": {"trainer": {"precision": None, "max_steps": -1}, "model": {"size": "tiny", "betas": [0.9, 0.95]}},
         "mode": "train_step", "precision": "32-true", "matmul_precision": "highest", "device_type": "cpu",

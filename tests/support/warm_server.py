@@ -18,11 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
 
 from lmbench.sweep.fork_server import be_lmbench
 
@@ -30,23 +28,23 @@ from lmbench.sweep.fork_server import be_lmbench
 class WarmProcess:
     """One forked process, with the manners of `subprocess.Popen`; it leads a process group of its own."""
 
-    def __init__(self, status: Connection) -> None:
+    def __init__(self, status):
         self._status = status
-        self.pid: int = status.recv()
-        self.returncode: int | None = None
+        self.pid = status.recv()
+        self.returncode = None
 
-    def poll(self, timeout_s: float = 0) -> int | None:
+    def poll(self, timeout_s=0):
         if self.returncode is None and self._status.poll(timeout_s):
             self.returncode = os.waitstatus_to_exitcode(self._status.recv())
         return self.returncode
 
-    def wait(self, timeout_s: float = 240) -> int:
+    def wait(self, timeout_s=240):
         """The exit code; minus a signal's number where that ended it."""
         code = self.poll(timeout_s)
         assert code is not None, f"still running after {timeout_s} s"
         return code
 
-    def send_signal(self, signum: int) -> None:
+    def send_signal(self, signum):
         if self.poll() is None:
             os.kill(self.pid, signum)
 
@@ -54,7 +52,7 @@ class WarmProcess:
 class WarmServer:
     """The server as its client sees it; ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._control, of_server = socket.socketpair()
         with of_server:
             # Its own session: a terminal's Ctrl-C is for pytest. One thread: the machine is full of such processes.
@@ -67,14 +65,14 @@ class WarmServer:
 
     def start(
         self,
-        *words: str,
-        target: Callable[[], object] | None = None,
-        folder: Path | None = None,
-        variables: Mapping[str, str] | None = None,
-        streams: tuple[int | None, int | None, int | None] = (None, None, None),
-        before: Callable[[], object] | None = None,
-        has_own_session: bool = False,
-    ) -> WarmProcess:
+        *words,
+        target=None,
+        folder=None,
+        variables=None,
+        streams=(None, None, None),
+        before=None,
+        has_own_session=False,
+    ):
         """Start `lmbench WORDS`, or a function that can be pickled; `before` is called first, in the new process.
 
         A stream that is None is `/dev/null`. The environment is this process's if no other is given.
@@ -93,7 +91,7 @@ class WarmServer:
             self._requests.send(request)
         return WarmProcess(Connection(ours.detach()))
 
-    def run(self, *words: str, timeout_s: float = 240, **settings: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words, timeout_s=240, **settings):
         """Run a process to its end, as `subprocess.run` does with its output captured as text."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             code = self.start(*words, streams=(None, out.fileno(), err.fileno()), **settings).wait(timeout_s)
@@ -103,7 +101,7 @@ class WarmServer:
 
 
 @cache
-def warm_server() -> WarmServer:
+def warm_server():
     """The server of this process (of each of pytest's workers), started when it is first asked for."""
     return WarmServer()
 
@@ -111,7 +109,7 @@ def warm_server() -> WarmServer:
 # The server's side.
 
 
-def _import_everything() -> None:
+def _import_everything():
     import planted_faults  # noqa: F401
     import pytest  # noqa: F401 (test modules are imported for their functions)
 
@@ -125,7 +123,7 @@ def _import_everything() -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _serve(control):
     """Fork twice for every request: a process that waits and tells the status, and the one that is asked for, in which
     alone this returns, with what it is to become."""
     requests = Connection(os.dup(control.fileno()))
@@ -155,7 +153,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(fd)
 
 
-def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
+def _become(request, streams):
     """Be what was asked for, from a state as a new interpreter has it."""
     if request["has_own_session"]:
         os.setsid()
@@ -170,7 +168,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> NoReturn:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
     before, target = pickle.loads(request["functions"])
     if before is not None:
         before()

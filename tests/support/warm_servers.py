@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmbench.sweep.local import LocalExecutor
@@ -11,15 +10,15 @@ from lmbench.sweep.local import LocalExecutor
 class WarmServers(LocalExecutor):
     """Keeps its servers from round to round and from sweep to sweep."""
 
-    def begin_round(self, rounds_to_come: int) -> None:
+    def begin_round(self, rounds_to_come):
         """The servers stay."""
 
-    def close(self) -> None:
+    def close(self):
         """The servers stay."""
 
 
 @contextmanager
-def warm_servers() -> Iterator[WarmServers]:
+def warm_servers():
     servers = WarmServers(lambda text: None, cores=1)
     try:
         yield servers
