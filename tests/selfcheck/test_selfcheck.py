@@ -49,7 +49,7 @@ def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     text = " ".join(capsys.readouterr().out.split())
     assert "planted truth one two 1 %" in text
     assert counts in text
-    assert ("undecided this machine is busy: this process waited 30 %" in text) == (code == 11)
+    assert ("undecided this machine is busy: this process waited 30%" in text) == (code == 11)
 
 
 @pytest.mark.parametrize(
