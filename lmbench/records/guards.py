@@ -59,14 +59,11 @@ def judge(key: str, value: float | None, limit: float | None = None, **words: ob
         return Guard(name, "n/a", message=rules()[name].unknown)
     limit = rule.limit if limit is None else limit
     is_passed = value <= limit
+    status: Status
+    status, advice = ("pass", "") if is_passed else (rule.beyond, rule.advice)
     message = rule.good if is_passed and rule.good else rule.message
-    return Guard(
-        name,
-        "pass" if is_passed else rule.beyond,
-        *((value, limit, rule.unit) if rule.unit else ()),
-        message=message.format(value=value, **words),
-        advice="" if is_passed else rule.advice.format(**words),
-    )
+    figure = (value, limit, rule.unit) if rule.unit else (None, None, "")
+    return Guard(name, status, *figure, message.format(value=value, **words), advice.format(**words))
 
 
 def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
