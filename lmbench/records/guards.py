@@ -59,11 +59,12 @@ def judge(key: str, value: float | None, limit: float | None = None, **words: ob
         return Guard(name, "n/a", message=rules()[name].unknown)
     limit = rule.limit if limit is None else limit
     is_passed = value <= limit
-    status: Status
-    status, advice = ("pass", "") if is_passed else (rule.beyond, rule.advice)
     message = rule.good if is_passed and rule.good else rule.message
-    figure = (value, limit, rule.unit) if rule.unit else (None, None, "")
-    return Guard(name, status, *figure, message.format(value=value, **words), advice.format(**words))
+    texts = message.format(value=value, **words), "" if is_passed else rule.advice.format(**words)
+    status: Status = "pass" if is_passed else rule.beyond
+    if not rule.unit:
+        value = limit = None
+    return Guard(name, status, value, limit, rule.unit, *texts)
 
 
 def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
