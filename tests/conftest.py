@@ -1,4 +1,4 @@
-"""Parts that several tests share: a small module whose phases last a known time, and a quiet Trainer."""
+"""Parts that several tests share: a quiet Trainer and what it measures, and surroundings that are put back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,12 +17,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Sweeps that tests begin are none of the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="lmbench-tests-")
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from strangers import Sleeping
-from torch import nn
+from lightning.pytorch import Trainer
+from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
+
+from lmbench.callbacks import MeasurementSession, PhaseTimer
+from lmbench.instruments.schedule import Schedule
+from lmbench.records.vocabulary import PHASES
 
 torch.set_num_threads(1)
 
@@ -50,60 +53,27 @@ QUIET = {
 }
 
 
-class Sleeper(Sleeping, LightningModule):
-    """Each phase sleeps a time of its own, so that a record can be checked against it."""
-
-    forward_s, backward_s, optimizer_s = 0.004, 0.006, 0.003
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
-
-    def training_step(self, batch, batch_idx):
-        self.sleep("forward")
-        return self.net(batch).pow(2).mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.sleep("forward")
-        return self.net(batch).pow(2).mean()
-
-    def backward(self, loss, *args, **kwargs):
-        self.sleep("backward")
-        loss.backward()
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        # Runs when the update is over, still inside the optimizer's step.
-        optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
-        return optimizer
+def measure(module, *callbacks, schedule=None, loader=None, val=None, **flags):
+    """The window's steps of a training, each the sum of its phases, and the session that measured them."""
+    timer, session = PhaseTimer(), MeasurementSession(schedule or Schedule(warmup_steps=2, steps=8))
+    quiet_trainer(timer, session, *callbacks, **flags).fit(module, loader or SlowBatches(), val)
+    for record in timer.records:
+        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
+    return [record for record in timer.records if record.stage == "window"], session
 
 
-class SlowBatches(Sleeping):
-    """An endless loader (or one of `count` batches) that sleeps before each batch."""
-
-    data_s = 0.002
-
-    def __init__(self, count=10**9):
-        super().__init__()
-        self.count = count
-
-    def __iter__(self):
-        for _ in range(self.count):
-            self.sleep("data")
-            yield torch.randn(4, 16)
-
-
-def ratio_to_slept(window, name, *slept, each=1):
-    """The median step's `name` over what was really slept in it, in sleeps of which `each` make a step.
+def assert_slept(window, **slept):
+    """Phases last as long as was really slept in them, in so many sleeps a step as there are.
 
     No step may have less than its sleeps. What a step has beyond them is the phase's own work, and on a busy machine
-    others' turns between the end of a sleep and the phase's: the median knows of few.
+    others' turns between the end of a sleep and the phase's: the median knows of few. Another phase's sleep would make
+    a ratio of 1.3 or more.
     """
-    per_step = [sum(parts) for parts in zip(*slept, strict=True)]
-    in_steps = [math.fsum(per_step[i : i + each]) for i in range(0, len(per_step), each)][-len(window) :]
-    ratios = [getattr(record, name) / slept_s for record, slept_s in zip(window, in_steps, strict=True)]
-    assert min(ratios) >= 1
-    return statistics.median(ratios)
+    for phase, sleeps_s in slept.items():
+        each = len(sleeps_s) // (window[-1].step + 1)
+        slept_s = np.reshape(sleeps_s[-each * len(window) :], (-1, each)).sum(axis=1)
+        ratios = [record.span_s(phase) for record in window] / slept_s
+        assert (ratios.min() >= 1, np.median(ratios) < 1.25) == (True, True), phase
 
 
 def quiet_trainer(*callbacks, **flags):

@@ -202,7 +202,7 @@ MISTAKES = {
     "--model garbled.Mine": "garbled.py:1: SyntaxError",
     "--model leaves.Mine": "leaves.py:1: SystemExit: 3",
     "--model torch.nn.Linear": "is no lightning.pytorch.LightningModule",
-    f"{REGRESSION} --data strangers.Rows": "no lightning.pytorch.LightningDataModule",
+    f"{REGRESSION} --data strangers.SlowBatches": "no lightning.pytorch.LightningDataModule",
     "--model strangers.Regression": "has no train_dataloader(); name its data with --data",
     f"{REGRESSION} --data.batches 0": "no batch was taken (empty data",
     "--model strangers.Needy --data strangers.Data": "arguments are required: model.width, model.depth",

@@ -116,50 +116,77 @@ class Sleeping:
         self.slept.setdefault(part, []).append(time.perf_counter() - start_s)
 
 
-class ByHand(Sleeping, LightningModule):
-    """Two optimizers by hand; each part sleeps a time of its own."""
+class SlowBatches(Sleeping):
+    """An endless loader (or one of `count` batches) that sleeps before each batch."""
 
-    forward_s, backward_s, optimizer_s, zero_s = 0.004, 0.006, 0.003, 0.005
+    data_s = 0.002
 
-    def __init__(self, width: int = 16, bypass: str = ""):
+    def __init__(self, count: int = 10**9):
         super().__init__()
-        self.automatic_optimization = False
-        self.first, self.second = nn.Linear(width, 4), nn.Linear(4, 1)
-        self.bypass = bypass
+        self.count = count
+
+    def __iter__(self):
+        for _ in range(self.count):
+            self.sleep("data")
+            yield torch.randn(4, 16)
+
+
+class Sleeper(Sleeping, LightningModule):
+    """Each phase sleeps a time of its own, so that a record can be checked against it."""
+
+    forward_s, backward_s, optimizer_s = 0.004, 0.006, 0.003
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
 
     def training_step(self, batch, batch_idx):
-        inputs = batch[0] if isinstance(batch, list | tuple) else batch
-        for index, optimizer in enumerate(self.optimizers()):
-            self.sleep("forward")
-            loss = self.second(self.first(inputs)).pow(2).mean()
-            optimizer.zero_grad()
-            self.sleep("zero")
-            if self.bypass == "backward" and index == 0:
-                loss.backward()
-            else:
-                self.manual_backward(loss)
-            if self.bypass == "optimizer" and index == 0:
-                self.trainer.optimizers[0].step()
-            else:
-                optimizer.step()
+        self.sleep("forward")
+        return self.net(batch).pow(2).mean()
 
     def backward(self, loss, *args, **kwargs):
         self.sleep("backward")
         loss.backward()
 
+    def optimizer_of(self, part):
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+        # Runs when the update is over, still inside the optimizer's step.
+        optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
+        return optimizer
+
     def configure_optimizers(self):
-        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.second)]
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(lambda *_: self.sleep("optimizer"))
-        return optimizers
+        return self.optimizer_of(self)
 
 
-class Rows:
-    """An endless loader."""
+class ByHand(Sleeper):
+    """Two optimizers by hand; the first one's backward or step may go around Lightning."""
 
-    def __iter__(self):
-        while True:
-            yield torch.randn(4, 16)
+    other_s = 0.0045
+
+    def __init__(self, width: int = 16, bypass: str = ""):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Sequential(nn.Linear(width, 4), nn.Linear(4, 1))
+        self.bypass = bypass
+
+    def training_step(self, batch, batch_idx):
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        for optimizer, bypass in zip(self.optimizers(), (self.bypass, ""), strict=True):
+            self.sleep("other")
+            loss = self.net(inputs).pow(2).mean()
+            optimizer.zero_grad()
+            self.sleep("other")
+            if bypass == "backward":
+                loss.backward()
+            else:
+                self.manual_backward(loss)
+            if bypass == "optimizer":
+                optimizer.optimizer.step()
+            else:
+                optimizer.step()
+
+    def configure_optimizers(self):
+        return [self.optimizer_of(layer) for layer in self.net]
 
 
 class TokenPairs(LightningDataModule):
