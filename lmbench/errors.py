@@ -65,7 +65,9 @@ def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
         names.setdefault(candidate.lower(), []).append(candidate)
         ends.setdefault(candidate.rpartition(".")[2].lower(), []).append(candidate)
     lower = name.lower()
-    near = ends.get(lower) or [name for key in get_close_matches(lower, names, 1) for name in names[key]]
+    # Of two letters one is half of the word.
+    least = _NEAR_END if len(lower) < 3 else 0.6
+    near = ends.get(lower) or [name for key in get_close_matches(lower, names, 1, least) for name in names[key]]
     near = near or [name for key in get_close_matches(lower, ends, 1, _NEAR_END) for name in ends[key]]
     # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
     near = sorted(near, key=lambda name: (name.count("."), name))[:_MOST_MEANT]

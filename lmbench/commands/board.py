@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from jsonargparse.typing import PositiveFloat
-
+from lmbench.commands.parser import PositiveFloat
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, tell
 from lmbench.masking import masked_text

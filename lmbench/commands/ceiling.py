@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsonargparse.typing import PositiveFloat
-
+from lmbench.commands.parser import PositiveFloat
 from lmbench.report.answer import Answer
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 from lmbench.commands.signatures import check_options
@@ -88,8 +90,11 @@ def repeated(
     grid = {"modes": [mode]} if mode else {"include": [{}]}
     plan = make_plan(path.name, sweep_from({"base": options, "repeats": repeats, **grid}))
     try:
-        with result_alone():
-            code = carry_out(plan, path, Progress(plan))
+        with ExitStack() as stack:
+            stack.enter_context(result_alone())
+            for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
+                stack.enter_context(redirect(StringIO()))
+            code = carry_out(plan, path, Progress(plan, name="repeats"))
     except SweepHalted as error:
         tell(f"fit: {error}")
         return ExitCode.INTERNAL

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsonargparse.typing import PositiveInt
-
+from lmbench.commands.parser import PositiveInt
 from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from jsonargparse.typing import PositiveInt
-
+from lmbench.commands.parser import PositiveInt
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import Run, find_runs, load_known
@@ -88,8 +87,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         runs = [run for run in map(load_known, result.runs) if _is_wanted(run, wanted, values)]
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
-            facts = [_facts(run).items() for run in runs]
-            shared = {name: value for name, value in facts[0] if all((name, value) in other for other in facts)}
+            shared = dict(set.intersection(*(set(_facts(run).items()) for run in runs)))
             entries = [*entries, _Entry(names.get(result.path, last), result, runs, shared)]
         if len(entries) == limit:
             break
@@ -97,9 +95,11 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
         reason = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
         raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {reason}")
-    common = [name for name in _WORDS if len({entry.facts.get(name) for entry in entries}) == 1]
+    # A run that was never built knows little: what it lacks is no difference.
+    built = [entry.facts for entry in entries if "precision" in entry.facts]
+    common = [name for name in _WORDS if len({facts.get(name) for facts in built}) == 1]
     words = [name for name in _WORDS if name in _WORDS[:2] or name not in common]
-    shared_words = in_words(entries[0].facts, [name for name in common if name not in words])
+    shared_words = in_words(built[0], [name for name in common if name not in words]) if built else ""
     caption = f"all {shared_words}" if shared_words else ""
     table = Table("results", "Results, the newest first", _COLUMNS, [_row(entry, words) for entry in entries], caption)
     older = len(newest) - back - 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsonargparse.typing import PositiveFloat
-
+from lmbench.commands.parser import PositiveFloat
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.masking import masked_text
 from lmbench.records.load import find_runs, load_run

@@ -26,18 +26,18 @@ _MIN_WINDOW_S = 3.0
 class Progress:
     """Lines on standard error, with one below them for what goes on; they never end a sweep."""
 
-    def __init__(self, plan: Plan, stream: TextIO | None = None) -> None:
+    def __init__(self, plan: Plan, stream: TextIO | None = None, name: str = "") -> None:
         # None where nobody knows: how many rounds two sides take, or how many trials a search.
         self.total = None if plan.file.sides or plan.file.largest else plan.job_count
         self.outcomes: Counter[str] = Counter()
-        self._command = "compare" if plan.file.sides else "sweep"
+        self._name = name or ("compare" if plan.file.sides else "sweep")
         self._costs_s: list[float] = []
         self._reasons: set[str] = set()
         self._line = StatusLine(stream)
 
     def said(self, text: str) -> None:
         """Something to know, in one line."""
-        self._line.keep(f"lmbench: {self._command}: {one_line(masked_message(text))}")
+        self._line.keep(f"lmbench: {self._name}: {one_line(masked_message(text))}")
 
     def noted(self, text: str) -> None:
         """Something that goes on; the next line takes its place."""

@@ -19,11 +19,13 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     with warm_servers() as servers:
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         assert main([*smoke, "--model.num_layers", "1", "--repeats=3", "--measure.run_id", "before", "--quiet"]) == 0
-        assert capsys.readouterr().out == "results/before\n"
+        assert capsys.readouterr() == ("results/before\n", "")
         assert main(["list", "--name", "baseline", "last"]) == 0
         capsys.readouterr()
         code = main([*smoke, "--model.num_layers", "12", "--compare", "baseline", "--gate", "5%", "--json"])
-    told = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert "lmbench: repeats: cells: 1, repeats: 3" in err
     # Which verdict it is, the machine's load decides.
     assert (code, told["a"]["given"]) == (told["exit_code"], "results/before")
     (cell,) = told["cells"]
@@ -39,7 +41,7 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     ("words", "told"),
     [
         (["--repeats", "3"], "take a configuration"),
-        (["smoke", "--repeats", "some"], "Got value: some"),
+        (["smoke", "--repeats", "some"], "'some' does not fit"),
         (["smoke", "--repeats"], "expected one argument"),
         (["smoke", "--repeats", "0"], "repeats"),
         (["smoke", "--gate", "2%"], "belongs to --compare"),

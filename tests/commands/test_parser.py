@@ -67,7 +67,7 @@ def test_options_take_several_words_come_again_and_pass_on_what_belongs_to_fit(c
             ["a", "b", "--tip", "4"],
             "count: unrecognized arguments: --tip 4; did you mean --top?; `lmbench count -h` tells",
         ),
-        (["a", "b", "--top", "x"], "count: Parser key \"top\": Expected a <class 'int'>. Got value: x; `lmbench count"),
+        (["a", "b", "--top", "x"], "count: argument --top: 'x' does not fit: Expected `int`"),
         ([], "count: the following arguments are required: first, more;"),
         (["a", "b", "--format", "xml"], "--format is 'xml'; choose among terminal, markdown,"),
         (

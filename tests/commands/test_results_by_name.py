@@ -142,3 +142,5 @@ def test_what_is_damaged_or_of_another_lmbench_is_a_line_too(results, capsys):
     rows = {row["path"]: row for row in listed(capsys)}
     assert rows["results/day1"]["outcome"] == "damaged"
     assert "this lmbench reads" in rows["results/day2"]["what"]
+    # What they cannot tell is no difference that every line has to tell.
+    assert rows["results/day3"]["what"] == "small, bf16-mixed"

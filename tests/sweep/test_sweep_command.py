@@ -49,7 +49,7 @@ MISTAKES = {
     "a name with a slash": (["FILE", "--name", "a/b"], "only letters, digits"),
     "no view": (["view.yaml"], "did you mean step_times?"),
     "nothing": ([], "required: study"),
-    "an option that no cell has": (["FILE", "--on", "slurm"], "unknown option --on"),
+    "an option that no cell has": (["FILE", "--on", "slurm"], "unknown option --on (`lmbench fit"),
     "an option that is misspelt": (["FILE", "--model.sise", "tiny"], "did you mean --model.size?"),
     "a folder of other cells": (["FILE", "--results_dir", "other"], "holds x-r0, which is no cell of this sweep"),
     "a folder that is a file": (["FILE", "--results_dir", "mine.yaml"], "cannot be written"),
