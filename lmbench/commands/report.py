@@ -26,15 +26,11 @@ def report(
         reference: add published figures of the same size, mode, context and precision, but for implausible ones
         over: each configuration's figures over commits or over time, with their change points
     """
-    if over is not None:
-        if view or baseline or reference:
-            raise UsageError("--over has tables and pictures of its own; leave out --view, --baseline and --reference")
-        from lmbench.report.over import over_answer
-
-        return over_answer(results, over)
+    if over and (view or baseline or reference):
+        raise UsageError("--over has tables and pictures of its own; leave out --view, --baseline and --reference")
     from lmbench.report.results import report_on
 
-    return report_on(results, make_catalogue(reference), view, baseline)
+    return report_on(results, make_catalogue(reference), view, baseline, over)
 
 
 def make_catalogue(has_reference: bool = False) -> Any:
@@ -48,6 +44,7 @@ def make_catalogue(has_reference: bool = False) -> Any:
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.in_report import MEMORY
     from lmbench.report.catalogue import Catalogue
+    from lmbench.report.over import OVER
     from lmbench.report.published import REFERENCE
 
-    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY, *([REFERENCE] if has_reference else [])])
+    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([REFERENCE] if has_reference else [])])

@@ -122,7 +122,7 @@ def _kilojoules(joules: float) -> str:
 
 _NORM = "gradient norm"
 COLUMNS: tuple[Column, ...] = tuple(
-    Column(name, title, read, unit, None, reads_steps=True)
+    Column(name, title, read, unit, None, is_costly=True)
     for name, title, read, unit in (
         ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, Unit("nat", 1.0, "{:.4f}".format)),

@@ -152,7 +152,7 @@ def _bar_chart(points: Points, x: Spec, y: Spec) -> Spec:
 # kinds
 
 
-def _values(column: Column, frame: Frame) -> dict[int, Spec]:
+def points_of(column: Column, frame: Frame) -> dict[int, Spec]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
     values, scale = column.of(frame), column.unit.scale
@@ -187,7 +187,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     numeric = [cell for cell in known if isinstance(known[cell].get(spec.x), int | float)]
     is_line = spec.kind == "lines" and len({known[cell][spec.x] for cell in numeric}) > 1
     frame = frame.select(numeric) if is_line else frame
-    values = _values(column, frame)
+    values = points_of(column, frame)
     places: list[tuple[str, Any, int]] = [("", label, cell) for label, cell in rows_of(frame)]
     if spec.kind != "rows":
         cells = frame.ordered([*spec.series, spec.x])

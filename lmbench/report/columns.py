@@ -59,7 +59,7 @@ class Column:
         modes: the modes that have this number, all where empty.
         is_profiled: whether only profiled runs have it.
         is_planned: whether it is known of a cell of which no run ended well.
-        reads_steps: whether it reads steps.jsonl, and is worked out only where a view names it.
+        is_costly: whether it is worked out only where a view names it: it reads steps.jsonl, or goes over many cells.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Column:
     modes: Sequence[str] = ()
     is_profiled: bool = False
     is_planned: bool = False
-    reads_steps: bool = False
+    is_costly: bool = False
 
     @property
     def is_of_one_process(self) -> bool:

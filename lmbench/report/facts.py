@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,8 +91,9 @@ def _compile_label(options: Any) -> str:
     return " ".join([str(options.get("mode") or "default"), *extras])
 
 
-def _commit(run: RunRecord) -> str | None:
-    code = run.environment.code.project if run.environment else None
+def revision(run: RunRecord, part: Literal["project", "lmbench"] = "project") -> str | None:
+    """The commit of the user's code or of lmbench, with a plus where the tree had changes."""
+    code = getattr(run.environment.code, part) if run.environment else None
     return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
 
 
@@ -131,11 +132,14 @@ FACTS: tuple[Fact, ...] = (
     Fact("ranks", "world_size"),
     Fact("environment", "sweep.environment", ("environment",)),
     Fact("torch", "environment.versions.torch", is_environment=True),
-    Fact("commit", _commit, is_environment=True),
+    Fact("commit", revision, is_environment=True),
     Fact("host", "environment.host.hostname", is_environment=True),
 )  # fmt: skip
 
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
+
+#: Facts that make another cell only among runs that belong to no sweep.
+ENVIRONMENT = {fact.name for fact in FACTS if fact.is_environment}
 
 #: The fact that each option sets.
 _SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) for option in fact.settings}

@@ -22,15 +22,17 @@ import pandas as pd
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, is_file, read_file
+from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import value_at
-from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.store import MAX_SWEEP_BYTES, SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.facts import (
+    ENVIRONMENT,
     FACT,
     NO_ROWS,
     SEEDS,
@@ -85,10 +87,13 @@ class Group:
         return (self.sweep.name or self.home.name) if self.home else ""
 
 
-def read_groups(paths: Iterable[str | Path]) -> tuple[list[Group], list[str]]:
+def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> tuple[list[Group], list[str]]:
     """Read every run at or below the paths, without its steps, and a line for each that cannot be shown.
 
     A run that is damaged is kept as such; one of another schema version becomes a line.
+
+    Args:
+        is_by_sweep: whether the runs of a sweep are a group; all runs are one otherwise.
 
     Raises:
         UsageError: a path that does not exist or holds no result, or nothing that this lmbench can read.
@@ -96,8 +101,7 @@ def read_groups(paths: Iterable[str | Path]) -> tuple[list[Group], list[str]]:
     groups: dict[Path | None, Group] = {}
     unread: list[str] = []
     for folder in find_runs(Path(path).parent if Path(path).name == SWEEP_FILE else path for path in paths):
-        above = folder.parent.parent
-        home = above if folder.parent.name == RUNS_FOLDER and is_file(above / SWEEP_FILE) else None
+        home = sweep_of(folder) if is_by_sweep else None
         try:
             run = load_run(folder, with_steps=False)
         except UsageError as error:
@@ -168,13 +172,15 @@ class Frame:
     `runs` has a row for each run: `run`, `outcome`, `cell` (the index of its row in `facts`), `seed`, `is_profiled`,
     and `is_shown`, which is false for another pass of the cell, whose times are not the step's own. `facts` has a row
     for each cell: its device as `gpu`, and its facts, None where one is unknown. `baseline` is what cells are compared
-    with, `base` the cell of it for each cell that has one.
+    with, `base` the cell of it for each cell that has one. `course` has the values, in their order, of the fact that
+    configurations are followed over.
     """
 
     runs: pd.DataFrame
     facts: pd.DataFrame
     baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
+    course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     _numbers: dict[Expression, pd.Series] = field(default_factory=dict)
 
     # runs
@@ -219,11 +225,9 @@ class Frame:
             records = [run.record for run in self.ok.run]
             if isinstance(expression, str):
                 names = dict.fromkeys(re.findall(r"[a-z_][\w.]*", expression))
-                table = pd.DataFrame(
-                    {name: [value_at(record, name) for record in records] for name in names}, dtype=float
-                )
                 # Names of fields have dots, which an expression of pandas takes for attributes.
-                table.columns = table.columns.str.replace(".", "__")
+                fields = {name.replace(".", "__"): [value_at(record, name) for record in records] for name in names}
+                table = pd.DataFrame(fields, dtype=float)
                 values = table.eval(expression.replace(".", "__")) if len(names) > 1 else table.iloc[:, 0]
             else:
                 values = pd.Series(map(expression, records), dtype=float)
@@ -256,9 +260,8 @@ class Frame:
 
     def shows(self, is_profiled: bool) -> Frame:
         """With `is_profiled`, the profiled runs instead of those that are timed."""
-        return (
-            replace(self, runs=self.runs.assign(is_shown=self.runs.is_profiled), _numbers={}) if is_profiled else self
-        )
+        runs = self.runs.assign(is_shown=self.runs.is_profiled)
+        return replace(self, runs=runs, _numbers={}) if is_profiled else self
 
     def timed(self) -> Frame:
         """The cells that have a run which is shown."""
@@ -267,15 +270,19 @@ class Frame:
     def ordered(self, names: Sequence[str]) -> list[int]:
         """The cells sorted by these facts, the first one first."""
         known = self.known
-        return sorted(known, key=lambda cell: [sort_key(name, known[cell].get(name)) for name in names])
+
+        def place(name: str, cell: int) -> Any:
+            value = known[cell].get(name)
+            return self.course[name].index(value) if name in self.course else sort_key(name, value)
+
+        return sorted(known, key=lambda cell: [place(name, cell) for name in names])
 
     def varying(self) -> list[str]:
         """Facts that differ between cells, in the order of FACTS, then by name; the unknown differs from nothing."""
         facts = self.facts.drop(columns="gpu")
+        told = facts.groupby("size", dropna=False).nunique(dropna=False).eq(1).all() if "size" in facts else {}
         names = in_order(facts.columns[facts.nunique() > 1])
-        by_size = facts.groupby("size", dropna=False) if "size" in facts else None
-        is_told = by_size is not None and (by_size.nunique(dropna=False) == 1).all()
-        return [name for name in names if name not in _DIMENSIONS or is_told is False or not is_told[name]]
+        return [name for name in names if name not in _DIMENSIONS or not told.get(name)]
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
@@ -308,19 +315,20 @@ class Frame:
         """
         if not baseline:
             return self
-        names = [name for name in self.facts if not is_consequence(name)]
-        facts = self.facts[names].rename_axis("cell").reset_index()
-        is_met = [baseline.items() <= self.known[cell].items() for cell in facts.cell]
-        candidates = facts[is_met].drop_duplicates(names)
-        pairs = facts.assign(**baseline).merge(candidates, on=names, suffixes=("", "_base"))
-        base = dict(zip(pairs.cell, pairs.cell_base, strict=True))
-        wanted = self.facts[names].assign(**baseline)
-        for cell in wanted.index.difference(list(base)):
-            facts = wanted.loc[cell].dropna()
-            candidate_facts = candidates[facts.index]
-            differs = (candidate_facts.ne(facts) & candidate_facts.notna()).any(axis=1)
-            if not differs.all():
-                base[cell] = candidates.cell[~differs].iloc[0]
+        told = {
+            cell: {"gpu": self.facts.gpu[cell]} | {name: facts[name] for name in facts if not is_consequence(name)}
+            for cell, facts in self.known.items()
+        }
+        baselines = [cell for cell in told if baseline.items() <= told[cell].items()]
+        same = {frozenset(told[cell].items()): cell for cell in reversed(baselines)}
+        base = {}
+        for cell, facts in told.items():
+            wanted = {**facts, **baseline}.items()
+            agreeing = (other for other in baselines if all(told[other].get(name, v) == v for name, v in wanted))
+            known = frozenset(wanted)
+            other = same[known] if known in same else next(agreeing, None)
+            if other is not None:
+                base[cell] = other
         return replace(self, baseline=baseline, base=base)
 
 
@@ -338,8 +346,7 @@ def make_frame(group: Group) -> Frame:
     facts = facts.where(facts.notna(), None).assign(gpu=runs.groupby("cell").gpu.first())
     if group.home:
         # Within a sweep another host or commit makes no other row: the axes do.
-        environment = [name for name, fact in FACT.items() if fact.is_environment]
-        facts = facts.drop(columns=environment, errors="ignore")
+        facts = facts.drop(columns=[*ENVIRONMENT], errors="ignore")
     return Frame(runs.drop(columns="facts"), facts)
 
 

@@ -34,11 +34,12 @@ from lmbench.report.frame import (
     read_groups,
 )
 from lmbench.report.headline import sentences
+from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.tables import failed_guards, spread_text, view_tables
 from lmbench.report.units import gib
 from lmbench.report.view import GENERIC, View
 
-#: Cells or runs named of those that met the same end.
+#: Cells or runs named of those that met the same end, and environments.
 _MOST_NAMED = 6
 #: The study whose view shows profiled runs that belong to no sweep.
 _PROFILED_STUDY = "kernels"
@@ -75,21 +76,27 @@ class _Section:
 
 
 def report_on(
-    paths: Iterable[str | Path], catalogue: Catalogue, view: str | None = None, baseline: str | None = None
+    paths: Iterable[str | Path],
+    catalogue: Catalogue,
+    view: str | None = None,
+    baseline: str | None = None,
+    over: Over | None = None,
 ) -> Answer:
     """Everything at or below the paths as an answer.
 
     Args:
         view, baseline: asked for instead of a group's own.
+        over: show all runs as configurations that are followed over commits or time.
 
     Raises:
-        UsageError: no result, an unknown view, or a baseline that no group has.
+        UsageError: no result, an unknown view, a baseline that no group has, or nothing that can be followed.
     """
-    groups, unread = read_groups(paths)
-    wanted = catalogue.view(view) if view is not None else None
+    groups, unread = read_groups(paths, is_by_sweep=over is None)
+    asked = over_view(over) if over else view
+    wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
     sections, refused = list[_Section](), list[UsageError]()
     for group in groups:
-        frame, notes = make_frame(group), list[str]()
+        frame, notes = frame_over(group, over) if over else make_frame(group), list[str]()
         shown_by = wanted or _own_view(group, frame, catalogue, notes)
         if shown_by.name == GENERIC.name and group.sweep.axes:
             axes = tuple(map(fact_of, group.sweep.axes))
@@ -150,7 +157,7 @@ def _answer(section: _Section) -> Answer:
             *(Line("answer", text) for text in _sentences(section)),
             *(Line("WARN", text) for text, is_shared in warnings if is_shared),
             Line("cells", _tally(section.shown)),
-            *(Line("measured", line) for line in sorted(environments)),
+            *(Line("measured", line) for line in sorted(environments)[:_MOST_NAMED]),
         ],
         tables=view_tables(view, timed, section.catalogue),
         charts=lambda: _charts(section),
@@ -278,7 +285,7 @@ def _data_rows(section: _Section, facts: Sequence[str]) -> Iterator[dict[str, An
     figures: dict[str, Mapping[int, Any]] = {
         name: column.of(frame)
         for name, column in {**catalogue.columns, **named}.items()
-        if name in named or not (column.reads_steps or (column.is_profiled and not view.is_profiled))
+        if name in named or not (column.is_costly or (column.is_profiled and not view.is_profiled))
     }
     for cell in frame.facts.index:
         runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
