@@ -15,13 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+import pandas as pd
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
 from lmbench.hardware import find_gpu, peak_flops
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.kinds import MATMUL
-from lmbench.kernels.tables import MS, SHARE, Row, row, table_of
+from lmbench.kernels.tables import Row, table
 from lmbench.precision import find_precision
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
 from lmbench.records.environment import Environment, Gpu
@@ -29,7 +30,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Line
-from lmbench.report.units import COUNT, WORDS, Unit, milliseconds, whole
+from lmbench.report.units import Unit, milliseconds, whole
 
 #: A run of a sweep lies three folders below the results.
 _LEVELS = 3
@@ -118,25 +119,16 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     """A row for each kind of work beside the datasheet, and where the record lies."""
     gpu, host, rates = record.environment.gpu, record.environment.host, record.rates
     limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
-    caption = (
-        f"burst: best of {whole(rates[0].bursts)} stretches of {milliseconds(rates[0].burst_s)} ms; sustained: "
-        f"{max(rate.seconds for rate in rates):.1f} s without a pause; share: sustained of the datasheet's; MHz, W, "
-        "capped: while sustained"
-    )
-    items = []
-    for rate in rates:
-        peak = datasheet_rate(gpu.name, rate.name)
-        label = f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}"
-        items.append(row(rate, label=label, sheet=peak, share_fraction=rate.sustained_per_s / peak if peak else None))
-    table = table_of(
-        "ceiling", "Ceiling", caption, items, ("work", WORDS, "label"), ("datasheet", _TERA, "sheet"),
-        ("burst", _TERA, "burst_per_s"), ("sustained", _TERA, "sustained_per_s"), ("share", SHARE, "share_fraction"),
-        ("MHz", Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"), "sm_clock_hz"), ("W", COUNT, "mean_power_w"),
-        ("capped", SHARE, "power_capped_fraction"),
-    )  # fmt: skip
+    rows = pd.DataFrame(map(as_dict, rates)).astype(object)
+    rows["sheet"] = [datasheet_rate(gpu.name, rate.name) for rate in rates]
+    rows["label"] = [f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}" for rate in rates]
+    rows["share_fraction"] = rows.sustained_per_s / rows.sheet.astype(float)
+    seconds = f"{max(rate.seconds for rate in rates):.1f}"
+    bursts, burst = whole(rates[0].bursts), milliseconds(rates[0].burst_s)
+    result = table("ceiling", rows, seconds=seconds, bursts=bursts, burst=burst)
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
     return Answer(
-        [Line("device", device)], [table], [Line("result", str(path), is_whole=True)], figures=as_dict(record)
+        [Line("device", device)], [result], [Line("result", str(path), is_whole=True)], figures=as_dict(record)
     )
 
 
@@ -175,20 +167,11 @@ def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = No
         }
         each |= {"per_s": per_s, **{f"{name}_per_s": value for name, value in ceilings.items()}}
         each |= {f"{name}_fraction": per_s / value if per_s and value else None for name, value in ceilings.items()}
-    caption = (
-        "ms of its kernels per step; least work that it needs; attained: that work by the time, and its share of "
-        "the datasheet's rate and of what `lmbench ceiling` measured, burst and sustained; fused attention: the "
-        "unmasked half, without what its backward computes again"
-    )
-    table = table_of(
-        "roofline", "Roofline", caption, rows, ("work", WORDS, "name"), ("ms", MS, "seconds"), ("in", WORDS, "unit"),
-        ("per step", _TERA, "work"), ("attained", _TERA, "per_s"), ("sheet", SHARE, "datasheet_fraction"),
-        ("burst", SHARE, "burst_fraction"), ("sustained", SHARE, "sustained_fraction"),
-    )  # fmt: skip
+    shown = table("roofline", pd.DataFrame(rows))
     unknown = [Line("", f"no figure for {each['name']}: {each['reason']}") for each in rows if each["reason"]]
     figures = {"matmul_dtype": dtype, "ceiling": measured, "rows": rows}
     notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
-    return Answer(tables=[table], notes=notes, figures={"roofline": figures})
+    return Answer(tables=[shown], notes=notes, figures={"roofline": figures})
 
 
 def _attained(findings: Findings, run: RunRecord) -> list[Row]:
@@ -233,7 +216,7 @@ def _attained(findings: Findings, run: RunRecord) -> list[Row]:
         moved = (model.trainable_parameter_count or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes
         is_foreign = not optimizer.startswith("AdamW") or not moved
         reason = f"reads and writes of {optimizer or 'this optimizer'} are unknown"
-        add("optimizer", work.total("optimizer")["kernel_s"], moved, (is_foreign, reason), unit="TB")
+        add("optimizer", work.total_s("optimizer"), moved, (is_foreign, reason), unit="TB")
     # Two in each block and one before the head.
     norms = 2 * (model.num_layers or 0) + 1
     for name, tensors in NORM_TENSORS.items():

@@ -4,6 +4,7 @@ that go into run.json, so that a report never has to read the trace."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ SPAN_LIMIT = 0.01
 EARLY_LIMIT = 0.01
 # Clocks of host and device are aligned by the profiler to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
+_AGAIN = "record the trace again, with fewer steps if it is large"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,66 +46,120 @@ class Findings:
     """Everything that is said of a trace; times and numbers are means per step, of the whole trace where its number of
     steps is unknown. Without kernels (a CPU trace) there are only `operators`.
 
-    `run` is None for a trace without a run, or whose run.json cannot be read; `why_no_kernels` is empty for a trace
-    that has some. `completeness` are numbers of all steps, see `count_missing`. `waits` say why devices waited for the
-    host. `phases` are the clocks' with their verdicts. `annotations` are with the time in none of them.
+    `run` is None for a trace without a run, or whose run.json cannot be read; `completeness` are numbers of all steps,
+    see `count_missing`. `waits` say why devices waited for the host. `phases` are the clocks' with their verdicts.
+    `annotations` are with the time in none of them.
     """
 
     trace: Trace
     run: RunRecord | None
-    why_no_kernels: str
     completeness: dict[str, Any]
     work: Work
     clocks: Clocks
     waits: pd.DataFrame
     phases: pd.DataFrame
-    attention: dict[Phase, AttentionTimes]
-    annotations: list[Row]
+    annotations: pd.DataFrame
     no_annotation_s: float
-    operators: dict[str, list[Row]]
-    guards: list[Guard]
+
+    @property
+    def why_no_kernels(self) -> str:
+        """Empty for a trace that has some."""
+        if self.completeness["captured_kernel_count"]:
+            return ""
+        if number := self.completeness["captured_launch_count"]:
+            # With ProfilerActivity.CPU alone PyTorch notes the calls, too.
+            return f"of {number:,} launches none has a kernel, as the device was not recorded"
+        return "a trace of a CPU has operators and no kernels"
+
+    @cached_property
+    def operators(self) -> pd.DataFrame:
+        return operator_times(self.trace)
+
+    @property
+    def attention(self) -> dict[Phase, AttentionTimes]:
+        return attention_times(self.work, self.trace.record.model)
 
     @property
     def matmul_fractions(self) -> dict[str, float]:
         """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
         forward = "inference" if self.run is not None and self.run.mode == "inference" else "forward"
         names = {"forward": forward, "backward": "backward", STEP: STEP}
-        present = [*self.work.phases, STEP]
         return {
-            name: self.work.fraction("kind", MATMUL, phase=phase) for phase, name in names.items() if phase in present
+            name: self.work.fraction("kind", MATMUL, phase)
+            for phase, name in names.items()
+            if phase in (STEP, *self.work.phases)
         }
+
+    @cached_property
+    def guards(self) -> list[Guard]:
+        """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
+        trace, work, count, guards = self.trace, self.work, self.completeness, list[Guard]()
+        if number := trace.events.unfinished:
+            message = f"{number:,} events have no duration, or one below zero, and are left out"
+            guards.append(at_most("unfinished_events", number, 0, "1", message, "the profiler stopped while they ran"))
+        if trace.run is not None and trace.run.damage:
+            advice = "the trace is shown without what the run knows: settings, event spans, lag, FLOPs"
+            guards.append(Guard("run_record", "warn", message=f"the run's record: {trace.run.damage}", advice=advice))
+        launches, unlinked = count["captured_launch_count"], count["without_launch_fraction"]
+        if why := self.why_no_kernels:
+            advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
+            recorded = Guard("device_recorded", "fail", launches, 0, "1", why, advice)
+            return [recorded if launches else not_applicable("device_recorded", why), *guards]
+        early = count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0)
+        missing = count["launch_without_kernel_count"] / max(launches, 1)
+        # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
+        long = self.phases[(self.phases.verdict == "queued") & (self.phases.device_span_s > 1e-3)]
+        worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
+        is_own = trace.timeline.source == "lmbench"
+        outside = work.fraction("phase", OUTSIDE) if is_own else None
+        guards += [
+            at_most(
+                "kernels_without_launch", unlinked, 0.0, "fraction",
+                f"{count['kernel_without_launch_count']:,} of {count['captured_kernel_count']:,} kernels have no "
+                "launch in the trace",
+                f"their phase is {UNLINKED}, their part {UNCLASSIFIED}; {_AGAIN}",
+                otherwise="fail" if unlinked > UNCLASSIFIED_LIMIT else "warn",
+            ),
+            at_most(
+                "launches_without_kernel", missing, 0.0, "fraction",
+                f"{count['launch_without_kernel_count']:,} of {launches:,} launches have no kernel in the trace",
+                f"kernels are missing, so that times are too short; {_AGAIN}",
+                otherwise="fail" if missing > UNCLASSIFIED_LIMIT else "warn",
+            ),
+            at_most(
+                "kernels_before_launch", early, EARLY_LIMIT, "fraction",
+                f"{count['kernel_before_launch_count']:,} kernels start before their launch, by {percent(early)} of "
+                "the device's time",
+                f"the clocks of host and device do not fit, so that gaps and waits are wrong; {_AGAIN}",
+                otherwise="fail",
+            ),
+            at_most(
+                "outside", outside, OUTSIDE_LIMIT, "fraction",
+                f"{percent(outside)} of kernel time lies outside of every phase", "it is shown as a phase of its own",
+                "the trace has no ranges of phases; all kernels are outside",
+            ),
+        ]  # fmt: skip
+        # What tells parts is in lmbench's own recordings.
+        for axis in ("kind", "part") if is_own else ("kind",):
+            share, advice = work.fraction(axis, UNCLASSIFIED), f"read shares by {axis} with that in mind"
+            message = f"{percent(share)} of kernel time has no {axis}"
+            guards.append(at_most(f"unclassified_{axis}", share, UNCLASSIFIED_LIMIT, "fraction", message, advice))
+        message = f"a phase's time by events and by the trace differ by {percent(worst)}"
+        unknown = "no phase of a millisecond or more is queued, or there are no event spans"
+        advice = "the trace may lack steps, or another stream was busy"
+        return [*guards, at_most("device_span", worst, SPAN_LIMIT, "fraction", message, advice, unknown)]
 
 
 def examine(path: str | Path) -> Findings:
     """Read a run's folder or a trace file and compute everything. Raises UsageError for what is no trace."""
     trace = load_trace(path)
-    record, count = trace.record, count_missing(trace)
+    record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
     clocks = phase_clocks(trace.kernels, trace.events, trace.timeline)
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record, trace.run.steps if trace.run else [])
-    why = ""
-    if not count["captured_kernel_count"]:
-        why = "a trace of a CPU has operators and no kernels"
-        if count["captured_launch_count"]:
-            # With ProfilerActivity.CPU alone PyTorch notes the calls, too.
-            why = f"of {count['captured_launch_count']:,} launches none has a kernel, as the device was not recorded"
-    annotations, none_s = annotation_times(trace)
-    return Findings(
-        trace,
-        None if record.outcome == DAMAGED else record,
-        why,
-        count,
-        work,
-        clocks,
-        waits,
-        phases,
-        attention_times(work, record.model),
-        annotations,
-        none_s,
-        operator_times(trace) if why else {},
-        _guards(trace, why, count, work, clocks, phases),
-    )
+    run = None if record.outcome == DAMAGED else record
+    return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, *annotation_times(trace))
 
 
 def count_missing(trace: Trace) -> dict[str, Any]:
@@ -116,9 +172,8 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     nothing of, as the trace does not tell their sizes).
     """
     kernels, launches = trace.kernels, trace.events.launches
-    is_linked, is_counted = kernels.launch != NONE, kernels.is_counted
-    linked, unlinked = kernels[is_linked], kernels[~is_linked & is_counted]
-    uncounted_ns = kernels.duration_ns.where(~is_counted, 0)
+    is_linked, is_counted, durations = kernels.launch != NONE, kernels.is_counted, kernels.duration_ns
+    is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
     is_fill = ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
     early_ns = launches.start_ns[linked.launch] - linked.start_ns
@@ -126,10 +181,10 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),
-        "kernel_without_launch_count": len(unlinked),
-        "without_launch_fraction": float(unlinked.duration_ns.sum() / max(kernels.duration_ns.sum(), 1)),
-        "before_s": float(uncounted_ns[~is_linked].sum() / 1e9),
-        "outside_steps_s": float(uncounted_ns[is_linked].sum() / 1e9),
+        "kernel_without_launch_count": int(is_lost.sum()),
+        "without_launch_fraction": float(durations[is_lost].sum() / max(durations.sum(), 1)),
+        "before_s": float(durations[~is_linked & ~is_counted].sum() / 1e9),
+        "outside_steps_s": float(durations[is_linked & ~is_counted].sum() / 1e9),
         "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
         "captured_launches": int((is_alone & launches.is_captured).sum()),
         "empty_fills": int((is_alone & is_fill).sum()),
@@ -138,119 +193,49 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _guards(
-    trace: Trace, why_no_kernels: str, count: dict[str, Any], work: Work, clocks: Clocks, phases: pd.DataFrame
-) -> list[Guard]:
-    """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
-    guards = []
-    if number := trace.events.unfinished:
-        message = f"{number:,} events have no duration, or one below zero, and are left out"
-        guards.append(
-            Guard("unfinished_events", "warn", number, 0, "1", message, "the profiler stopped while they ran")
-        )
-    if trace.run is not None and trace.run.damage:
-        advice = "the trace is shown without what the run knows: settings, event spans, lag, FLOPs"
-        guards.append(Guard("run_record", "warn", message=f"the run's record: {trace.run.damage}", advice=advice))
-    launches, unlinked = count["captured_launch_count"], count["without_launch_fraction"]
-    if why_no_kernels and not launches:
-        return [not_applicable("device_recorded", why_no_kernels), *guards]
-    if why_no_kernels:
-        advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
-        return [Guard("device_recorded", "fail", launches, 0, "1", why_no_kernels, advice), *guards]
-    again = "record the trace again, with fewer steps if it is large"
-    early = count["before_launch_s"] / (clocks.total.window_s * clocks.steps or 1.0)
-    missing = count["launch_without_kernel_count"] / max(launches, 1)
-    # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
-    long = phases[(phases.verdict == "queued") & (phases.device_span_s > 1e-3)]
-    worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
-    outside = work.fraction("phase", OUTSIDE) if trace.timeline.source == "lmbench" else None
-    # What tells parts is in lmbench's own recordings.
-    axes = ("kind", "part") if trace.timeline.source == "lmbench" else ("kind",)
-    unclassified = {axis: work.fraction(axis, UNCLASSIFIED) for axis in axes}
-    return [
-        *guards,
-        at_most(
-            "kernels_without_launch", unlinked, 0.0, "fraction",
-            f"{count['kernel_without_launch_count']:,} of {count['captured_kernel_count']:,} kernels have no launch in "
-            "the trace",
-            f"their phase is {UNLINKED}, their part {UNCLASSIFIED}; {again}",
-            otherwise="fail" if unlinked > UNCLASSIFIED_LIMIT else "warn",
-        ),
-        at_most(
-            "launches_without_kernel", missing, 0.0, "fraction",
-            f"{count['launch_without_kernel_count']:,} of {launches:,} launches have no kernel in the trace",
-            f"kernels are missing, so that times are too short; {again}",
-            otherwise="fail" if missing > UNCLASSIFIED_LIMIT else "warn",
-        ),
-        at_most(
-            "kernels_before_launch", early, EARLY_LIMIT, "fraction",
-            f"{count['kernel_before_launch_count']:,} kernels start before their launch, by {percent(early)} of the "
-            "device's time",
-            f"the clocks of host and device do not fit, so that gaps and waits are wrong; {again}", otherwise="fail",
-        ),
-        at_most(
-            "outside", outside, OUTSIDE_LIMIT, "fraction",
-            f"{percent(outside)} of kernel time lies outside of every phase", "it is shown as a phase of its own",
-            "the trace has no ranges of phases; all kernels are outside",
-        ),
-        *(
-            at_most(
-                f"unclassified_{axis}", share, UNCLASSIFIED_LIMIT, "fraction",
-                f"{percent(share)} of kernel time has no {axis}", f"read shares by {axis} with that in mind",
-            )
-            for axis, share in unclassified.items()
-        ),
-        at_most(
-            "device_span", worst, SPAN_LIMIT, "fraction",
-            f"a phase's time by events and by the trace differ by {percent(worst)}",
-            "the trace may lack steps, or another stream was busy",
-            "no phase of a millisecond or more is queued, or there are no event spans",
-        ),
-    ]  # fmt: skip
-
-
 def summarize(findings: Findings) -> KernelSummary:
     """The part `kernels` of run.json, in SI units; of a trace without kernels the number of steps, the `reason`, and
     the longest operators."""
-    timeline, work = findings.trace.timeline, findings.work
+    timeline, work, phases = findings.trace.timeline, findings.work, findings.phases
     if findings.why_no_kernels:
-        operators = [row for rows in findings.operators.values() for row in rows[:TOP]]
+        operators = records(findings.operators.groupby("phase", sort=False).head(TOP))
         known = {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}
         return convert(known, KernelSummary)
-    spans = [span for span in SPANS if span in (STEP, *work.phases, *findings.phases.index)]
+    clocks: dict[str, Row] = {row["phase"]: row for row in records(phases.reset_index())}
+    clocks[STEP] = findings.clocks.total.to_dict()
+    summaries = {}
+    for span in SPANS:
+        if span not in (STEP, *work.phases, *phases.index):
+            continue
+        kernels, clock = work.kernels(span), clocks.get(span, {})
+        rows = records(kernels.assign(name=kernels.short_name))
+        # More columns than the record has.
+        summaries[span] = {
+            **clock,
+            "kernel_s": work.total_s(span),
+            "kernel_count": sum(row["kernel_count"] for row in rows),
+            "launch_count": clock.get("launches"),
+            "matmul_fraction": work.fraction("kind", MATMUL, span) if rows else None,
+            "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
+            "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
+            "top": rows[:TOP],
+            "top_other": next((row for row in rows if row["kind"] != MATMUL), None),
+        }
     known = {
         **findings.completeness,
         "steps": timeline.steps,
         "clock_steps": findings.clocks.steps,
         "phase_source": timeline.source,
         "inferred_phases": timeline.inferred,
-        "kernel_s": work.total()["kernel_s"],
-        "outside_s": work.total(OUTSIDE)["kernel_s"],
+        "kernel_s": work.total_s(),
+        "outside_s": work.total_s(OUTSIDE),
         "unclassified_kind_fraction": work.fraction("kind", UNCLASSIFIED),
         "unclassified_part_fraction": work.fraction("part", UNCLASSIFIED),
-        "phases": {span: _summary_of(findings, span) for span in spans},
-        "annotations": findings.annotations[:TOP_ANNOTATIONS],
+        "phases": summaries,
+        "annotations": records(findings.annotations[:TOP_ANNOTATIONS]),
         "attention": findings.attention,
     }
     return convert(known, KernelSummary)
-
-
-def _summary_of(findings: Findings, span: str) -> dict[str, Any]:
-    """A phase with kernels or a clock, or the whole step: all phases, and what lies outside of them; more columns than
-    its record has."""
-    work, phases = findings.work, findings.phases
-    kernels = [{**row, "name": row["short_name"]} for row in work.kernels(span)]
-    (clock,) = records(phases[phases.index == span]) or [findings.clocks.total.to_dict() if span == STEP else {}]
-    return {
-        **clock,
-        **work.total(span),
-        "launch_count": clock.get("launches"),
-        "matmul_fraction": work.fraction("kind", MATMUL, phase=span) if kernels else None,
-        "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
-        "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
-        "top": kernels[:TOP],
-        "top_other": next((kernel for kernel in kernels if kernel["kind"] != MATMUL), None),
-    }
 
 
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:

@@ -1,67 +1,80 @@
-"""Tables whose columns name what they read: a heading, a unit, and the key of each row's value."""
+"""Tables by their descriptions in tables.toml: a heading, a unit, and the key of each row's value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from lmbench.report.answer import Column, Table
-from lmbench.report.units import WORDS, Unit, instances, microseconds, milliseconds, percent
+from lmbench.report.units import COUNT, WORDS, Unit, instances, microseconds, milliseconds, percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Units that stand in the caption and not in each heading: the tables fit into 80 columns.
-MS = Unit("", 1e3, milliseconds)
-US = Unit("", 1e6, microseconds)
-NUMBER = Unit("", 1.0, instances)
-SHARE = Unit("", 100.0, percent)
-
 #: A row of a table, by the keys of its columns.
 Row = dict[str, Any]
-#: Heading, unit and key of a column.
-Reading = tuple[str, Unit, str]
 
 
+def signed_ms(seconds: float) -> str:
+    """A difference in ms with its sign and as many decimals as a time of its size."""
+    text = milliseconds(abs(seconds))
+    return f"{'+' if seconds > 0 else '-'}{text}" if float(text.replace(",", "")) else text
+
+
+# Units that stand in the caption and not in each heading: the tables fit into 80 columns.
+MS = Unit("", 1e3, milliseconds)
 _UNITS = {
-    "mean_s": US, "median_kernel_s": US, "gap_s": US, "launch_interval_s": US, "_fraction": SHARE, "_s": MS,
-    "_count": NUMBER, "calls": NUMBER, "launches": NUMBER, "kernels": NUMBER, "more": NUMBER,
+    "ms": MS, "us": Unit("", 1e6, microseconds), "signed_ms": Unit("", 1e3, signed_ms),
+    "count": Unit("", 1.0, instances), "fraction": Unit("", 100.0, percent), "whole": COUNT,
+    # TFLOP/s or TB/s, as the row says.
+    "tera": Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}"),
+    "mega": Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"),
+    "ratio": Unit("", 1.0, "{:.2f}".format), "small_ratio": Unit("", 1.0, "{:.4f}".format),
+    "mean_s": Unit("", 1e6, microseconds), "s": MS,
 }  # fmt: skip
 
 
-def reading(**keys: str) -> list[Reading]:
-    """Columns by their headings, with the unit that a key's end names; times are in us or ms, words have none."""
-    units = {key: next((unit for end, unit in _UNITS.items() if key.endswith(end)), WORDS) for key in keys.values()}
-    return [(heading.replace("_", " ").strip(), units[key], key) for heading, key in keys.items()]
+@cache
+def _descriptions() -> dict[str, Any]:
+    return tomllib.loads((files("lmbench.kernels") / "tables.toml").read_text(encoding="utf-8"))
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
     """The rows of a frame by column; what is missing is None."""
-    rows: list[Row] = frame.to_dict("records")
-    # What is missing is NaN, which is not equal to itself.
-    return [{name: value if value == value else None for name, value in row.items()} for row in rows]  # noqa: PLR0124
+    rows: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return rows
 
 
-def sum_of(rows: Sequence[Row], columns: Iterable[str], **labels: str) -> Row:
-    """A row with the sums of these columns; None where no row has a value."""
-    known = {name: [row[name] for row in rows if row.get(name) is not None] for name in columns}
-    return {name: sum(values) if values else None for name, values in known.items()} | labels
+def table(
+    key: str, rows: pd.DataFrame, top: int | None = None, more: Iterable[Row] = (), name: str = "", **words: object
+) -> Table:
+    """The table that tables.toml describes under the key, without columns that the frame lacks.
 
-
-def with_rest(rows: Sequence[Row], top: int, columns: Iterable[str], key: str, words: str) -> list[Row]:
-    """The first rows, and one with sums of columns of all others, `3 more kernels`."""
-    rest = rows[top:]
-    return [*rows[:top], *([sum_of(rest, columns, **{key: f"{len(rest)} more {words}"})] if rest else [])]
-
-
-def table_of(name: str, title: str, caption: str, items: Iterable[Row], *columns: Reading) -> Table:
-    """A table with a row for each item; what an item lacks is left blank."""
-    headings = [
-        Column(text, unit, key, narrowing="shorten" if unit is WORDS else "keep") for text, unit, key in columns
-    ]
-    return Table(name, title, headings, [[item.get(key, "") for *_, key in columns] for item in items], caption)
-
-
-def row(item: Any, **changes: Any) -> Row:
-    """An item's public attributes with some of them changed or added."""
-    return {name: getattr(item, name) for name in dir(item) if not name.startswith("_")} | changes
+    Args:
+        key: in tables.toml.
+        rows: by the keys of the columns.
+        top: rows that are shown; one with sums of all others follows, if those have any.
+        more: rows behind them; what they lack is left blank.
+        name: of the table where it is not the key.
+        words: what the description leaves to the caller.
+    """
+    description = _descriptions()[key]
+    columns, keys = [], []
+    for heading, reading in description["columns"].items():
+        field, _, unit_name = reading.partition(" ")
+        if field in rows.columns:
+            by_end = next((unit for end, unit in _UNITS.items() if field.endswith(f"_{end}") or field == end), WORDS)
+            unit = _UNITS.get(unit_name, by_end)
+            title = heading.format(**words)
+            columns.append(Column(title, unit, field, narrowing="shorten" if unit is WORDS else "keep"))
+            keys.append(field)
+    shown, left = records(rows[:top]), rows[len(rows) if top is None else top :]
+    if len(left) and "rest" in description:
+        sums = left[description["sums"]].sum(min_count=1).to_frame().T
+        shown.append({keys[0]: f"{len(left)} more {description['rest'].format(**words)}", **records(sums)[0]})
+    title, caption = (description.get(part, "").format(**words) for part in ("title", "caption"))
+    cells = [[row.get(field, "") for field in keys] for row in [*shown, *more]]
+    return Table(name or key, title, columns, cells, caption)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
@@ -19,7 +20,7 @@ from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import DAMAGED, PHASES
+from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.units import milliseconds, percent
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
@@ -43,12 +44,13 @@ _MATMUL_BOUND_FRACTION = 0.6
 _MUCH_SOFTMAX_FRACTION = 0.05
 _MUCH_FP32_FRACTION = 0.2
 _MUCH_LAYOUT_FRACTION = 0.08
+_MUCH_COMMUNICATION_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
 TraceWord = Literal[LagWord, "stalled", "communication-bound"]
 
 # Kinds that do little with what they read and write.
 _MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
-_FUSED_OPTIMIZER = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
+_FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
 def judge_phases(
@@ -72,20 +74,20 @@ def judge_phases(
     # The steps that the clocks of the trace are over.
     first, count = (run.profile.first_step, run.profile.steps) if run.profile else (None, None)
     clocked = range(first + clocks.skipped, first + count) if first is not None and count is not None else range(0)
+    clocked_steps = [step for step in steps if step.step in clocked]
     # A span that one of the steps lacks has no mean.
     device_s, host_s = (
-        pd.DataFrame([[read(step, phase) for phase in PHASES] for step in steps if step.step in clocked], None, PHASES)
-        .astype(float).mean(skipna=False)
-        for read in (StepRecord.span_s, StepRecord.host_s)
+        pd.DataFrame([[getattr(step, f"{phase}{end}", None) for phase in phases.index] for step in clocked_steps],
+                     columns=phases.index, dtype=float).mean(skipna=False)
+        for end in ("_s", "_host_s")
     )  # fmt: skip
     known = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     lags = [known.get(phase, LagVerdict()) for phase in phases.index]
     is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
-    verdicts, advice = [], []
-    for (phase, clock), lag, is_judged in zip(
-        phases.iterrows(), lags, is_long & phases.index.isin(_JUDGED), strict=True
-    ):
-        verdict = verdict_of(clock) if is_judged else None
+    verdicts, advice = list[TraceWord | None](), list[str | None]()
+    is_judged = is_long & phases.index.isin(_JUDGED)
+    for (phase, clock), lag in zip(phases.iterrows(), lags, strict=True):
+        verdict = verdict_of(clock) if is_judged[phase] else None
         is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
         word = "queued" if is_slowed else verdict
         sentence = _advice(word, str(phase), clock, waits[waits.phase == phase], work, run) if word else None
@@ -93,7 +95,7 @@ def judge_phases(
         advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
     return phases.assign(
         device_span_s=device_s, host_span_s=host_s, lag_verdict=[lag.verdict for lag in lags],
-        min_lag_s=pd.Series([lag.min_lag_s for lag in lags], phases.index, float), verdict=verdicts, advice=advice,
+        min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice,
         reason=phases.apply(idle_reason, axis=1),
     )  # fmt: skip
 
@@ -122,17 +124,18 @@ def verdict_of(clock: pd.Series) -> TraceWord:
 
 def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFrame, work: Work, run: RunRecord) -> str:
     """What would make a phase faster: the first sentence whose condition holds."""
-    names, parts, kinds = (work.seconds(key, phase) for key in ("name", "part", "kind"))
-    busy_s = sum(kinds.values()) or 1.0
-    products = sum(kinds.get(kind, 0.0) for kind in PRODUCTS) / busy_s
-    computed, unknown = products + kinds.get("attention", 0.0) / busy_s, kinds.get(UNCLASSIFIED, 0.0) / busy_s
-    memory = sum(kinds.get(kind, 0.0) for kind in _MEMORY_KINDS) / busy_s
-    fp32 = work.fraction("precision", FULL_FP32, phase=phase)
-    layout = sum(seconds for name, seconds in names.items() if is_layout_transform(name)) / busy_s
-    softmax = sum(seconds for part, seconds in parts.items() if "softmax" in part.split("+")) / busy_s
-    longest_comm = next((row["short_name"] for row in work.kernels(phase) if row["kind"] == "comm"), "communication")
-    is_fused, is_optimizer = any(map(_FUSED_OPTIMIZER.search, names)), phase == "optimizer"
-    is_compiled = run.compile.is_enabled or any(name.startswith(TRITON) for name in names)
+    kernels, parts = work.kernels(phase), work.by("part", phase=phase)
+    kinds = work.by("kind", phase=phase).set_index("kind").share_fraction
+    products, attention, unknown, memory = (
+        float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], _MEMORY_KINDS)
+    )
+    computed, fp32 = products + attention, work.fraction("precision", FULL_FP32, phase)
+    layout = kernels.share_fraction[kernels.name.map(is_layout_transform)].sum()
+    softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
+    communication = next(iter(kernels.short_name[kernels.kind == "comm"]), "communication")
+    names, is_optimizer = kernels.name, phase == "optimizer"
+    is_fused = names.str.contains(_FUSED_OPTIMIZER).any()
+    is_compiled = run.compile.is_enabled or names.str.startswith(TRITON).any()
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
     can_replay = run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2
     fewer = _first(
@@ -150,49 +153,34 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         (is_compiled, "fused already, a lower precision moves fewer bytes"),
         (True, f"compile ({compiling}) fuses them"),
     )
-    is_host_bound, is_stalled = verdict == "host-bound", verdict == "stalled"
-    is_queued = verdict in ("queued", "mixed")
-    has_gaps = is_queued and clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s
-    has_products = is_queued and computed > _MATMUL_BOUND_FRACTION * (computed + memory)
+    short_kernels = f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}"
+    exposed = f"{milliseconds(clock.comm_exposed_s)} ms of {communication} exposed"
+    waiting = "launched kernels wait for another stream, a copy or another rank"
     faster = "bf16-mixed or TF32 (--measure.matmul_precision high)"
     if run.outcome == DAMAGED:
         faster = "16-bit autocast or TF32 (torch.backends.*.allow_tf32)"
     cause = next(iter(largest_causes(waits).index), LAUNCHING)
+    is_host_bound, is_stalled = verdict == "host-bound", verdict == "stalled"
     return _first(
-        (
-            has_gaps or (is_stalled and clock.queued_gap_s >= clock.other_idle_s),
-            f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}",
-        ),
-        (is_stalled, "launched kernels wait for another stream, a copy or another rank"),
-        (
-            is_host_bound and cause != LAUNCHING,
-            remedy(waits, cause),
-        ),
-        (
-            is_host_bound,
-            f"{clock.launches:,.0f} launches, one every {clock.launch_interval_s * 1e6:.1f} us: {fewer}",
-        ),
-        (
-            verdict == "communication-bound",
-            f"{milliseconds(clock.comm_exposed_s)} ms of {longest_comm} exposed: overlap it, send less, or find "
-            "the rank that comes late",
-        ),
-        (is_queued and unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
-        (
-            is_queued and fp32 >= _MUCH_FP32_FRACTION,
-            f"{percent(fp32)} are products in float32 off the tensor cores: {faster}; compile does not help them",
-        ),
-        (
-            is_queued and layout >= _MUCH_LAYOUT_FRACTION,
-            f"{percent(layout)} change the layout for convolutions: memory_format=torch.channels_last saves that",
-        ),
-        (
-            has_products,
-            f"matrix products and fused attention take {percent(computed)}: what is left is their efficiency (`lmbench "
-            "ceiling`)",
-        ),
+        (is_stalled and clock.queued_gap_s >= clock.other_idle_s, short_kernels),
+        (is_stalled and clock.comm_exposed_s >= _MUCH_COMMUNICATION_FRACTION * clock.window_s, f"{exposed}; {waiting}"),
+        (is_stalled, waiting),
+        (is_host_bound and cause != LAUNCHING, remedy(waits, cause)),
+        (is_host_bound,
+         f"{clock.launches:,.0f} launches, one every {clock.launch_interval_s * 1e6:.1f} us: {fewer}"),
+        (verdict == "communication-bound",
+         f"{exposed}: overlap it, send less, or find the rank that comes late"),
+        (clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s, short_kernels),
+        (unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
+        (fp32 >= _MUCH_FP32_FRACTION,
+         f"{percent(fp32)} are products in float32 off the tensor cores: {faster}; compile does not help them"),
+        (layout >= _MUCH_LAYOUT_FRACTION,
+         f"{percent(layout)} change the layout for convolutions: memory_format=torch.channels_last saves that"),
+        (computed > _MATMUL_BOUND_FRACTION * (computed + memory),
+         f"matrix products and fused attention take {percent(computed)}: what is left is their efficiency (`lmbench "
+         "ceiling`)"),
         (True, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
-    )
+    )  # fmt: skip
 
 
 def _first(*rules: tuple[Any, str]) -> str:

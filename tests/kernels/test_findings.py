@@ -132,7 +132,7 @@ def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path):
         if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
             del event["args"]["correlation"]
     findings = examine(trace.write(tmp_path / "t.json"))
-    assert findings.work.total("unlinked")["kernel_count"] == 8 / 2
+    assert findings.work.by("phase").set_index("phase").kernel_count["unlinked"] == 8 / 2
     assert findings.completeness["kernel_without_launch_count"] == 8
     statuses = guards(findings)
     assert {statuses[name] for name in ("kernels_without_launch", "launches_without_kernel")} == {"fail"}
