@@ -88,7 +88,7 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, caps
     [
         (["nowhere"], "it is missing"),
         ([INFERENCE, COMPILED], "`lmbench compare --kernels A B` compares two"),
-        ([INFERENCE, "--top", "0"], "does not conform to restriction v>0"),
+        ([INFERENCE, "--top", "0"], "Expected `int` >= 1"),
         ([INFERENCE, "--table", "clock,parts"], "choose among phases, kinds, parts"),
     ],
     ids=str,
