@@ -16,14 +16,15 @@ from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.kinds import MATMUL
 from lmbench.kernels.parts import UNCLASSIFIED
-from lmbench.kernels.phases import OUTSIDE, UNLINKED
+from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
-from lmbench.records.guard import Guard, at_most, not_applicable
+from lmbench.records.guard import Guard
+from lmbench.records.guards import judge
 from lmbench.records.instruments import AttentionTimes, KernelSummary
 from lmbench.records.intervals import NONE
 from lmbench.records.run import RunRecord
@@ -32,13 +33,10 @@ from lmbench.report.units import percent
 
 #: Kernels of each phase that are kept in run.json, the longest first; the same of annotations.
 TOP, TOP_ANNOTATIONS = 5, 20
-UNCLASSIFIED_LIMIT = 0.05
-OUTSIDE_LIMIT = 0.01
-SPAN_LIMIT = 0.01
-EARLY_LIMIT = 0.01
+# From this share on of kernels or launches that lack each other, a trace is no good.
+MANY_FRACTION = 0.05
 # Clocks of host and device are aligned by the profiler to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
-_AGAIN = "record the trace again, with fewer steps if it is large"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,59 +93,30 @@ class Findings:
         """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
         trace, work, count, guards = self.trace, self.work, self.completeness, list[Guard]()
         if number := trace.events.unfinished:
-            message = f"{number:,} events have no duration, or one below zero, and are left out"
-            guards.append(at_most("unfinished_events", number, 0, "1", message, "the profiler stopped while they ran"))
+            guards.append(judge("unfinished_events", number))
         if trace.run is not None and trace.run.damage:
-            advice = "the trace is shown without what the run knows: settings, event spans, lag, FLOPs"
-            guards.append(Guard("run_record", "warn", message=f"the run's record: {trace.run.damage}", advice=advice))
+            guards.append(judge("run_record", 1, damage=trace.run.damage))
         launches, unlinked = count["captured_launch_count"], count["without_launch_fraction"]
         if why := self.why_no_kernels:
-            advice = "record it with ProfilerActivity.CUDA, with permission for CUPTI (ERR_NVGPUCTRPERM)"
-            recorded = Guard("device_recorded", "fail", launches, 0, "1", why, advice)
-            return [recorded if launches else not_applicable("device_recorded", why), *guards]
-        early = count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0)
+            return [judge("device_recorded", launches or None, why=why), *guards]
         missing = count["launch_without_kernel_count"] / max(launches, 1)
         # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
         long = self.phases[(self.phases.verdict == "queued") & (self.phases.device_span_s > 1e-3)]
         worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
         is_own = trace.timeline.source == "lmbench"
-        outside = work.fraction("phase", OUTSIDE) if is_own else None
-        guards += [
-            at_most(
-                "kernels_without_launch", unlinked, 0.0, "fraction",
-                f"{count['kernel_without_launch_count']:,} of {count['captured_kernel_count']:,} kernels have no "
-                "launch in the trace",
-                f"their phase is {UNLINKED}, their part {UNCLASSIFIED}; {_AGAIN}",
-                otherwise="fail" if unlinked > UNCLASSIFIED_LIMIT else "warn",
-            ),
-            at_most(
-                "launches_without_kernel", missing, 0.0, "fraction",
-                f"{count['launch_without_kernel_count']:,} of {launches:,} launches have no kernel in the trace",
-                f"kernels are missing, so that times are too short; {_AGAIN}",
-                otherwise="fail" if missing > UNCLASSIFIED_LIMIT else "warn",
-            ),
-            at_most(
-                "kernels_before_launch", early, EARLY_LIMIT, "fraction",
-                f"{count['kernel_before_launch_count']:,} kernels start before their launch, by {percent(early)} of "
-                "the device's time",
-                f"the clocks of host and device do not fit, so that gaps and waits are wrong; {_AGAIN}",
-                otherwise="fail",
-            ),
-            at_most(
-                "outside", outside, OUTSIDE_LIMIT, "fraction",
-                f"{percent(outside)} of kernel time lies outside of every phase", "it is shown as a phase of its own",
-                "the trace has no ranges of phases; all kernels are outside",
-            ),
-        ]  # fmt: skip
-        # What tells parts is in lmbench's own recordings.
-        for axis in ("kind", "part") if is_own else ("kind",):
-            share, advice = work.fraction(axis, UNCLASSIFIED), f"read shares by {axis} with that in mind"
-            message = f"{percent(share)} of kernel time has no {axis}"
-            guards.append(at_most(f"unclassified_{axis}", share, UNCLASSIFIED_LIMIT, "fraction", message, advice))
-        message = f"a phase's time by events and by the trace differ by {percent(worst)}"
-        unknown = "no phase of a millisecond or more is queued, or there are no event spans"
-        advice = "the trace may lack steps, or another stream was busy"
-        return [*guards, at_most("device_span", worst, SPAN_LIMIT, "fraction", message, advice, unknown)]
+        figures: dict[str, float | None] = {
+            "kernels_without_launch-many" if unlinked > MANY_FRACTION else "kernels_without_launch": unlinked,
+            "launches_without_kernel-many" if missing > MANY_FRACTION else "launches_without_kernel": missing,
+            "kernels_before_launch": count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0),
+            "outside": work.fraction("phase", OUTSIDE) if is_own else None,
+            "unclassified_kind": work.fraction("kind", UNCLASSIFIED),
+            "unclassified_part": work.fraction("part", UNCLASSIFIED),
+            "device_span": worst,
+        }
+        if not is_own:
+            # What tells parts is in lmbench's own recordings.
+            del figures["unclassified_part"]
+        return [*guards, *(judge(key, value, share=percent(value), **count) for key, value in figures.items())]
 
 
 def examine(path: str | Path) -> Findings:

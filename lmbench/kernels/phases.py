@@ -11,6 +11,7 @@ import numpy as np
 from lmbench.errors import UsageError
 from lmbench.kernels.events import Events, is_range
 from lmbench.kernels.host import Host
+from lmbench.kernels.names import reader
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Phase
 
@@ -23,17 +24,7 @@ NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
-# Ranges of Lightning's PyTorchProfiler and of PyTorch itself. The optimizer's contain forward and backward (the closure
-# runs inside): the innermost range has the time.
-_FOREIGN: dict[Phase, re.Pattern[str]] = {
-    "forward": re.compile(r"\[Strategy\]\w+\.(training|validation|test|predict)_step$"),
-    "backward": re.compile(r"\[Strategy\]\w+\.backward$"),
-    "clip": re.compile(r"\.configure_gradient_clipping$"),
-    "zero_grad": re.compile(r"\.optimizer_zero_grad$|^Optimizer\.zero_grad#"),
-    "optimizer": re.compile(r"\.optimizer_step$|^Optimizer\.step#"),
-    "transfer": re.compile(r"\.batch_to_device$"),
-    "data": re.compile(r"\w*dataloader_next$|^enumerate\(DataLoader\)#"),
-}
+_foreign_phase = reader("foreign_phases")
 _FOREIGN_STEP = re.compile(r"^ProfilerStep#\d+$")
 
 _Range = tuple[int, int, str]
@@ -85,7 +76,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
             step_spans = step_spans[:count]
         steps = len(step_spans) or count
     else:
-        pieces = [(*span, phase) for name, *span in spans for phase, test in _FOREIGN.items() if test.search(name)]
+        pieces = [(start, end, phase) for name, start, end in spans if (phase := _foreign_phase(name))]
         inferred = _inferred(host, {phase for *_, phase in pieces})
         step_spans = sorted((start, end) for name, start, end in spans if _FOREIGN_STEP.match(name))
         pieces, steps = pieces + inferred, len(step_spans)

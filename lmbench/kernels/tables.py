@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from lmbench.kernels.names import read_toml
 from lmbench.report.answer import Column, Table
 from lmbench.report.units import COUNT, WORDS, Unit, instances, microseconds, milliseconds, percent
 
@@ -37,9 +35,7 @@ _UNITS = {
 }  # fmt: skip
 
 
-@cache
-def _descriptions() -> dict[str, Any]:
-    return tomllib.loads((files("lmbench.kernels") / "tables.toml").read_text(encoding="utf-8"))
+_DESCRIPTIONS = read_toml("tables.toml")
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
@@ -61,7 +57,7 @@ def table(
         name: of the table where it is not the key.
         words: what the description leaves to the caller.
     """
-    description = _descriptions()[key]
+    description = _DESCRIPTIONS[key]
     columns, keys = [], []
     for heading, reading in description["columns"].items():
         field, _, unit_name = reading.partition(" ")

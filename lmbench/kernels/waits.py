@@ -12,6 +12,7 @@ import pandas as pd
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.events import users_ranges, where
 from lmbench.kernels.host import ENGINE, Nesting
+from lmbench.kernels.names import NAMES, reader
 from lmbench.kernels.parts import module_path
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, covered, locate, paint, union
@@ -21,28 +22,12 @@ from lmbench.report.units import milliseconds
 #: What the host does for one kernel after the other: operators, Python between them, launches.
 LAUNCHING = "launching"
 _HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow launch", "copying"
-# What calls of the runtime do, by their names. `StreamWaitEvent` makes a stream wait, and not the host.
-_CALLS = {
-    "allocating": re.compile(r"Malloc|Free|Mem(Create|Map|Unmap|Release|SetAccess|Address)", re.IGNORECASE),
-    "synchronizing": re.compile(r"Synchronize|EventWait$|QueueFinish", re.IGNORECASE),
-    _LOADING: re.compile(r"Module(Load|GetFunction)|Library(Load|GetKernel)|FuncGetAttributes"),
-}
+_call_cause = reader("calls")
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 _STOPS = ("synchronizing", _COPYING)
 # Host time from one launch to the next is tens of us in eager mode, and up to 250 where the profiler notes stacks.
 _LONG_NS = 300_000
 _KEYS = ["cause", "call", "under", "phase"]
-#: What a cause is called, and what to do about it.
-_WORDS = {
-    "allocating": ("{calls}", "the allocator asked the driver: warm up before recording, or leave memory free"),
-    "synchronizing": ("{calls}", "fewer .item(), .cpu() and synchronizing"),
-    _COPYING: ("{calls}", "fewer copies to the host, or pinned memory and non_blocking=True"),
-    _LOADING: ("{calls}, which loads its module", "warm up before recording: only first launches load modules"),
-    _SLOW: ("{calls} of more than 0.3 ms", "no first launch: the driver or another thread held it up"),
-    _DATA: ("the DataLoader", "more workers (num_workers), or less work for each sample"),
-    _HOST_CODE: ("host code", "the profiler's with_stack=True names its lines"),
-    LAUNCHING: ("operators and launches", "fewer launches"),
-}
 
 
 def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
@@ -104,12 +89,13 @@ def cause_text(waits: pd.DataFrame, cause: str) -> str:
 def remedy(waits: pd.DataFrame, cause: str) -> str:
     """How much of the waits has a cause, and what to do about it."""
     wait_s = waits.wait_s[waits.cause == cause].sum()
-    return f"{milliseconds(wait_s)} ms in {_words(waits, cause)}; {_WORDS[cause][1]}"
+    return f"{milliseconds(wait_s)} ms in {_words(waits, cause)}; {NAMES['causes'][cause][1]}"
 
 
 def _words(waits: pd.DataFrame, cause: str) -> str:
     calls = waits.call[(waits.cause == cause) & (waits.call != "")].unique()
-    return _WORDS[cause][0].format(calls=" and ".join(calls[:2]))
+    words: str = NAMES["causes"][cause][0]
+    return words.format(calls=" and ".join(calls[:2]))
 
 
 def _events(trace: Trace) -> pd.DataFrame:
@@ -122,10 +108,11 @@ def _events(trace: Trace) -> pd.DataFrame:
     first_ns = launches.start_ns[linked.drop_duplicates("name").launch]
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
     is_slow, is_first = is_long & where(calls.name, _LAUNCH.search), calls.start_ns.isin(first_ns)
-    tests = {cause: where(calls.name, pattern.search) for cause, pattern in _CALLS.items()}
-    tests |= {_COPYING: calls.start_ns.isin(copied_ns), _SLOW: is_slow & ~is_first}
-    tests[_LOADING] = is_long & tests[_LOADING] | is_slow & is_first
-    calls["cause"] = np.select([*tests.values()], [*tests], LAUNCHING)
+    cause = np.array([_call_cause(name) or LAUNCHING for name in calls.name], dtype=object)
+    is_loading = is_long & (cause == _LOADING) | is_slow & is_first
+    cause[(cause == _LOADING) & ~is_loading] = LAUNCHING
+    tests = {_LOADING: is_loading, _COPYING: calls.start_ns.isin(copied_ns), _SLOW: is_slow}
+    calls["cause"] = np.where(cause == LAUNCHING, np.select([*tests.values()], [*tests], LAUNCHING), cause)
     return pd.concat([host.assign(cause=LAUNCHING, is_call=False), calls.assign(is_call=True)], ignore_index=True)
 
 
