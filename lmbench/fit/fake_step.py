@@ -19,13 +19,11 @@ from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.allocator import peaks_of
-from lmbench.memory.forecast import PhasePeak
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Trial
-from lmbench.memory.recorded import CATEGORIES
 from lmbench.precision import PRECISIONS, find_precision
-from lmbench.records.vocabulary import PHASES, Phase
+from lmbench.records.vocabulary import PHASES
 
 #: The first step makes the optimizer's state; the second is like every later one.
 STEPS = 2
@@ -201,28 +199,20 @@ def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Tri
     """The peak of each phase and region of the steps from an event on, in their order."""
     _tell_categories(tracker)
     steady = [s for s in tracker.stretches if s.start >= steady_from and s.phase in PHASES]
-    highest: dict[tuple[str, str], PhasePeak] = {}
-    peaks = peaks_of(tracker.allocations, steady)
-    for stretch, peak in zip(steady, peaks, strict=True):
-        sizes = {category: peak.bytes_by_category.get(category, 0) for category in CATEGORIES}
-        of_phase = PhasePeak(cast(Phase, stretch.phase), sizes, peak.made_by, stretch.region)
-        # The first of those that are equally high.
-        known = highest.setdefault((stretch.phase, stretch.region), of_phase)
-        highest[stretch.phase, stretch.region] = max(known, of_phase, key=lambda each: each.total_bytes)
-    return Trial(list(highest.values()), peaks[-1].reserved_bytes, block_count)
+    return Trial(*peaks_of(tracker.allocations, steady), block_count)
 
 
 def _tell_categories(tracker: Tracker) -> None:
     """What nobody told of, by when it came and went: activations are what outlives the forward that made it."""
     forwards = [(s.start, s.end) for s in tracker.stretches if s.phase == "forward"]
-    setup_ends = next(s.end for s in tracker.stretches if s.phase == "setup")
     for piece in tracker.allocations:
         if piece.category is not None:
             continue
-        if tracker.numels[id(piece)] == tracker.logits_numel:
+        if piece.numel == tracker.logits_numel:
             piece.category = "logits"
-        elif piece.born <= setup_ends:
+        elif piece.start <= tracker.stretches[0].end:
+            # Of the setup.
             piece.category = "unknown"
         else:
-            outlives = any(a <= piece.born <= b and (piece.died is None or piece.died > b) for a, b in forwards)
+            outlives = any(a <= piece.start <= b and (piece.end is None or piece.end > b) for a, b in forwards)
             piece.category = "activations" if outlives else "temporaries"

@@ -8,30 +8,28 @@ settings, one stream). A run of the small model on an H200 (tests/data/runs/h200
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from lmbench.memory.recorded import Category
+import pandas as pd
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from lmbench.memory.blocks import by_category, held_at, held_bytes, highest_moments, rounded_bytes
+from lmbench.memory.forecast import PhasePeak
+from lmbench.memory.recorded import CATEGORIES, Category
+from lmbench.records.vocabulary import Phase
 
 _MIB = 2**20
-#: Requests are rounded up to a multiple of this (kMinBlockSize).
-ROUNDED_TO_BYTES = 512
 #: Requests up to this share segments of their own (kSmallSize), of this size (kSmallBuffer);
 _SMALL_BYTES, _SMALL_SEGMENT_BYTES = _MIB, 2 * _MIB
 #: larger ones below this (kMinLargeAlloc) segments of this size (kLargeBuffer);
 _LARGE_FROM_BYTES, _LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
 #: and each of the rest has one of a multiple of this (kRoundLarge).
 _SEGMENT_MULTIPLE_BYTES = 2 * _MIB
-#: A larger block is not split where no more than this would be left of it.
-_LEFT_WHOLE_BYTES = _MIB
-
-
-def rounded_bytes(size_bytes: int, to_bytes: int = ROUNDED_TO_BYTES) -> int:
-    """The next multiple."""
-    return -(-size_bytes // to_bytes) * to_bytes
+#: A block is split where no less than this is left of it: of a small one, and of a larger one.
+_LEAST_REST_BYTES = {True: 512, False: _MIB + 1}
 
 
 @dataclass(slots=True, eq=False)
@@ -56,12 +54,13 @@ class CachingAllocator:
 
     def allocate(self, size_bytes: int) -> Block:
         """A block for a request; its size may be more than was asked for."""
-        size = max(rounded_bytes(size_bytes), ROUNDED_TO_BYTES)
+        size = rounded_bytes(max(size_bytes, 1))
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
         place = bisect_left(free, (size, 0))
         if place < len(free):
             block = free.pop(place)[2]
+            block.is_free = False
         else:
             held = rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
             if size < _LARGE_FROM_BYTES:
@@ -70,13 +69,12 @@ class CachingAllocator:
             block = Block(self.reserved_bytes, held, is_small)
             self.reserved_bytes += held
         left = block.size_bytes - size
-        if left >= ROUNDED_TO_BYTES if is_small else left > _LEFT_WHOLE_BYTES:
+        if left >= _LEAST_REST_BYTES[is_small]:
             rest = Block(block.address + size, left, is_small, True, block, block.behind)
             if block.behind is not None:
                 block.behind.before = rest
             block.behind, block.size_bytes = rest, size
             insort(free, (left, rest.address, rest))
-        block.is_free = False
         self.allocated_bytes += block.size_bytes
         return block
 
@@ -88,9 +86,7 @@ class CachingAllocator:
             if neighbour is not None and neighbour.is_free:
                 # No two blocks have an address in common, so blocks themselves are never compared.
                 del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
-                block = neighbour if neighbour is block.before else block
-                gone = block.behind
-                assert gone is not None
+                block, gone = (neighbour, block) if neighbour is block.before else (block, neighbour)
                 block.size_bytes, block.behind = block.size_bytes + gone.size_bytes, gone.behind
                 if gone.behind is not None:
                     gone.behind.before = block
@@ -98,75 +94,52 @@ class CachingAllocator:
         insort(free, (block.size_bytes, block.address, block))
 
 
-@dataclass(slots=True)
-class Allocation:
-    """One piece of memory. `born` and `died` are places in the order of all events; it lives from the one to just
-    before the other, and to the end of the log where `died` is None."""
+class Allocation(Struct):
+    """One piece of memory, for so many elements. `start` and `end` are places in the order of all events; it lives from
+    the one to just before the other, and to the end of the log where `end` is None."""
 
     size_bytes: int
-    born: int
+    start: int
     category: Category | None
     made_by: str
-    died: int | None = None
+    numel: int = 0
+    end: int | None = None
 
 
 class Stretch(NamedTuple):
-    """A part of a step between two events: of a phase, and within it of a named region."""
+    """A part of a step from one event to another: of a phase, and within it of a named region."""
 
     start: int
     end: int
-    phase: str
+    phase: Phase
     region: str
 
 
-class Peak(NamedTuple):
-    """The most that is allocated at once within a stretch, by category, and the operator that reached it.
-
-    `reserved_bytes` is what the allocator holds at the stretch's end: it gives nothing back.
-    """
-
-    total_bytes: int
-    bytes_by_category: dict[Category, int]
-    made_by: str
-    reserved_bytes: int
-
-
-def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) -> list[Peak]:
-    """The peak of each stretch, what is there at its begin included, as the caching allocator would have it.
+def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) -> tuple[list[PhasePeak], int]:
+    """The peak of each phase and region in its stretches, what is there at their begin included, as the caching
+    allocator would have it; and what it has reserved in the end: it gives nothing back.
 
     Args:
-        allocations: from the first of the process on, in any order. Every one has its category by now.
+        allocations: from the first of the process on, in order. Every one has its category by now.
         stretches: in order, without overlap.
     """
-    sized = [allocation for allocation in allocations if allocation.size_bytes]
-    events = [(allocation.born, allocation) for allocation in sized]
-    events += [(allocation.died, allocation) for allocation in sized if allocation.died is not None]
-    # The next one is the last.
-    events.sort(key=itemgetter(0), reverse=True)
-    allocator, blocks, sizes = CachingAllocator(), dict[int, Block](), dict[int, int]()
-
-    def play(until: int) -> Iterator[int]:
-        """Let the events up to a place happen; yields the place of each."""
-        while events and events[-1][0] <= until:
-            place, allocation = events.pop()
-            if id(allocation) in blocks:
-                allocator.free(blocks.pop(id(allocation)))
-            else:
-                block = blocks[id(allocation)] = allocator.allocate(allocation.size_bytes)
-                sizes[id(allocation)] = block.size_bytes
-            yield place
-
-    peaks: list[Peak] = []
-    for stretch in stretches:
-        list(play(stretch.start))
-        most, moment = allocator.allocated_bytes, stretch.start
-        for place in play(stretch.end):
-            if allocator.allocated_bytes > most:
-                most, moment = allocator.allocated_bytes, place
-        held = [a for a in sized if a.born <= moment < (a.died or moment + 1)]
-        by_category: dict[Category, int] = Counter()
-        for allocation in held:
-            by_category[allocation.category or "unknown"] += sizes[id(allocation)]
-        latest = max(held, key=attrgetter("born"), default=None)
-        peaks.append(Peak(most, by_category, latest.made_by if latest else "", allocator.reserved_bytes))
-    return peaks
+    count = stretches[-1].end + 1
+    sized = [each for each in allocations if each.size_bytes and each.start < count]
+    events = [(each.start, index) for index, each in enumerate(sized)]
+    events += [(each.end, index) for index, each in enumerate(sized) if each.end is not None]
+    allocator, held, sizes = CachingAllocator(), dict[int, Block](), list[int]()
+    for _, index in sorted(events):
+        if index in held:
+            allocator.free(held.pop(index))
+        else:
+            held[index] = allocator.allocate(sized[index].size_bytes)
+            sizes.append(held[index].size_bytes)
+    blocks = pd.DataFrame(map(astuple, sized), columns=Allocation.__struct_fields__)
+    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).clip(upper=count).astype(int))
+    spans = [((stretch.phase, stretch.region), stretch.start, stretch.end) for stretch in stretches]
+    peaks = []
+    for (phase, region), moment in highest_moments(held_bytes(blocks, count), spans).items():
+        there = held_at(blocks, moment)
+        latest = "" if there.empty else there["made_by"].iloc[-1]
+        peaks.append(PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), **by_category(there)}, latest, region))
+    return peaks, allocator.reserved_bytes

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
 
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
-from lmbench.memory.recorded import CATEGORIES, CATEGORY_LABELS, Category
-from lmbench.memory.shortage import EXPANDABLE, Remedy, Shortage
+from lmbench.memory.recorded import CATEGORIES, CATEGORY_LABELS
+from lmbench.memory.shortage import EXPANDABLE, Shortage
 from lmbench.memory.timeline import memory_chart, memory_timeline
 from lmbench.records.guard import not_passed
 from lmbench.records.instruments import SavedPerBlock
+from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
-from lmbench.report.answer import Answer, Column, Line, Table
+from lmbench.report.answer import Answer, Column, Line, Narrowing, Table
 from lmbench.report.units import COUNT, PERCENT, WORDS, Unit, count, gib, percent
 
-#: Parts with less of the peak than this are together in one row.
+#: Parts with less of the peak than this have no row.
 _PART_FRACTION = 0.005
 #: A category with less of the peak than this has no column of its own beside the model's parts.
 _COLUMN_FRACTION = 0.03
@@ -39,7 +40,7 @@ _HEADINGS = {
 #: The folder of a line of code.
 _FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: What makes less of the largest category, each in a clause.
-_REMEDIES: Mapping[Category, str] = {
+_REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
     "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
     "optimizer_state": "an optimizer with less state, or its state over several ranks; a smaller batch changes nothing",
@@ -57,20 +58,19 @@ _MIB = Unit("", 2.0**-20, lambda size_bytes: f"{size_bytes / 2**20:,.2f}")
 _UNITS = {"bytes": _GIB, "fraction": PERCENT, "count": COUNT, "value": COUNT}
 
 
-def _table(
-    name: str, title: str, frame: Any, caption: str = "GiB", extra: Sequence[str] = (), has_total: bool = False
-) -> Table:
+def _table(name: str, title: str, frame: Any, caption: str = "GiB", has_total: bool = False) -> Table:
     """A frame as a table: a column's unit is what its key ends in, with MiB for `each_bytes`; a category's key is its
-    name. `extra` are left out first where the screen is narrow."""
+    name. `phase` and `saved_by` are left out first where the screen is narrow."""
     frame = frame.rename(columns={category: f"{category}_bytes" for category in CATEGORIES}).astype(object)
     columns = []
     for key in frame:
         stem, _, ending = key.rpartition("_")
         unit = _MIB if key == "each_bytes" else _UNITS.get(ending, WORDS)
-        heading = _HEADINGS.get(key, (stem or key).replace("_", " ") if unit is not WORDS else key.replace("_", " "))
-        columns.append(Column(heading, unit, key, "fold" if key in ("part", "figure") else "keep", key in extra))
-    rows = frame.where(frame.notna(), None).to_numpy().tolist()
-    return Table(name, title, columns, rows, caption, has_total)
+        heading = _HEADINGS.get(key, (key if unit is WORDS or not stem else stem).replace("_", " "))
+        narrowing: Narrowing = "fold" if key in ("part", "figure") else "keep"
+        is_extra = name == "largest" and key in ("phase", "saved_by")
+        columns.append(Column(heading, unit, key, narrowing, is_extra))
+    return Table(name, title, columns, frame.where(frame.notna(), None).to_numpy().tolist(), caption, has_total)
 
 
 # a recorded history
@@ -78,23 +78,21 @@ def _table(
 
 def history_answer(findings: Findings, top: int = 15) -> Answer:
     """What the peak is made of, where it is from, and how to make it smaller; `top` of the largest allocations."""
-    played, run, notes = findings.played, findings.run, findings.notes
-    entry_count = played.entry_count if played.has_history else 0
-    by_category = {CATEGORY_LABELS[name]: size for name, size in findings.by_category.items()}
-    peak = pd.DataFrame({**by_category, "peak": findings.peak_bytes}.items(), columns=["category", "size_bytes"])
-    peak["share_fraction"] = peak["size_bytes"] / (findings.peak_bytes or 1)
+    played, run, notes, peak = findings.played, findings.run, findings.notes, findings.peak
+    entry_count = len(played.entries) if played.has_history else 0
+    sizes = pd.Series(findings.by_category, dtype=np.int64).rename(CATEGORY_LABELS)
+    sizes["peak"] = peak["allocated_bytes"]
+    made_of = sizes.rename_axis("category").reset_index(name="size_bytes")
+    made_of["share_fraction"] = made_of["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
-    segments = played.segments.groupby("kind", as_index=False).agg(
-        count=("total_bytes", "size"), total_bytes=("total_bytes", "sum"), free_bytes=("free_bytes", "sum"),
-        largest_free_bytes=("largest_free_bytes", "max"),
-    )  # fmt: skip
+    sums = {"count": "sum", "total_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max"}
+    segments = played.segments.groupby("kind", as_index=False).agg(sums)
     saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
     saved["total_bytes"] = saved["count"] * saved["each_bytes"]
     operators = findings.saved_storages.groupby("operator", sort=False, as_index=False)["size_bytes"].sum()
-    operators = operators.sort_values("size_bytes", ascending=False, kind="stable")
     operators["share_fraction"] = operators["size_bytes"] / operators["size_bytes"].sum()
     tables = [
-        _table("peak", "At the peak", peak, has_total=True),
+        _table("peak", "At the peak", made_of, has_total=True),
         _table(
             "phases", "Each phase's peak", findings.phases[["peak_bytes", *used]].reset_index(),
             "GiB; the most that was allocated in a phase, over all steps",
@@ -106,24 +104,15 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
             "saved", "Saved for the backward", saved, "storages made in the forward, each once, without parameters"
         ),
         _table(
-            "operators", "Saved by which operators", operators,
+            "operators", "Saved by which operators",
+            operators.sort_values("size_bytes", ascending=False, kind="stable"),
             "of several operators that save a storage, the one nearest to where it was made",
         ),
         _recorded_table(findings),
     ]  # fmt: skip
-    figures = {
-        "path": str(findings.path), "device": played.device, "entries": entry_count,
-        "is_complete": findings.is_complete, "cuts": findings.cuts,
-        "peak": {
-            "allocated_bytes": findings.peak_bytes, "requested_bytes": findings.peak_requested_bytes,
-            "reserved_bytes": findings.peak_reserved_bytes,
-            "phase": findings.peak_phase, "step": findings.peak_step,
-        },
-        "allocator": notes and notes.peaks,
-        "guards": findings.guards, "unmatched": findings.unmatched,
-    }  # fmt: skip
-    name, steps = (run and run.run_id) or findings.path.name, len(findings.bands[STEP])
-    history = f"device {played.device}, {entry_count:,} entries, {steps} steps"
+    keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
+    history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
+    name = (run and run.run_id) or findings.path.name
     return Answer(
         headline=_head(findings),
         tables=[table for table in tables if table.rows],
@@ -132,7 +121,10 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
             Line("snapshot", str(findings.path), is_whole=True),
         ],
         charts=lambda: [memory_chart(f"Memory over time: {name}", memory_timeline(findings))],
-        figures=figures,
+        figures={
+            "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
+            "peak": {key: peak[key] for key in keys}, "guards": findings.guards,
+        },
         data=lambda: _table("allocations", "Held at the peak", findings.largest),
         first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
     )  # fmt: skip
@@ -140,55 +132,54 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
 
 def _head(findings: Findings) -> list[Line]:
     """What is missing in the history, what the peak is made of, what makes it smaller, and guards that did not pass."""
+    peak = findings.peak
+    peak_bytes, reserved = peak["allocated_bytes"], peak["reserved_bytes"]
 
-    def share(name: str, size_bytes: int) -> str:
-        return f"{name} {gib(size_bytes)} ({percent(size_bytes / (findings.peak_bytes or 1))})"
+    def shares(sizes: Any, most: int) -> str:
+        """The largest of some sizes."""
+        named = sizes.sort_values(ascending=False, kind="stable")[:most].items()
+        return ", ".join(f"{name} {gib(size)} ({percent(size / (peak_bytes or 1))})" for name, size in named)
 
     lines = []
-    if not findings.is_complete:
+    if findings.cuts:
         lines += [Line("INCOMPLETE", "; ".join(findings.cuts)), Line("", findings.remedy_of_cuts)]
-    step = f" of step {findings.peak_step}" if findings.peak_step else ""
-    largest = sorted(findings.by_category.items(), key=lambda item: -item[1])
-    made_of = ", ".join(share(CATEGORY_LABELS[name], size) for name, size in largest[:3])
-    when = f"in {findings.peak_phase}{step}" if findings.played.has_history else "held at the end"
-    lines.append(Line("peak", f"{gib(findings.peak_bytes)} {when}: {made_of}"))
-    most = findings.parts.sum(axis=1)
-    if not any(most.index):
-        by_line = findings.largest.groupby("user_frame")["total_bytes"].sum().sort_values(ascending=False)
-        most = by_line.rename(index=lambda line: _FOLDER.sub("", line))
-    lines += [Line("most", share(name, size)) for name, size in most.items() if name][:1]
-    reserved, unused = findings.peak_reserved_bytes, findings.peak_reserved_bytes - findings.peak_bytes
+    step = f" of step {peak['step']}" if peak["step"] else ""
+    when = f"in {peak['phase']}{step}" if findings.played.has_history else "held at the end"
+    sizes = pd.Series(findings.by_category, dtype=np.int64)
+    lines.append(Line("peak", f"{gib(peak_bytes)} {when}: {shares(sizes.rename(CATEGORY_LABELS), 3)}"))
+    parts = findings.parts.sum(axis=1)
+    if not any(parts.index):
+        by_line = findings.largest.groupby("user_frame")["total_bytes"].sum()
+        parts = by_line.rename(index=lambda line: _FOLDER.sub("", line))
+    lines += [Line("most", shares(parts.drop("", errors="ignore"), 1))] if any(parts.index) else []
     # Segments may be missing in somebody else's snapshot.
-    if unused >= 0:
-        fraction = percent(unused / (reserved or 1))
-        lines.append(Line("reserved", f"{gib(reserved)} at the peak, {gib(unused)} ({fraction}) of it in no block"))
-    if largest and largest[0][0] in _REMEDIES:
-        lines.append(Line("do", _REMEDIES[largest[0][0]]))
+    if reserved >= peak_bytes:
+        unused = f"{gib(reserved - peak_bytes)} ({percent((reserved - peak_bytes) / (reserved or 1))})"
+        lines.append(Line("reserved", f"{gib(reserved)} at the peak, {unused} of it in no block"))
+    largest = sizes.idxmax() if len(sizes) else ""
+    lines += [Line("do", _REMEDIES[largest])] if largest in _REMEDIES else []
     if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
         )
     for guard in not_passed(findings.guards):
-        if guard.name == "memory_history":
-            continue
-        lines += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
+        if guard.name != "memory_history":
+            lines += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
     return lines
 
 
 def _part_table(findings: Findings) -> Table:
     """Bytes at the peak by part of the model; small categories are together in one column."""
-    sizes, shared = findings.parts, findings.shared_path
-    names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * findings.peak_bytes]
+    sizes, peak_bytes = findings.parts, findings.peak["allocated_bytes"]
+    names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
     frame = sizes[names].assign(rest_bytes=sizes.drop(columns=names).sum(axis=1, min_count=1))
-    frame.insert(0, "part", [part.removeprefix(shared) or "(none)" for part in sizes.index])
+    frame.insert(0, "part", sizes.index.str.removeprefix(findings.shared_path).where(sizes.index != "", "(none)"))
     frame.insert(1, "all_bytes", sizes.sum(axis=1))
-    is_large = frame["all_bytes"] >= _PART_FRACTION * findings.peak_bytes
     caption = (
-        f"GiB at the peak, by the module inside {shared[:-1] or 'the model'} that made it (in the backward: "
-        "whose output's gradient came last), or whose parameter it belongs to; * is any block; "
-        f"{(~is_large).sum()} smaller parts have {gib(frame['all_bytes'][~is_large].sum())}"
+        f"GiB at the peak, by the module inside {findings.shared_path[:-1] or 'the model'} that made it (in the "
+        "backward: whose output's gradient came last), or whose parameter it belongs to; * is any block"
     )
-    return _table("parts", "By part of the model", frame[is_large], caption)
+    return _table("parts", "By part of the model", frame[frame["all_bytes"] >= _PART_FRACTION * peak_bytes], caption)
 
 
 def _largest_table(findings: Findings, top: int) -> Table:
@@ -203,17 +194,18 @@ def _largest_table(findings: Findings, top: int) -> Table:
     caption = "n alike, together GiB; the first line that is not PyTorch's or Lightning's, or the operator"
     if len(rows) > top:
         caption += f"; {len(rows) - top} more kinds have {gib(rows['total_bytes'][top:].sum())}"
-    return _table("largest", "Largest at the peak", rows[keys][:top], caption, extra=("phase", "saved_by"))
+    return _table("largest", "Largest at the peak", rows[keys][:top], caption)
 
 
 def _recorded_table(findings: Findings) -> Table:
     """What else was recorded, and how the replay agrees with the allocator's own counters."""
-    played, peaks = findings.played, findings.notes and findings.notes.peaks
+    segments, peaks = findings.played.segments, findings.notes and findings.notes.peaks
     sizes = {
-        "free at the end": played.free_bytes, "largest free piece at the end": played.largest_free_bytes,
-        "waiting for another stream at the peak": int(played.pending_bytes[findings.peak]),
-        "asked for at the peak, replayed": findings.peak_requested_bytes,
-    }  # fmt: skip
+        "free at the end": segments["free_bytes"].sum(),
+        "largest free piece at the end": segments["largest_free_bytes"].max(),
+        "waiting for another stream at the peak": findings.peak["pending_bytes"],
+        "asked for at the peak, replayed": findings.peak["requested_bytes"],
+    }
     if peaks:
         sizes |= {
             "allocator's peak of what was asked for": peaks.requested_bytes,
@@ -231,9 +223,9 @@ def _recorded_table(findings: Findings) -> Table:
 
 def shortage_answer(shortage: Shortage) -> Answer:
     """What was asked for where, what the device held, and a row for each change with its predicted peak."""
-    error, refused = shortage.run.error, shortage.run.memory.refused
-    message = shorten((error and error.message) or "nothing more is known", 160, placeholder=" ...")
-    lines = [Line("outcome", f"out of memory in {(error and error.phase) or 'no phase'}: {message}")]
+    error, refused, gpu = shortage.run.error or RunError(), shortage.run.memory.refused, shortage.gpu
+    message = shorten(error.message or "nothing more is known", 160, placeholder=" ...")
+    lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:
         parts = {
             "parameters": refused.parameters_bytes, "gradients": refused.gradients_bytes,
@@ -247,31 +239,25 @@ def shortage_answer(shortage: Shortage) -> Answer:
             Line("fragmented", f"{gib(shortage.unused_bytes)} reserved and not allocated"),
         ]
     changes = [shortage.as_it_is, *shortage.remedies]
+    rows = []
+    for change in changes:
+        forecast = change.forecast
+        known = (forecast.highest.total_bytes, forecast.reserved_bytes, forecast.fits) if forecast else (None,) * 3
+        rows.append((" ".join(word.removeprefix("--") for word in change.words) or change.change, *known))
+    frame = pd.DataFrame(rows, columns=["options", "peak_bytes", "reserved_bytes", "fits"])
+    frame["fits"] = frame["fits"].map({True: "yes", False: "no"}).fillna("not known")
+    caption = f"on {gpu.name} with {gib(gpu.total_bytes)}; GiB" if gpu is not None else "GiB"
     reasons = dict.fromkeys(change.reason for change in changes if change.reason)
     figures = {
-        "error": error, "refused": refused, "unused_bytes": shortage.unused_bytes, "gpu": shortage.gpu,
+        "error": shortage.run.error, "refused": refused, "unused_bytes": shortage.unused_bytes, "gpu": gpu,
         "as_it_is": shortage.as_it_is, "remedies": shortage.remedies, "advice": advice(shortage),
     }  # fmt: skip
     return Answer(
         headline=lines,
-        tables=[_remedies_table(shortage, changes)],
+        tables=[_table("remedies", "What would fit, predicted", frame, caption)],
         notes=[*(Line("not known", reason) for reason in reasons), Line("do", advice(shortage))],
         figures={"shortage": figures},
     )
-
-
-def _remedies_table(shortage: Shortage, changes: Sequence[Remedy]) -> Table:
-    rows = []
-    for change in changes:
-        options = " ".join(word.removeprefix("--") for word in change.words) or change.change
-        forecast = change.forecast
-        known = (forecast.highest.total_bytes, forecast.reserved_bytes, forecast.fits) if forecast else (None,) * 3
-        rows.append((options, *known))
-    frame = pd.DataFrame(rows, columns=["options", "peak_bytes", "reserved_bytes", "fits"])
-    frame["fits"] = frame["fits"].map({True: "yes", False: "no"}).fillna("not known")
-    gpu = shortage.gpu
-    caption = f"on {gpu.name} with {gib(gpu.total_bytes)}; GiB" if gpu is not None else "GiB"
-    return _table("remedies", "What would fit, predicted", frame, caption)
 
 
 def advice(shortage: Shortage) -> str:

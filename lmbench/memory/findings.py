@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.memory.attribution import Ranges, attribute
+from lmbench.memory.blocks import BEFORE, by_category, held_at, highest_moments
 from lmbench.memory.recorded import (
     CATEGORIES,
     CATEGORY_LABELS,
@@ -25,7 +27,7 @@ from lmbench.memory.recorded import (
     collapsed,
     read_notes,
 )
-from lmbench.memory.replay import BEFORE, Replay, replay
+from lmbench.memory.replay import Replay, replay
 from lmbench.memory.snapshot import NO_STACK, Stack, read_snapshot
 from lmbench.memory.stacks import user_frame
 from lmbench.records.guard import Guard, at_most
@@ -49,8 +51,8 @@ _TRUE_HALF = ("bf16-true", "16-true", "transformer-engine")
 class Findings:
     """A device's history, replayed and attributed; what it says is worked out when it is asked for.
 
-    `run` and `notes` are None of a snapshot that lmbench did not record. `blocks`, `bands` and `unmatched` are as
-    `attribute` has them. `peak` is the entry right after which most was allocated.
+    `run` and `notes` are None of a snapshot that lmbench did not record. `blocks` and `bands` are as `attribute` has
+    them.
     """
 
     path: Path
@@ -59,61 +61,33 @@ class Findings:
     played: Replay
     blocks: Any
     bands: Mapping[str, Ranges]
-    unmatched: int
 
     @cached_property
-    def peak(self) -> int:
-        return int(np.argmax(self.played.allocated_bytes))
-
-    @property
-    def peak_bytes(self) -> int:
-        return int(self.played.allocated_bytes[self.peak])
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        return int(self.held["requested_bytes"].sum())
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return int(self.played.reserved_bytes[self.peak])
-
-    @property
-    def peak_phase(self) -> str:
-        """The phase of the peak; `outside` where no range of lmbench's is around it."""
-        return self._band_at_peak(PHASE) or "outside"
-
-    @property
-    def peak_step(self) -> str:
-        return self._band_at_peak(STEP)
-
-    def _band_at_peak(self, band: str) -> str:
-        return str(self.bands[band].at(self.played.time_us[[self.peak]])[0])
+    def peak(self) -> dict[str, Any]:
+        """The entry right after which most was allocated: its columns, its place `entry`, `phase` (`outside` where no
+        range of lmbench's is around it) and `step`."""
+        entry = int(np.argmax(self.played.entries["allocated_bytes"]))
+        time_us = self.played.clock([entry])
+        phase, step = (str(self.bands[band].at(time_us)[0]) for band in (PHASE, STEP))
+        known = self.played.entries.loc[entry].to_dict()
+        return {**known, "entry": entry, "phase": phase or "outside", "step": step}
 
     @cached_property
     def held(self) -> Any:
-        """The blocks that are held at the peak, with the `part` of the model: the owner with `*` for its indices."""
-        held = self.blocks[self.played.held_at(self.peak)]
-        return held.assign(part=held["owner"].map(collapsed))
-
-    def categories_at(self, entry: int) -> dict[Category, int]:
-        """Bytes that are held right after an entry, by category: those that there are."""
-        sums = self.blocks[self.played.held_at(entry)].groupby("category")["size_bytes"].sum()
-        return {name: int(sums[name]) for name in CATEGORIES if name in sums}
+        """The blocks that are held at the peak; `owner` is the part of the model, with `*` for indices."""
+        held = held_at(self.blocks, self.peak["entry"])
+        return held.assign(owner=held["owner"].map(collapsed))
 
     @cached_property
     def by_category(self) -> dict[Category, int]:
         """Bytes at the peak by category."""
-        return self.categories_at(self.peak)
-
-    @property
-    def unknown_fraction(self) -> float:
-        return self.by_category.get("unknown", 0) / self.peak_bytes if self.peak_bytes else 0.0
+        return by_category(self.held)
 
     @cached_property
     def parts(self) -> Any:
         """Bytes at the peak: a row for each part of the model, the largest first, and a column for each category. The
         part of blocks whose module nobody knows is empty."""
-        sizes = self.held.pivot_table("size_bytes", "part", "category", "sum").astype("Int64")
+        sizes = self.held.pivot_table("size_bytes", "owner", "category", "sum").astype("Int64")
         order = sizes.sum(axis=1).sort_values(ascending=False, kind="stable").index
         return sizes.loc[order, list(self.by_category)]
 
@@ -122,31 +96,27 @@ class Findings:
         """What the path of every part begins with, such as `network.`, and tells nothing."""
         first = {part.partition(".")[0] for part in self.parts.index if part}
         shared = f"{first.pop()}." if len(first) == 1 else ""
-        return "" if any(part.startswith(f"{shared}*") for part in self.parts.index) else shared
+        return "" if any(self.parts.index.str.startswith(f"{shared}*")) else shared
 
     @cached_property
     def phases(self) -> Any:
-        """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, `reserved_bytes` at
-        that moment, and a column for each category."""
-        played, bands = self.played, self.bands[PHASE]
-        peaks: dict[str, list[int]] = {name: [] for name in PHASES}
-        borders = np.searchsorted(played.time_us, [bands.start, bands.end]).tolist()
-        for name, first, end in zip(bands.names, *borders, strict=True):
-            # A phase may allocate nothing, as a fused optimizer does: it has what was there when it began.
-            begin = max(first - 1, 0)
-            entry = begin + int(np.argmax(played.allocated_bytes[begin : max(end, begin + 1)]))
-            peaks.setdefault(name, []).append(entry)
-        entries = {name: max(of_phase, key=played.allocated_bytes.item) for name, of_phase in peaks.items() if of_phase}
-        moments = list(entries.values())
-        sizes = pd.DataFrame(map(self.categories_at, moments), pd.Index(entries, name="phase"), CATEGORIES, "Int64")
-        return sizes.assign(peak_bytes=played.allocated_bytes[moments], reserved_bytes=played.reserved_bytes[moments])
+        """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, and a column for each
+        category."""
+        band, allocated_bytes = self.bands[PHASE], self.played.entries["allocated_bytes"].to_numpy()
+        # A phase may allocate nothing, as a fused optimizer does: it has what was there when it began.
+        borders = np.searchsorted(self.played.entries["time_us"], [band.start, band.end]) - 1
+        moments = highest_moments(allocated_bytes, zip(band.names, *borders.clip(0).tolist(), strict=True))
+        moments = {phase: moments[phase] for phase in PHASES if phase in moments}
+        rows = [by_category(held_at(self.blocks, moment)) for moment in moments.values()]
+        sizes = pd.DataFrame(rows, pd.Index(moments, name="phase"), CATEGORIES, "Int64")
+        return sizes.assign(peak_bytes=allocated_bytes[list(moments.values())])
 
     @cached_property
     def largest(self) -> Any:
         """What is held at the peak: a row for blocks of one size, category, part, phase, step, operator and line of the
         user's code, with their `count` and `total_bytes`, the largest total first."""
         lines = {stack: user_frame(self.frames_of(stack)) for stack in self.held["stack"].unique().tolist()}
-        held = self.held.assign(owner=self.held["part"], user_frame=self.held["stack"].map(lines))
+        held = self.held.assign(user_frame=self.held["stack"].map(lines))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
         rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
@@ -160,10 +130,9 @@ class Findings:
     def saved_storages(self) -> Any:
         """The storages that the forward of the peak's step (or of the last one) saved for its backward, each with the
         `block` of the model that made it."""
-        blocks = self.blocks
-        saved = blocks[(blocks["operator"] != "") & (blocks["step"] != "")]
+        saved = self.blocks[(self.blocks["operator"] != "") & (self.blocks["step"] != "")]
         steps = ["", *saved["step"]]
-        saved = saved[saved["step"] == (self.peak_step if self.peak_step in steps else steps[-1])]
+        saved = saved[saved["step"] == (self.peak["step"] if self.peak["step"] in steps else steps[-1])]
         saved = saved[saved["category"].isin(["activations", "logits"])].sort_values("start", kind="stable")
         return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
 
@@ -175,11 +144,8 @@ class Findings:
             block: (collapsed(block), storages.groupby("operator")["size_bytes"].sum().to_dict())
             for block, storages in self.saved_storages.groupby("block", sort=False)
         }
-        rows = []
-        for (_, by_operator), same in groupby(sizes, key=sizes.__getitem__):
-            names = list(same)
-            rows.append(SavedPerBlock(names[0], names[-1], len(names), int(sum(by_operator.values()))))
-        return rows
+        alike = [(list(names), size) for (_, size), names in groupby(sizes, key=sizes.__getitem__)]
+        return [SavedPerBlock(names[0], names[-1], len(names), sum(size.values())) for names, size in alike]
 
     @property
     def stream_bytes(self) -> int | None:
@@ -193,8 +159,8 @@ class Findings:
     @property
     def streams(self) -> dict[int, int]:
         """The sizes of the blocks' outputs in the history, with how many there are of each, most first."""
-        sizes = self.blocks.query("is_stream")["size_bytes"].value_counts()
-        return {int(size): int(number) for size, number in sizes.items()}
+        sizes: dict[int, int] = self.blocks.query("is_stream")["size_bytes"].value_counts().to_dict()
+        return sizes
 
     @cached_property
     def cuts(self) -> list[str]:
@@ -202,26 +168,22 @@ class Findings:
         played, notes, cuts = self.played, self.notes, []
         if not played.has_history:
             cuts.append("it has no history, only what was held when it was taken")
-        if notes is not None and 0 < notes.max_entries <= played.entry_count:
-            allowed = "all that `--memory.max_entries` allows: older ones are lost"
-            cuts.append(f"it holds {played.entry_count:,} entries, {allowed}")
-        steps = len(self.bands[STEP])
-        if notes is not None and 0 < steps < notes.steps:
-            cuts.append(f"of {notes.steps} recorded steps it has {steps}")
         if notes is None:
-            old = played.blocks[(played.blocks["start"] == BEFORE) & (played.blocks["end"] < played.entry_count)]
+            old = played.blocks.query(f"start == {BEFORE} and end < {len(played.entries)}")["size_bytes"]
             if len(old):
                 cuts.append(
-                    f"{gib(int(old['size_bytes'].sum()))} that were freed in it are older than its first entry: it was "
-                    "switched on late, or cut off by its max_entries"
+                    f"{gib(old.sum())} that were freed in it are older than its first entry: it was switched on late, "
+                    "or cut off by its max_entries"
                 )
+        else:
+            if 0 < notes.max_entries <= len(played.entries):
+                allowed = "all that `--memory.max_entries` allows: older ones are lost"
+                cuts.append(f"it holds {len(played.entries):,} entries, {allowed}")
+            if 0 < (steps := len(self.bands[STEP].names)) < notes.steps:
+                cuts.append(f"of {notes.steps} recorded steps it has {steps}")
         if played.holes:
             cuts.append(f"{played.holes:,} allocations or frees are missing in it")
         return cuts
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.cuts
 
     @property
     def remedy_of_cuts(self) -> str:
@@ -234,38 +196,45 @@ class Findings:
     def guards(self) -> list[Guard]:
         """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
         counter of what was asked for: how it rounds depends on what it splits."""
-        fraction, cuts = self.unknown_fraction, "; ".join(self.cuts)
-        advice = "Switch the history on before the model is built; what no stack tells stays unknown."
+        fraction = self.by_category.get("unknown", 0) / (self.peak["allocated_bytes"] or 1)
         message = f"{percent(fraction)} of the peak has no category"
-        older = self.held[(self.held["category"] == "unknown") & (self.held["start"] == BEFORE)]
-        if len(older) and self.played.has_history:
-            message += f": {gib(int(older['size_bytes'].sum()))} are older than the history"
-        guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice=advice)]
+        advice = "Switch the history on before the model is built; what no stack tells stays unknown."
+        guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice)]
         complete = Guard("memory_history", "pass", message="the history is complete")
-        message = f"the history is not complete: {cuts}"
-        cut = Guard("memory_history", "warn", message=message, advice=self.remedy_of_cuts)
-        guards.append(cut if cuts else complete)
+        if self.cuts:
+            message = f"the history is not complete: {'; '.join(self.cuts)}"
+            complete = Guard("memory_history", "warn", message=message, advice=self.remedy_of_cuts)
+        guards.append(complete)
         if self.notes is not None and self.notes.peaks is not None and self.notes.peaks.requested_bytes:
-            replayed, counted = int(self.played.requested_bytes.max()), self.notes.peaks.requested_bytes
+            replayed, counted = self.played.entries["requested_bytes"].max(), self.notes.peaks.requested_bytes
             message = f"the replayed peak of what was asked for is {gib(replayed)}, the allocator's own {gib(counted)}"
             advice = "The history misses something; do not trust what it says of the peak."
             fraction = abs(replayed - counted) / counted
-            guards.append(at_most("memory_replay", fraction, MAX_REPLAY_FRACTION, "fraction", message, advice=advice))
+            guards.append(at_most("memory_replay", fraction, MAX_REPLAY_FRACTION, "fraction", message, advice))
         return guards
 
-    def summarize(self, record: MemoryHistoryRecord) -> None:
-        """Fill in what a run's record keeps of its history."""
-        record.entry_count, record.is_complete = self.played.entry_count, self.is_complete
-        record.peak_allocated_bytes, record.peak_requested_bytes = self.peak_bytes, self.peak_requested_bytes
-        record.peak_reserved_bytes, record.peak_phase = self.peak_reserved_bytes, self.peak_phase
-        record.unknown_fraction = self.unknown_fraction
-        record.categories = {f"{name}_bytes": size for name, size in self.by_category.items()}
-        record.parts = {part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()}
-        record.saved, record.saved_bytes = self.saved, int(self.saved_storages["size_bytes"].sum())
-        record.residual_computed_bytes, record.residual_seen_bytes = self.stream_bytes, next(iter(self.streams), None)
+    @property
+    def summary(self) -> MemoryHistoryRecord:
+        """What a run's record keeps of its history."""
         columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
         top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
-        record.top = [TopAllocation(*row) for row in top.itertuples(index=False)]
+        return replace(
+            (self.run and self.run.memory_history) or MemoryHistoryRecord(),
+            entry_count=len(self.played.entries),
+            is_complete=not self.cuts,
+            peak_allocated_bytes=self.peak["allocated_bytes"],
+            peak_requested_bytes=self.peak["requested_bytes"],
+            peak_reserved_bytes=self.peak["reserved_bytes"],
+            peak_phase=self.peak["phase"],
+            unknown_fraction=self.guards[0].value,
+            categories={f"{name}_bytes": size for name, size in self.by_category.items()},
+            parts={part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()},
+            saved=self.saved,
+            saved_bytes=int(self.saved_storages["size_bytes"].sum()),
+            residual_computed_bytes=self.stream_bytes,
+            residual_seen_bytes=next(iter(self.streams), None),
+            top=[TopAllocation(*row) for row in top.to_numpy().tolist()],
+        )
 
 
 def examine(path: str | Path, device: int | None = None) -> Findings:
@@ -276,8 +245,6 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
     """
     path, run = Path(path), None
     folder = path if path.is_dir() else path.parent
-    if path.is_dir() and not is_run_folder(folder):
-        raise UsageError(f"{folder} is no run's folder; name one, or a snapshot that PyTorch pickled")
     if is_run_folder(folder) and (path.is_dir() or path.name == SNAPSHOT_FILE):
         run, path = load_run(folder, with_steps=False).record, folder / SNAPSHOT_FILE
         if not path.is_file():
@@ -286,6 +253,8 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
                 f"{folder} has no history of the allocator; record one {where}with `lmbench fit ... --memory.history "
                 "true`"
             )
+    elif path.is_dir():
+        raise UsageError(f"{folder} is no run's folder; name one, or a snapshot that PyTorch pickled")
     snapshot, notes = read_snapshot(path), read_notes(path)
     played = replay(snapshot, snapshot.choose_device(notes.device if notes is not None and device is None else device))
     return Findings(path, run, notes, played, *attribute(snapshot, played, notes))

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lmbench.instruments.clock import synchronize
-from lmbench.memory.allocator import rounded_bytes
+from lmbench.memory.blocks import rounded_bytes
 from lmbench.memory.recorded import WORKSPACES, AllocatorPeaks, Category
 
 #: Read by pytorch.org/memory_viz too, which knows no later one.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.polynomial import Polynomial
 
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
-from lmbench.memory.recorded import CATEGORIES
 from lmbench.records.vocabulary import PHASES
 
 #: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the
@@ -27,8 +27,7 @@ ROUGHLY_FRACTION = 0.05
 _MAX_ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """The peaks of one fake step, what the allocator held in the end, and how many alike blocks the whole module has
     (None: no such)."""
 
@@ -55,8 +54,7 @@ class Predictor:
     def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
         # A search comes by the same place more than once.
         self._take_step = cache(take_step)
-        self.batch_size, self.context_length = batch_size, context_length
-        self._is_slow = is_slow
+        self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
         #: How many alike blocks there are, where few of them tell what all take.
         self._block_count: int | None = None
         self.method = "every block"
@@ -65,14 +63,13 @@ class Predictor:
         self.phases, count = by_phase(trial.peaks), trial.block_count
         #: Reserved bytes for each that is allocated at the peak.
         self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(self.phases)
-        # Two and four blocks have to tell what three take, or all of them.
-        few = None if count is None else self._from_few(batch_size, context_length, kept or count)
-        if few is not None and _are_alike(few, self.phases):
-            self._block_count = count
-        if is_slow and count is not None:
-            self.phases = self.peaks(batch_size, context_length)
-            if self._block_count is not None:
-                self.method = f"2 and 4 of {count} alike blocks, checked by 3"
+        if count is not None:
+            # Two and four blocks have to tell what three take, or all of them.
+            is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), self.phases)
+            self._block_count = count if is_alike else None
+            if is_slow:
+                self.phases = self.peaks(batch_size, context_length)
+                self.method = f"2 and 4 of {count} alike blocks, checked by 3" if is_alike else self.method
         self.reserved_bytes = round(peak_bytes(self.phases) * self._held_ratio)
 
     def largest_batch(self, gpu: Gpu) -> Largest:
@@ -105,20 +102,19 @@ class Predictor:
 
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
         """The peak of each phase of a configuration."""
-        few = self._block_count and self._from_few(batch_size, context_length, self._block_count)
+        few = self._from_few(batch_size, context_length, self._block_count) if self._block_count else []
         return few or by_phase(self._take_step(batch_size, context_length, None).peaks)
 
-    def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak] | None:
-        """What `count` blocks take, on the line through what 2 and 4 do; None where these differ in more than
+    def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak]:
+        """What `count` blocks take, on the line through what 2 and 4 do; nothing where these differ in more than
         figures."""
         two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
-            return None
-        weight = (count - 2) / 2
+            return []
         on_line = []
         for a, b in zip(two, four, strict=True):
-            sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * weight) for name in CATEGORIES}
-            on_line.append(PhasePeak(b.phase, sizes, b.operator, b.region))
+            sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * (count - 2) / 2) for name in b.peak}
+            on_line.append(replace(b, peak=sizes))
         return by_phase(on_line)
 
 
@@ -137,9 +133,10 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     """Whether the highest peaks agree, and roughly all."""
     if [peak.phase for peak in left] != [peak.phase for peak in right]:
         return False
-    few, several = (np.array([max(peak.total_bytes, 1) for peak in peaks]) for peaks in (left, right))
-    is_highest_alike = abs(few.max() / several.max() - 1) <= ALIKE_FRACTION
-    return bool(is_highest_alike and (abs(few / several - 1) <= ROUGHLY_FRACTION).all())
+    if abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
+        return False
+    sizes = [(few.total_bytes, several.total_bytes) for few, several in zip(left, right, strict=True)]
+    return all(abs(few - several) <= ROUGHLY_FRACTION * several for few, several in sizes)
 
 
 def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:

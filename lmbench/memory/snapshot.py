@@ -59,26 +59,27 @@ class Frame(Struct, frozen=True):
 Stack = tuple[Frame, ...]
 
 
-class Entry(Struct):
+class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack": "frames"}):
     """What the allocator did: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map,
-    segment_unmap, oom (which has no address) or snapshot; `frames` from the innermost, None without a stack."""
+    segment_unmap, oom (which has no address) or snapshot; `stack` has frames from the
+    innermost, None where nobody looked."""
 
     action: str
-    addr: _Int64 = 0
-    size: _Bytes = 0
+    address: _Int64 = 0
+    requested_bytes: _Bytes = 0
     time_us: _Int64 = 0
-    frames: Any = None
+    stack: Any = None
 
 
-class Block(Struct):
+class Block(Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
     """A piece of a segment. Its state is active_allocated, inactive, or active_pending_free, which the docstring of
     torch.cuda.memory calls active_awaiting_free: given back while another stream still uses it."""
 
     address: _Int64
-    size: _Bytes
+    size_bytes: _Bytes
     state: str
-    requested_size: _Bytes = 0
-    frames: Any = None
+    requested_bytes: _Bytes = 0
+    stack: Any = None
 
 
 class Segment(Struct):

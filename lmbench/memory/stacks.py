@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lmbench.memory.blocks import BEFORE
 from lmbench.memory.recorded import CATEGORIES, Category
-from lmbench.memory.replay import BEFORE, Replay
+from lmbench.memory.replay import Replay
 from lmbench.memory.snapshot import NO_STACK, Stack
 
 #: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
@@ -74,46 +75,43 @@ def user_frame(frames: Stack) -> str:
     return next(users, "") or next(frame_lines(frames), "")
 
 
-class StackRoles:
+def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
     """What the stacks of a history without notes say, by _ROLES.
 
-    `phase` is that of each entry: what follows a forward and has no role, such as the loss, belongs to it. `categories`
-    are those of the blocks, `unknown` where no stack tells.
+    Returns the categories of the blocks, `unknown` where no stack tells, and the stretches of entries in one phase: its
+    name, its first entry, and the one that it ends before. What follows a forward and has no role, such as the loss,
+    belongs to it.
     """
+    log, blocks = played.entries, played.blocks
+    of_stack = _roles_of_stacks(played.stacks)
+    # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
+    has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
+    recorded = [played.stacks[place] for place in set(log["stack"]) - {NO_STACK}]
+    is_python = all(frame.is_python for frames in recorded for frame in frames)
+    is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
+    entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
+    latest = entries.ffill()
+    phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(_PHASES))
+    known = phase.ffill()
+    rounds = (known != known.shift()).cumsum()
+    start, end, is_older = blocks["start"].clip(0), blocks["end"], blocks["start"] == BEFORE
 
-    def __init__(self, played: Replay) -> None:
-        log, blocks = played.actions, played.blocks
-        of_stack = _roles_of_stacks(played.stacks)
-        # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
-        has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
-        recorded = (played.stacks[place] for place in log["stack"].unique() if place != NO_STACK)
-        is_python = all(frame.is_python for frames in recorded for frame in frames)
-        is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
-        entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
-        latest = entries.ffill()
-        self.phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(_PHASES))
-        known = self.phase.ffill()
-        rounds = (known != known.shift()).cumsum()
-        start, end, is_older = blocks["start"].clip(0), blocks["end"], blocks["start"] == BEFORE
-        made = entries.reindex(start).set_axis(blocks.index).mask(is_older, of_stack[blocks["stack"]])
-        freed, begun = entries.reindex(end).to_numpy(), rounds.reindex(start).to_numpy()
-        # What begins and ends in one phase, with no other one between.
-        is_passing = (self.phase.reindex(start).to_numpy() == self.phase.reindex(end).to_numpy()) & ~is_older
-        is_passing &= begun == rounds.reindex(end).to_numpy()
-        # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
-        is_cut = (end == played.entry_count) & np.isin(begun, rounds[log["action"] == "oom"])
-        is_cut &= made.isin(("backward", "optimizer"))
-        left = made.map(_LEFT).mask(freed == "zero_grad", "gradients")
-        left = left.mask(left.isna() & (freed == "backward") & ~is_older, "activations")
-        self.categories = left.mask(is_cut).mask(is_passing, "temporaries").fillna("unknown").astype(object)
+    def at(moments: Any, of_entries: Any = entries) -> Any:
+        """A series of entries at the moments of blocks."""
+        return of_entries.reindex(moments).set_axis(blocks.index)
 
-    def phases(self) -> Iterator[tuple[str, int, int]]:
-        """The stretches of entries in one phase: its name, its first entry, and the one that it ends before."""
-        names = self.phase.fillna("")
-        borders = np.flatnonzero(names != names.shift()).tolist()
-        for first, past in pairwise([*borders, len(names)]):
-            if names[first]:
-                yield names[first], first, past
+    made = at(start).mask(is_older, of_stack[blocks["stack"]])
+    # What begins and ends in one phase, with no other one between.
+    is_passing = (at(start, phase) == at(end, phase)) & (at(start, rounds) == at(end, rounds)) & ~is_older
+    # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
+    is_cut = (end == len(log)) & at(start, rounds).isin(rounds[log["action"] == "oom"])
+    is_cut &= made.isin(("backward", "optimizer"))
+    left = made.map(_LEFT).mask(at(end) == "zero_grad", "gradients")
+    left = left.mask(left.isna() & (at(end) == "backward") & ~is_older, "activations")
+    categories = left.mask(is_cut).mask(is_passing, "temporaries").fillna("unknown").astype(object)
+    names = phase.fillna("")
+    borders = [*np.flatnonzero(names != names.shift()).tolist(), len(names)]
+    return categories, [(names[first], first, past) for first, past in pairwise(borders) if names[first]]
 
 
 def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:

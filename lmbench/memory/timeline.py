@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from lmbench.memory.attribution import OTHERS
+from lmbench.memory.blocks import held_bytes
 from lmbench.memory.recorded import CATEGORY_LABELS, Category
-from lmbench.memory.replay import held_bytes
 from lmbench.memory.stacks import frame_lines
 from lmbench.records.codec import read_packed, write_packed
 from lmbench.records.guard import Guard
@@ -74,40 +74,34 @@ class MemoryTimeline(Struct):
 
 def memory_timeline(findings: Any) -> MemoryTimeline:
     """The timeline of a history's `Findings`."""
-    played, blocks, bands = findings.played, findings.blocks, findings.bands
-    count = played.entry_count
-    borders = np.linspace(0, count, min(count, MAX_COLUMNS) + 1).astype(np.int64)
-    moments = np.array([a + np.argmax(played.allocated_bytes[a:b]) for a, b in pairwise(borders)])
+    entries, blocks, bands = findings.played.entries, findings.blocks, findings.bands
+    borders = np.linspace(0, len(entries), min(len(entries), MAX_COLUMNS) + 1).astype(np.int64)
+    allocated_bytes = entries["allocated_bytes"].to_numpy()
+    moments = np.array([a + np.argmax(allocated_bytes[a:b]) for a, b in pairwise(borders)])
+    shown = entries.iloc[moments]
     # Held at a moment: begun up to its entry, and not ended by it.
     first, last = np.searchsorted(moments, blocks["start"]), np.searchsorted(moments, blocks["end"]) - 1
     chosen = blocks.assign(first=first, last=last, area=(last - first + 1).clip(0) * blocks["size_bytes"])
     chosen = chosen[chosen["area"] > 0].nlargest(MAX_BLOCKS, "area").sort_values("start", kind="stable")
     frames = ["\n".join(islice(frame_lines(findings.frames_of(stack)), MAX_FRAMES)) for stack in chosen["stack"]]
-    chosen = chosen.assign(
-        category=chosen["category"].map(CATEGORY_LABELS),
-        phase=chosen["phase"].replace("", "before"),
-        frames=[text or "none: made before the history, or by autograd's own thread" for text in frames],
-    )
+    chosen["frames"] = [text or "none: made before the history, or by autograd's own thread" for text in frames]
+    chosen = chosen.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     columns = ["first", "last", "size_bytes", "category", "owner", "phase", "operator", "frames"]
     # A stranger's own ranges tell more than the phases of its stacks.
     pieces = (findings.notes is None and bands[OTHERS].pieces) or bands[PHASE].pieces
-    entries = np.searchsorted(played.time_us, [edges for _, *edges in pieces])
-    places = np.clip(np.searchsorted(borders, entries, side="right") - 1, 0, len(moments)).tolist()
+    edges = np.searchsorted(entries["time_us"], [edges for _, *edges in pieces])
+    edges = np.clip(np.searchsorted(borders, edges, side="right") - 1, 0, len(moments)).tolist()
+    spans = [(name, start, end) for (name, *_), (start, end) in zip(pieces, edges, strict=True) if end > start]
+    sizes = {name: held_bytes(same, len(entries))[moments].tolist() for name, same in blocks.groupby("category")}
     return MemoryTimeline(
         schema_version=2,
         cuts=findings.cuts,
-        sizes_bytes={
-            CATEGORY_LABELS[name]: held_bytes(blocks[blocks["category"] == name], count)[moments].tolist()
-            for name in STACKED
-            if name in set(blocks["category"])
-        },
-        reserved_bytes=played.reserved_bytes[moments].tolist(),
-        time_us=(played.time_us[moments] - played.time_us[0]).tolist(),
-        peak=int(np.searchsorted(borders, findings.peak, side="right") - 1),
-        entry_count=count,
-        bands=[(name, start, end) for (name, *_), (start, end) in zip(pieces, places, strict=True) if end > start][
-            :MAX_BANDS
-        ],
+        sizes_bytes={CATEGORY_LABELS[name]: sizes[name] for name in STACKED if name in sizes},
+        reserved_bytes=shown["reserved_bytes"].tolist(),
+        time_us=(shown["time_us"] - entries["time_us"].iloc[0]).tolist(),
+        peak=int(np.searchsorted(borders, findings.peak["entry"], side="right") - 1),
+        entry_count=len(entries),
+        bands=spans[:MAX_BANDS],
         blocks=[TimelineBlock(*row) for row in chosen[columns].to_numpy().tolist()],
     )
 
@@ -120,10 +114,8 @@ def examine_run(folder: Path) -> tuple[MemoryHistoryRecord, list[Guard]]:
     from lmbench.memory.findings import examine
 
     findings = examine(folder)
-    record = (findings.run and findings.run.memory_history) or MemoryHistoryRecord()
-    findings.summarize(record)
     write_packed(memory_timeline(findings), folder / TIMELINE_FILE)
-    return record, findings.guards
+    return findings.summary, findings.guards
 
 
 def read_timeline(folder: Path) -> MemoryTimeline:

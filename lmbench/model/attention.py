@@ -138,21 +138,17 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
     from torch.nn.attention.flex_attention import BlockMask
 
     count = -(-seq // _FLEX_BLOCK)
-    row = torch.arange(count, dtype=torch.int32, device=device)
-    # The first entries of a row count, as many as there are masked or full blocks in it.
-    masked = torch.zeros(count, count, dtype=torch.int32, device=device)
-    masked_count, full_count = torch.ones_like(row), row.clone()
-    masked[:, 0] = row
+    lower = torch.ones(1, 1, count, count, dtype=torch.int32, device=device).tril_()
+    full = lower.tril(-1)
     if seq % _FLEX_BLOCK:
-        masked[-1], masked_count[-1], full_count[-1] = row, count, 0
+        full[..., -1, :] = 0
+
+    def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each row how many blocks, and which: those come first."""
+        return blocks.sum(-1, dtype=torch.int32), blocks.argsort(descending=True, stable=True).int()
+
     return BlockMask.from_kv_blocks(
-        masked_count[None, None],
-        masked[None, None],
-        full_count[None, None],
-        row.expand(count, count)[None, None].contiguous(),
-        BLOCK_SIZE=_FLEX_BLOCK,
-        mask_mod=_is_seen,
-        seq_lengths=(seq, seq),
+        *ordered(lower - full), *ordered(full), BLOCK_SIZE=_FLEX_BLOCK, mask_mod=_is_seen, seq_lengths=(seq, seq)
     )
 
 
@@ -216,7 +212,7 @@ class AttentionKind:
 
 
 _FUSED = functional.scaled_dot_product_attention
-ATTENTION: dict[str, AttentionKind] = {
+ATTENTION = {
     kind.name: kind
     for kind in (
         AttentionKind("naive", None, make_mask=causal_mask),

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,18 +27,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
+from lmbench.instruments.clock import synchronize
 from lmbench.instruments.own_code import own_lines, place
 from lmbench.model.attention import AttentionKind, Size
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
+from lmbench.text import one_line
 
 #: By the dtype of the products, the largest deviation of a right function. In bfloat16 and float16 it is 16 roundings
 #: of one number (half the distance from 1 to the next one): the formula computed step by step in the dtype was off by
 #: up to 7 of them, PyTorch's fused kernels by up to 6, whatever the length (1 to 8192). In float32 and float64 the
 #: order of sums counts: 1024 roundings, where those were off by up to 132. A function that leaves out one key of 100 is
 #: off by the size of a row; one whose scale is 5 % too large, in bfloat16, by 30 roundings at least.
-TOLERANCES: dict[torch.dtype, float] = {
+TOLERANCES = {
     torch.float64: 1024 * 2.0**-53,
     torch.float32: 1024 * 2.0**-24,
     torch.float16: 16 * 2.0**-11,
@@ -73,11 +76,6 @@ class Use:
         """`batch 1, heads 2, seq 100, head_dim 64, causal`."""
         sizes = ", ".join(f"{name} {value}" for name, value in self.size._asdict().items())
         return f"{sizes}, {'causal' if self.is_causal else 'not causal'}"
-
-    @property
-    def is_fp32_on_gpu(self) -> bool:
-        """Its products may be in TF32."""
-        return self.dtype is torch.float32 and self.device.type == "cuda"
 
 
 def use_in(trainer: Trainer, size: Size, is_causal: bool, stage: str, is_strided: bool) -> Use:
@@ -121,10 +119,9 @@ def check_again(kind: AttentionKind, use: Use) -> None:
     Raises:
         UsageError: it is not: its results depend on how often it was called, say.
     """
-    if not kind.is_users:
-        return
     try:
-        _check_function(kind, use, [use])
+        if kind.is_users:
+            _check_function(kind, use, [use])
     except torch.OutOfMemoryError:
         return
     except UsageError as error:
@@ -146,9 +143,9 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
     except Exception as error:
         # PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off.
         # A kernel of torch.compile's has no such warnings; the error tells.
-        lines = [" ".join(str(line.message).split(" (Triggered")[0].split()) for line in caught if kind.backend]
+        lines = [one_line(str(line.message).partition(" (Triggered")[0]) for line in caught if kind.backend]
         reasons = [line for line in lines if not line.endswith("because:") and "runtime disabled" not in line]
-        reason = "; ".join(dict.fromkeys(reasons or [str(error).partition("\n")[0]]))[:400]
+        reason = "; ".join(reasons or [str(error).partition("\n")[0]])[:400]
         raise UsageError(
             f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
             f"choose sdpa, which takes what there is, or naive: {reason}"
@@ -164,42 +161,31 @@ def _check_function(kind: AttentionKind, use: Use, tried: list[Use]) -> Attentio
     refused: list[str] = []
     for case in tried:
         try:
-            deviations += [(off, f"{part} at {case}") for part, off in _deviations(kind, case).items()]
+            largest = _deviations(kind, case)
+            deviations += [(off, f"{part} at {case}") for part, off in zip(PARTS, largest, strict=False)]
         except (UsageError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            message = " ".join(str(error).split())[:300]
-            is_fatal = "CUDA error" in message or "device-side assert" in message
+            message = one_line(str(error))[:300]
             # What a function says it cannot do, it does not do wrong; after a device's error nothing can be done.
-            if case.size == use.size or is_fatal:
-                lines = own_lines(error)
-                where = f" at {place(lines[-1])}" if lines else ""
+            if case.size == use.size or "CUDA error" in message or "device-side assert" in message:
+                where = "".join(f" at {place(line)}" for line in own_lines(error)[-1:])
                 raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
-    worst, largest_in = max(deviations, key=lambda pair: pair[0])
-    tolerance = tolerance_of(use)
+    worst, largest_in = max(deviations, key=itemgetter(0))
+    is_fp32_on_gpu = use.dtype is torch.float32 and use.device.type == "cuda"
+    is_tf32 = is_fp32_on_gpu and torch.get_float32_matmul_precision() != "highest"
+    tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCES[use.dtype]
     if worst > tolerance:
         hint = ""
-        if use.is_fp32_on_gpu and worst <= TF32_TOLERANCE:
+        if is_fp32_on_gpu and worst <= TF32_TOLERANCE:
             hint = "; TF32 rounds so: multiply in float32, or ask for TF32 with --measure.matmul_precision high"
         share = f"{worst:.2g}" if math.isfinite(worst) else "nan or infinity"
         raise UsageError(
             f"{INCORRECT}: {kind.name} is off by {share} in the {largest_in}; allowed in {_named(use.dtype)} is "
             f"{tolerance:.2g} of a row's size, against the formula in {_named(_wide(use.dtype))}{hint}"
         )
-    return AttentionCheck(
-        cases=len(tried) - len(refused),
-        refused=refused,
-        tolerance_fraction=tolerance,
-        deviation_fraction=worst,
-        largest_in=largest_in,
-    )
-
-
-def tolerance_of(use: Use) -> float:
-    """The largest deviation of a right function."""
-    is_tf32 = use.is_fp32_on_gpu and torch.get_float32_matmul_precision() != "highest"
-    return TF32_TOLERANCE if is_tf32 else TOLERANCES[use.dtype]
+    return AttentionCheck(len(tried) - len(refused), worst, tolerance, largest_in, refused)
 
 
 def cases(use: Use) -> list[Use]:
@@ -207,27 +193,26 @@ def cases(use: Use) -> list[Use]:
     heads and batches, causal and not."""
     heads, width = use.size.heads, use.size.head_dim
     sizes = [
-        Size(2, 3, 1, width), Size(1, 2, 100, width), Size(2, heads, 129, width), Size(1, 2, 77, 32),
-        Size(2, 1, 64, 64), Size(1, 1, 193, 128),
+        (2, 3, 1, width), (1, 2, 100, width), (2, heads, 129, width), (1, 2, 77, 32), (2, 1, 64, 64), (1, 1, 193, 128),
     ]  # fmt: skip
-    others = [replace(use, size=size, is_causal=is_causal) for size in sizes for is_causal in (False, True)]
+    others = [replace(use, size=Size(*size), is_causal=is_causal) for size in sizes for is_causal in (False, True)]
     return list(dict.fromkeys([use, *others]))
 
 
-def _deviations(kind: AttentionKind, case: Use) -> dict[str, float]:
+def _deviations(kind: AttentionKind, case: Use) -> list[float]:
     """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last.
 
     Raises:
         UsageError: the function changes its arguments, or its output is not what PyTorch's function would give.
     """
-    drawn = _draw(case)
     size, heads = case.size, list[Any]([...])
     if size.batch * size.heads * size.seq**2 > _BLOCK_ELEMENTS:
         heads = list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
+    drawn = _draw(case)
     # Copies: a function may write to its arguments.
     copies = [[x[head].detach().to(_wide(case.dtype), copy=True) for x in drawn] for head in heads]
     results = _attend(kind, case, drawn)
-    largest = dict.fromkeys(PARTS[: len(results)], 0.0)
+    largest = [0.0] * len(results)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -237,11 +222,10 @@ def _deviations(kind: AttentionKind, case: Use) -> dict[str, float]:
                     raise UsageError(
                         f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}"
                     )
-            rows = formula(before[0], before[1], before[2], before[3], case.is_causal)
-            for part, result, (values, sizes) in zip(PARTS, results, rows, strict=False):
+            rows = formula(before, case.is_causal)
+            for part, (result, (values, sizes)) in enumerate(zip(results, rows, strict=False)):
                 off = torch.linalg.vector_norm(result[head].to(values.dtype) - values, dim=-1, keepdim=True) / sizes
-                worst = off.max().item()
-                largest[part] = max(largest[part], math.inf if math.isnan(worst) else worst)
+                largest[part] = max(largest[part], off.nan_to_num(math.inf, math.inf).max().item())
     finally:
         torch.set_float32_matmul_precision(precision)
     return largest
@@ -254,28 +238,26 @@ def _attend(kind: AttentionKind, case: Use, drawn: list[Tensor]) -> list[Tensor]
         UsageError: a user's function does not return what PyTorch's would.
     """
     q, k, v, gradient = drawn
-    core = kind.core(case.size.head_dim, case.is_causal)
     mask = kind.mask(case.size.seq, case.is_causal, case.device)
     with case.context(), torch.set_grad_enabled(case.has_backward):
-        output: object = core(q, k, v, mask)
+        output: object = kind.core(case.size.head_dim, case.is_causal)(q, k, v, mask)
     if not isinstance(output, Tensor):
         raise UsageError(f"{kind.name} returned a {type(output).__name__}; it must return a tensor")
     if _looks(output) != _looks(q):
         raise UsageError(f"{kind.name} returned a tensor of {_looks(output)}, where q has {_looks(q)}; q was {case}")
     results = [output.detach()]
     if case.has_backward:
-        gradients: tuple[Tensor | None, ...] = (None,) * 3
+        gradients: tuple[Tensor | None, ...] = (None,)
         if output.requires_grad:
             gradients = torch.autograd.grad(output, (q, k, v), gradient, allow_unused=True)
-        for letter, result in zip("qkv", gradients, strict=True):
+        for letter, result in zip("qkv", gradients, strict=False):
             if result is None:
                 raise UsageError(
                     f"{kind.name} gives {letter} no gradient, for {case}; it must be differentiable: by PyTorch's "
                     "operators, a torch.autograd.Function, or torch.library's register_autograd"
                 )
             results.append(result)
-    if case.device.type == "cuda":
-        torch.cuda.synchronize(case.device)
+    synchronize(case.device)
     return results
 
 
@@ -288,7 +270,7 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _draw(use: Use) -> list[Tensor]:
@@ -308,42 +290,36 @@ def _draw(use: Use) -> list[Tensor]:
     return tensors
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, is_causal: bool) -> list[tuple[Tensor, Tensor]]:
-    """softmax(q k^T / sqrt(head_dim)) v and its gradients for a gradient of the output, in the order of `PARTS`.
+def formula(drawn: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]:
+    """softmax(q k^T / sqrt(head_dim)) v and its gradients for a gradient of the output, which is the fourth of those
+    that are drawn; in the order of `PARTS`.
 
     Returns for each its values, and the size that each of its rows has if the row's products are independent (one
     number a row). Rows of q are taken in blocks, so that memory does not grow with the square of the length.
     """
+    q, k, v, gradient = drawn
     seq, scale = q.shape[-2], q.shape[-1] ** -0.5
-    q_squares, k_squares, v_squares, gradient_squares = (x.square().sum(-1, keepdim=True) for x in (q, k, v, gradient))
-    outputs, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
-    output_squares, dq_squares, dk_squares, dv_squares = (torch.zeros_like(q_squares) for _ in PARTS)
-    step = max(1, _BLOCK_ELEMENTS // (seq * q[..., 0, 0].numel()))
-    for start in range(0, seq, step):
-        rows = slice(start, min(start + step, seq))
-        scores = q[..., rows, :] @ k.transpose(-2, -1) * scale
+    squares = [x.square().sum(-1, keepdim=True) for x in drawn]
+    values, sizes = [torch.zeros_like(x) for x in (q, q, k, v)], [torch.zeros_like(squares[0]) for _ in PARTS]
+    positions = torch.arange(seq, device=q.device)
+    for rows in positions.split(max(1, _BLOCK_ELEMENTS // (seq * q[..., 0, 0].numel()))):
+        scores = q[..., rows, :] @ k.mT * scale
         if is_causal:
-            later = torch.arange(seq, device=q.device) > torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-            scores = scores.masked_fill_(later, float("-inf"))
-        weights = torch.softmax(scores, dim=-1)
+            scores = scores.masked_fill_(positions > rows[:, None], float("-inf"))
+        weights, block = torch.softmax(scores, dim=-1), gradient[..., rows, :]
         del scores
-        output, block = weights @ v, gradient[..., rows, :]
-        mean = (block * output).sum(-1, keepdim=True)
-        of_scores = weights * (block @ v.transpose(-2, -1) - mean) * scale
+        output = weights @ v
+        of_scores = weights * (block @ v.mT - (block * output).sum(-1, keepdim=True)) * scale
         # The two terms of a score's gradient are independent, and so are the products that each is a sum of; their
         # difference may be nothing, and is that by chance in some row of many.
         mean_squares = (block.square() * output.square()).sum(-1, keepdim=True)
         weight_squares = weights.square()
-        squares = weight_squares * (block.square() @ v.square().transpose(-2, -1) + mean_squares) * scale**2
-        outputs[..., rows, :], output_squares[..., rows, :] = output, weight_squares @ v_squares
-        dq[..., rows, :], dq_squares[..., rows, :] = of_scores @ k, squares @ k_squares
-        dk += of_scores.transpose(-2, -1) @ q[..., rows, :]
-        dk_squares += squares.transpose(-2, -1) @ q_squares[..., rows, :]
-        dv += weights.transpose(-2, -1) @ block
-        dv_squares += weight_squares.transpose(-2, -1) @ gradient_squares[..., rows, :]
-    return [
-        (outputs, output_squares.sqrt()),
-        (dq, dq_squares.sqrt()),
-        (dk, dk_squares.sqrt()),
-        (dv, dv_squares.sqrt()),
-    ]
+        score_squares = weight_squares * (block.square() @ v.square().mT + mean_squares) * scale**2
+        for sums, (of_q, of_k, of_v, of_output), mixing, scoring in (
+            (values, drawn, weights, of_scores),
+            (sizes, squares, weight_squares, score_squares),
+        ):
+            sums[0][..., rows, :], sums[1][..., rows, :] = mixing @ of_v, scoring @ of_k
+            sums[2] += scoring.mT @ of_q[..., rows, :]
+            sums[3] += mixing.mT @ of_output[..., rows, :]
+    return [(value, size.sqrt()) for value, size in zip(values, sizes, strict=True)]

@@ -40,8 +40,11 @@ def mib(sizes):
 
 def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
     phases = planted.phases
-    assert (planted.peak_bytes, mib(planted.by_category)) == (planted_run().memory.peak, planted_memory.PEAK)
-    assert (planted.peak_phase, planted.peak_step, planted.is_complete) == ("backward", "7", True)
+    assert (planted.peak["allocated_bytes"], mib(planted.by_category)) == (
+        planted_run().memory.peak,
+        planted_memory.PEAK,
+    )
+    assert (planted.peak["phase"], planted.peak["step"], planted.cuts) == ("backward", "7", [])
     assert [guard.status for guard in planted.guards] == ["pass", "pass"]
     # The backward's last free left 172, with which the gradients are zeroed.
     assert mib(phases["peak_bytes"]) == {"forward": 208, "backward": 252, "optimizer": 179, "zero_grad": 172}
@@ -79,8 +82,12 @@ def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_pat
     """What was allocated before the first entry is known from its end."""
     for kept in (10, 25, 44):
         cut = recorded(tmp_path, planted_run(max_entries=kept), max_entries=kept)
-        assert cut.played.allocated_bytes.tolist() == planted.played.allocated_bytes[-kept:].tolist()
-        assert cut.played.reserved_bytes.tolist() == planted.played.reserved_bytes[-kept:].tolist()
+        assert (
+            cut.played.entries["allocated_bytes"].tolist() == planted.played.entries["allocated_bytes"][-kept:].tolist()
+        )
+        assert (
+            cut.played.entries["reserved_bytes"].tolist() == planted.played.entries["reserved_bytes"][-kept:].tolist()
+        )
         assert "all that `--memory.max_entries` allows" in cut.cuts[0]
         assert cut.guards[1].status == "warn"
 
@@ -90,7 +97,7 @@ def test_a_missing_free_is_counted(tmp_path):
     frees = [entry for entry in step.memory.entries if entry["action"].startswith("free_") and entry["size"] == 5 * MIB]
     step.memory.entries = [entry for entry in step.memory.entries if entry not in frees[:2]]
     findings = recorded(tmp_path, step)
-    assert (findings.played.holes, findings.is_complete) == (1, False)
+    assert (findings.played.holes, bool(findings.cuts)) == (1, True)
 
 
 def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path):
@@ -102,10 +109,13 @@ def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path):
         memory.alloc(size)
     findings = examine(write(tmp_path / "s.pickle", memory))
     played, small = findings.played, 2 * 512
-    assert (findings.peak_bytes, findings.peak_requested_bytes) == (50 * MIB + small, 50 * MIB + 200)
-    assert played.pending_bytes[findings.peak] == 10 * MIB
-    assert findings.peak_reserved_bytes == played.free_bytes + findings.peak_bytes + 10 * MIB
-    assert played.free_bytes == (20 + 10) * MIB - small
+    assert (findings.peak["allocated_bytes"], findings.peak["requested_bytes"]) == (50 * MIB + small, 50 * MIB + 200)
+    assert findings.peak["pending_bytes"] == 10 * MIB
+    assert (
+        findings.peak["reserved_bytes"]
+        == played.segments["free_bytes"].sum() + findings.peak["allocated_bytes"] + 10 * MIB
+    )
+    assert played.segments["free_bytes"].sum() == (20 + 10) * MIB - small
 
 
 PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"
@@ -178,7 +188,7 @@ def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path):
 def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_says_so(tmp_path):
     step = planted_run()
     findings = examine(write(tmp_path / "theirs.pickle", step.memory))
-    assert (findings.unknown_fraction > 0.05, findings.guards[0].status) == (True, "warn")
+    assert (findings.guards[0].value > 0.05, findings.guards[0].status) == (True, "warn")
     assert "older than its first entry" in findings.cuts[0]
     for entry in step.memory.entries:
         del entry["frames"]
@@ -192,12 +202,13 @@ def test_a_device_with_a_history_is_named(tmp_path):
     for size, memory in enumerate((first, second, silent), start=1):
         memory.alloc(size * MIB)
     path = write(tmp_path / "s.pickle", first, second)
-    assert examine(path, device=1).peak_bytes == 2 * MIB
+    assert examine(path, device=1).peak["allocated_bytes"] == 2 * MIB
     for device in (None, 3):
         with pytest.raises(UsageError, match="--device 0, 1"):
             examine(path, device)
     held = examine(write(tmp_path / "s.pickle", silent))
-    assert (held.peak_bytes, held.cuts) == (3 * MIB, ["it has no history, only what was held when it was taken"])
+    assert held.peak["allocated_bytes"] == 3 * MIB
+    assert held.cuts == ["it has no history, only what was held when it was taken"]
 
 
 def test_damaged_notes_are_said(tmp_path):

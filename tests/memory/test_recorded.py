@@ -59,10 +59,10 @@ def border_us(snapshot, stage, phase):
 def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings, plain):
     assert findings.notes is not None
     assert findings.notes.peaks is not None
-    own = int(findings.played.requested_bytes.max())
+    own = int(findings.played.entries["requested_bytes"].max())
     assert own == findings.notes.peaks.requested_bytes == max(size for _, size in held_over_time(plain))
-    assert int(findings.played.reserved_bytes.max()) == findings.notes.peaks.reserved_bytes
-    assert findings.is_complete
+    assert int(findings.played.entries["reserved_bytes"].max()) == findings.notes.peaks.reserved_bytes
+    assert findings.cuts == []
     assert [guard.status for guard in findings.guards] == ["pass", "pass", "pass"]
 
 
@@ -71,12 +71,11 @@ def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findi
     assert findings.run.model.parameter_count is not None
     weights = 4 * findings.run.model.parameter_count
     sizes = findings.by_category
-    assert (findings.peak_phase, findings.peak_step) == ("backward", "5")
+    assert (findings.peak["phase"], findings.peak["step"]) == ("backward", "5")
     assert sizes["parameters"] == pytest.approx(weights, rel=0.005)
     assert sizes["optimizer_state"] == pytest.approx(2 * weights, rel=0.005)
-    assert sum(sizes.values()) == findings.peak_bytes
+    assert sum(sizes.values()) == findings.peak["allocated_bytes"]
     assert sizes["unknown"] < MIB
-    assert findings.unmatched == 0
     assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
 
 
@@ -132,9 +131,9 @@ def test_stacks_of_a_stranger_tell_what_its_process_counted(name, tmp_path):
         stays = {"unknown": PARAMETERS + STATES}
     for category in ("parameters", "optimizer_state", "unknown"):
         assert sizes[category].max() == pytest.approx(stays.get(category, 0), rel=0.015, abs=20_000), category
-    assert sum(findings.by_category.values()) == findings.peak_bytes
+    assert sum(findings.by_category.values()) == findings.peak["allocated_bytes"]
     held = held_over_time(pickle.loads(path.read_bytes()))
-    assert int(findings.played.requested_bytes.max()) == max(size for _, size in held)
+    assert int(findings.played.entries["requested_bytes"].max()) == max(size for _, size in held)
     files = {line.partition(":")[0] for line in findings.largest["user_frame"]}
     assert files - {"aten", ""} == {"/tmp/s.py"}
 

@@ -57,8 +57,8 @@ def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run):
     findings = examine(run)
     timeline = memory_timeline(findings)
     sums = [sum(sizes) for sizes in zip(*timeline.sizes_bytes.values(), strict=True)]
-    assert sums == findings.played.allocated_bytes.tolist()
-    assert timeline.peak == findings.peak
+    assert sums == findings.played.entries["allocated_bytes"].tolist()
+    assert timeline.peak == findings.peak["entry"]
     assert timeline.bands[0][:2] == ("forward", 0)
     for column, total in enumerate(sums):
         held = [block.size_bytes for block in timeline.blocks if block.first <= column <= block.last]

@@ -119,7 +119,7 @@ operator.register_autograd(_backward, setup_context=_keep)
 def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_too(causal, monkeypatch):
     monkeypatch.setattr(attention_check, "_BLOCK_ELEMENTS", 200)
     q, k, v, gradient = (torch.randn(2, 2, 23, 8, dtype=torch.float64) for _ in range(4))
-    results = formula(q, k, v, gradient, causal)
+    results = formula([q, k, v, gradient], causal)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     output = naive(*leaves, is_causal=causal)
     for (values, sizes), wanted in zip(results, (output, *torch.autograd.grad(output, leaves, gradient)), strict=True):

@@ -7,7 +7,8 @@ to memory. The order of the graph is taken for that of the kernels.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from typing import Any
@@ -29,9 +30,8 @@ from lmbench.memory.prediction.tracker import MATMULS, Tracker
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
 # and outputs are in memory, whatever else is fused into one pass.
-_EXTERN = ("mm", "bmm", "addmm", "baddbmm", "convolution", "index_put", "sort")
-_EXTERN_PARTS = ("scaled_dot_product", "attention", "embedding_dense_backward", "convolution_backward", "cumsum")
-_GETITEM = operator.getitem
+_EXTERN = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "index_put", "sort"})
+_EXTERN_PARTS = re.compile("scaled_dot_product|attention|embedding_dense_backward|convolution_backward|cumsum")
 
 
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
@@ -42,48 +42,46 @@ def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
         if not torch.is_grad_enabled():
             return target.forward(*args, **kwargs)
         flat, spec = tree_flatten((args, kwargs))
-        key = (spec, tuple(tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat))
+        tensors = _tensors(flat)
+        # The class stands for each tensor: what is remembered shall keep none alive.
+        others = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
+        key = (spec, *others, *(tensor.shape for tensor in tensors))
         if key not in graphs:
-            graphs[key] = _trace(target, flat, spec, tracker)
-        return graphs[key](*_tensors(flat))
+            graphs[key] = _trace(_Region(target, others, spec), tensors, tracker)
+        return graphs[key](*tensors)
 
     target._compiled_call_impl = call
 
 
-def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+def _tensors(leaves: Iterable[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 class _Region(nn.Module):
     """A module as a function of tensors alone, which enters the autocast that it is called under itself."""
 
-    def __init__(self, target: nn.Module, flat: list[Any], spec: Any) -> None:
+    def __init__(self, target: nn.Module, leaves: list[Any], spec: Any) -> None:
         super().__init__()
-        self.target, self._spec = target, spec
-        self._others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in flat]
-        self._autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self.target, self._leaves, self._spec = target, leaves, spec
+        self._autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         remaining = iter(tensors)
-        leaves = zip(self._others, self._is_tensor, strict=True)
-        args, kwargs = tree_unflatten([next(remaining) if is_one else other for other, is_one in leaves], self._spec)
-        with torch.autocast("cpu", dtype=self._autocast or torch.bfloat16, enabled=self._autocast is not None):
+        leaves = [next(remaining) if leaf is torch.Tensor else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        with torch.autocast("cpu", *self._autocast):
             out, self.out_spec = tree_flatten(self.target.forward(*args, **kwargs))
         return tuple(out)
 
 
-def _trace(target: nn.Module, flat: list[Any], spec: Any, tracker: Tracker) -> Callable[..., Any]:
-    region = _Region(target, flat, spec)
-
-    def compiler(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        boxed: Callable[..., Any] = make_boxed_func(_Simulation(graph, tracker))
-        return boxed
+def _trace(region: _Region, tensors: list[torch.Tensor], tracker: Tracker) -> Callable[..., Any]:
+    def compiler(graph: fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(_simulation(graph.graph.nodes, tracker))
 
     with tracker.paused(), _checkpoints_tagged():
         compiled = aot_module_simplified(
             region,
-            _tensors(flat),
+            tensors,
             fw_compiler=compiler,
             bw_compiler=compiler,
             decompositions=select_decomp_table(),
@@ -123,58 +121,41 @@ def _checkpoints_tagged() -> Iterator[None]:
         yield
 
 
-class _Simulation:
-    """Calls a graph: its outputs as fresh fake tensors, and on the way the rise and fall of its memory.
+def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
+    """A graph to be called: its outputs as fresh fake tensors, and on the way the rise and fall of its memory.
 
-    The storages of the values that the graph was traced with tell which of them share memory. `steps` are the nodes
-    that write to memory, each with the nodes whose memory is read for the last time for it.
+    The storages of the values that the graph was traced with tell which of them share memory.
     """
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    calls = [node for node in nodes if node.op == "call_function"]
+    (outputs,) = next(node for node in nodes if node.op == "output").args
+    outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    for node in calls:
+        if "val" not in node.meta:
+            # An operator with several results that the partitioner put in again has its values at those who take them
+            # out.
+            taken = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
+            node.meta["val"] = tuple(taken.get(index) for index in range(max(taken, default=-1) + 1))
+    homes: dict[int, fx.Node] = {}
+    base = {}
+    for node in nodes:
+        # Where a storage appears first; what only takes a value out of several has that of these.
+        base[node] = next(iter([homes.setdefault(_storage(value), node) for value in _values(node)]), node)
+    kept = {base[node] for node in outputs if isinstance(node, fx.Node)}
+    steps = _plan(calls, base, kept)
 
-    def __init__(self, graph: fx.GraphModule, tracker: Tracker) -> None:
-        self.tracker = tracker
-        nodes = graph.graph.nodes
-        self.inputs = [node for node in nodes if node.op == "placeholder"]
-        outputs = next(node for node in nodes if node.op == "output").args[0]
-        self.outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        calls = [node for node in nodes if node.op == "call_function"]
-        _complete_values(calls)
-        homes: dict[int, fx.Node] = {}
-        self._base = {}
-        for node in nodes:
-            # Where a storage appears first; what only takes a value out of several has that of these.
-            places = [homes.setdefault(_storage(value), node) for value in _values(node)]
-            self._base[node] = places[0] if places else node
-        self._kept = {self._base[node] for node in self.outputs if isinstance(node, fx.Node)}
-        self.steps = self._plan(calls)
-
-    def _plan(self, calls: list[fx.Node]) -> list[tuple[fx.Node, list[fx.Node]]]:
-        written = set(self._kept)
-        for node in filter(_is_extern, calls):
-            written |= {self._base[node], *(self._base[source] for source in node.all_input_nodes)}
-        reads: dict[fx.Node, set[fx.Node]] = {}
-        last: dict[fx.Node, fx.Node] = {}
-        for node in calls:
-            sources: set[fx.Node] = set()
-            for base in (self._base[source] for source in node.all_input_nodes):
-                sources |= {base} if base in written or base.op == "placeholder" else reads.get(base, set())
-            reads[node] = sources
-            if node in written:
-                last.update(dict.fromkeys(sources, node))
-        steps: dict[fx.Node, list[fx.Node]] = {node: [] for node in calls if node in written}
-        for value, reader in last.items():
-            if value not in self._kept:
-                steps[reader].append(value)
-        return list(steps.items())
-
-    def __call__(self, *args: Any) -> list[Any]:
-        tracker, passing = self.tracker, dict[fx.Node, list[Allocation]]()
-        values: dict[fx.Node, Any] = dict(zip(self.inputs, args, strict=True))
-        tensors = {_storage(value): values[node] for node in self.inputs for value in _values(node)}
-        for node, last_read in self.steps:
+    def run(*args: Any) -> list[Any]:
+        passing: dict[fx.Node, list[Allocation]] = {}
+        values = dict(zip(inputs, args, strict=True))
+        tensors = {_storage(value): values[node] for node in inputs for value in _values(node)}
+        for node, last_read in steps.items():
             if _packet(node) in MATMULS:
                 tracker.multiply()
-            if node in self._kept:
-                tensors |= {_storage(value): _fresh(value) for value in _values(node)}
+            if node in kept:
+                for value in _values(node):
+                    tensors[_storage(value)] = torch.empty_strided(
+                        value.shape, value.stride(), dtype=value.dtype, device=value.device
+                    )
             else:
                 passing[node] = [
                     tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
@@ -190,22 +171,38 @@ class _Simulation:
         for allocation in chain.from_iterable(passing.values()):
             tracker.free(allocation)
         results = []
-        for node in self.outputs:
+        for node in outputs:
             value = node.meta["val"] if isinstance(node, fx.Node) else node
             if isinstance(value, torch.Tensor) and node not in values:
                 value = torch.as_strided(tensors[_storage(value)], value.shape, value.stride(), value.storage_offset())
             results.append(values.get(node, value))
         return results
 
+    return run
+
+
+def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """The nodes that write to memory, each with the nodes whose memory is read for the last time for it."""
+    sources = {node: {base[source] for source in node.all_input_nodes} for node in calls}
+    extern = [node for node in calls if _packet(node) in _EXTERN or _EXTERN_PARTS.search(_packet(node))]
+    written = kept.union(*({base[node]} | sources[node] for node in extern))
+    reads: dict[fx.Node, set[fx.Node]] = {}
+    last: dict[fx.Node, fx.Node] = {}
+    for node in calls:
+        in_memory = {source for source in sources[node] if source in written or source.op == "placeholder"}
+        reads[node] = in_memory.union(*(reads.get(source, set()) for source in sources[node] - in_memory))
+        if node in written:
+            last.update(dict.fromkeys(reads[node], node))
+    steps: dict[fx.Node, list[fx.Node]] = {node: [] for node in calls if node in written}
+    for value, reader in last.items():
+        if value not in kept:
+            steps[reader].append(value)
+    return steps
+
 
 def _storage(value: torch.Tensor) -> int:
     """What values that share memory have in common."""
     return int(value.untyped_storage()._cdata)
-
-
-def _is_extern(node: fx.Node) -> bool:
-    name = _packet(node)
-    return name in _EXTERN or any(part in name for part in _EXTERN_PARTS)
 
 
 def _packet(node: fx.Node) -> str:
@@ -215,16 +212,4 @@ def _packet(node: fx.Node) -> str:
 
 def _values(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
-    return [part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, torch.Tensor)]
-
-
-def _complete_values(calls: list[Any]) -> None:
-    """An operator with several results that the partitioner put in again has its values at those who take them out."""
-    for node in calls:
-        if "val" not in node.meta:
-            taken = {user.args[1]: user.meta.get("val") for user in node.users if user.target is _GETITEM}
-            node.meta["val"] = tuple(taken.get(index) for index in range(max(taken, default=-1) + 1))
-
-
-def _fresh(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return _tensors(value if isinstance(value, list | tuple) else [value])

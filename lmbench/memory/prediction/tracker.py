@@ -36,14 +36,13 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocations: list[Allocation] = []
         self.stretches: list[Stretch] = []
-        self.numels: dict[int, int] = {}
         #: Elements of the logits, once a softmax over them was seen.
         self.logits_numel: int | None = None
         #: How many events there were.
         self.now = 0
-        self._operator, self._is_paused = "", False
+        self.phase: Any = "setup"
+        self._begin, self._region, self._operator, self._is_paused = 0, "", "", False
         self._seen: Any = WeakIdKeyDictionary()
-        self._begun = (0, "setup", "")
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
 
@@ -51,22 +50,15 @@ class Tracker(TorchDispatchMode):
 
     def enter(self, phase: str, region: str = "") -> None:
         """From now on it is this phase."""
+        self.stretches.append(Stretch(self._begin, self.now, self.phase, self._region))
         self.now += 1
-        start, before, of = self._begun
-        self.stretches.append(Stretch(start, self.now - 1, before, of))
-        self._begun = (self.now, phase, region)
-
-    @property
-    def phase(self) -> str:
-        return self._begun[1]
+        self._begin, self.phase, self._region = self.now, phase, region
 
     def allocate(self, size_bytes: int, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
         """Note an allocation that no tensor stands for; `free` ends it."""
         self.now += 1
-        allocation = Allocation(size_bytes, self.now, category, made_by)
-        self.numels[id(allocation)] = numel
-        self.allocations.append(allocation)
-        return allocation
+        self.allocations.append(Allocation(size_bytes, self.now, category, made_by, numel))
+        return self.allocations[-1]
 
     def multiply(self) -> None:
         """A product of matrices begins."""
@@ -76,9 +68,9 @@ class Tracker(TorchDispatchMode):
             self.allocate(self._workspace_bytes, "workspaces", "cuBLAS")
 
     def free(self, allocation: Allocation) -> None:
-        if allocation.died is None:
+        if allocation.end is None:
             self.now += 1
-            allocation.died = self.now
+            allocation.end = self.now
 
     def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
         """The allocation behind a tensor, now known to be of a category."""
