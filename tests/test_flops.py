@@ -47,7 +47,7 @@ def test_causal_count_leaves_out_half_of_attention_and_a_backward_pass_triples_t
 TINY_TOKENS = torch.zeros(2, 16, dtype=torch.long)
 
 
-def refuse(*_: object) -> None:
+def refuse(*_):
     raise AssertionError("compiled")
 
 
@@ -75,13 +75,13 @@ class Foreign(LightningModule):
     """A stranger's ordinary module: logs in its step, draws dropout, makes tensors on its device, sums up in a plain
     tensor, as metrics do, counts, holds its data, and takes no batch_idx."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Embedding(50, 8), nn.Dropout(0.5), nn.Linear(8, 50))
         self.total, self.steps, self.outputs = torch.zeros(()), 0, []
         self.dataset = TensorDataset(torch.ones(3))
 
-    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+    def training_step(self, batch):
         shift = torch.zeros(1, device=self.device)
         loss = cross_entropy(self.body(batch["ids"]).flatten(0, 1) + shift, batch["ids"].flatten())
         self.log("loss", loss)
@@ -104,7 +104,7 @@ def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
 
 def test_a_step_that_reads_values_is_uncountable_with_its_reason():
     class Reading(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x if x.sum().item() > 0 else -x
 
     with pytest.raises(UncountableError, match="not countable on fake tensors: "):
@@ -117,13 +117,13 @@ def double(x: Tensor) -> Tensor:
 
 
 @double.register_fake
-def _(x: Tensor) -> Tensor:
+def _(x):
     return torch.empty_like(x)
 
 
 def test_operators_the_counter_cannot_know_are_named():
     class Custom(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return double(x) @ x
 
     count = counter_flops(Custom(), torch.ones(4, 4), tokens=4)

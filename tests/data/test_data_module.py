@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +11,15 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 
 from lmbench.callbacks import MeasurementSession
-from lmbench.data.datamodule import TokenBatch, TokenData
+from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
 
-SMALL: dict[str, Any] = {"batch_size": 3, "context_length": 16, "vocab_size": 500}
-TINY: dict[str, Any] = {"size": "tiny", "vocab_size": 500, "context_length": 16}
+SMALL = {"batch_size": 3, "context_length": 16, "vocab_size": 500}
+TINY = {"size": "tiny", "vocab_size": 500, "context_length": 16}
 CODE = "".join(f"def function_{i}(value):\n    return value + {i}\n\n\n" for i in range(2000))
 
 
@@ -94,8 +93,8 @@ class Seen(Callback):
     """Keeps batches and losses."""
 
     def __init__(self):
-        self.batches: list[TokenBatch] = []
-        self.losses: list[float] = []
+        self.batches = []
+        self.losses = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.batches.append(batch)

@@ -41,15 +41,15 @@ def test_json_and_csv_hold_every_figure_without_torch(snapshot, capsys):
     answer = json.loads(done.stdout)
     assert (answer["peak"]["phase"], answer["peak"]["allocated_bytes"]) == ("backward", 252 << 20)
     assert {row["category"]: row["size_bytes"] >> 20 for row in answer["tables"]["peak"]}["peak"] == 252
-    assert main(["memory", str(snapshot), "--format", "csv"]) == 0
+    assert main(["memory", str(snapshot), "--format=csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert sum(int(row["total_bytes"]) for row in rows) == 252 << 20
 
 
 @pytest.mark.parametrize(
     "words",
-    [["nowhere.pickle"], ["."], ["x", "--top", "0"], ["x", "--table", "a", "--all"], [], ["validate", "--data.x=1"],
-     ["--model.siz", "tiny"], ["x", "--model.size", "tiny"]],
+    [["nowhere.pickle"], ["."], ["x", "--top=0"], ["x", "--table=a", "--all"], [], ["validate", "--data.x=1"],
+     ["--model.siz=tiny"], ["x", "--model.size=tiny"]],
     ids=" ".join,
 )  # fmt: skip
 def test_mistakes_are_one_line(words, tmp_path, monkeypatch, capsys):

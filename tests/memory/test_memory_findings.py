@@ -9,7 +9,6 @@ from planted_memory import (
     MIB,
     USER,
     Allocator,
-    Stack,
     notes_of,
     planted_run,
     write,
@@ -120,7 +119,7 @@ def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path):
 
 PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"
 #: What every stack with C++ frames begins with, and what its Python frames lie between.
-CPP: Stack = (
+CPP = (
     ("torch::unwind::unwind()", "??", 0),
     ("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc()", "CUDACachingAllocator.cpp", 0),
     ("at::_ops::empty_strided::call(c10::ArrayRef<c10::SymInt>)", "", 0),
@@ -128,10 +127,10 @@ CPP: Stack = (
     ("cfunction_call", "/usr/local/src/conda/python-3.10.14/Objects/methodobject.c", 543),
     ("start", "libc.so.6", 0), ("run_mod.llvm.9196", "pythonrun.o", 0),
 )  # fmt: skip
-CPP_ENGINE: Stack = (*CPP, ("torch::autograd::Engine::thread_main(std::shared_ptr<>)", "??", 0))
+CPP_ENGINE = (*CPP, ("torch::autograd::Engine::thread_main(std::shared_ptr<>)", "??", 0))
 CALL = ("_call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
 #: A training step of Lightning's runs in the closure that the optimizer's step calls.
-CLOSURE: Stack = (
+CLOSURE = (
     ("training_step", USER, 7), ("closure", f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 135),
     ("step", f"{PACKAGES}/torch/optim/adamw.py", 220), ("wrapper", f"{PACKAGES}/torch/optim/optimizer.py", 500),
 )  # fmt: skip

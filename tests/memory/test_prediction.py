@@ -13,11 +13,11 @@ from paths import RUNS
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.allocator import CachingAllocator
-from lmbench.memory.forecast import Forecast, Gpu, Request, gpu_for
+from lmbench.memory.forecast import Gpu, Request, gpu_for
 from lmbench.memory.predictor import Predictor, by_phase, largest_that_fits
 
 ROOM = Gpu("test", 100 * 2**30, 0, is_here=True)
-TINY = ("--model.size", "tiny", "--data.batch_size", "2", "--data.context_length", "16")
+TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
 
 
 def _forecast(words, gpu, finds_largest):
@@ -30,7 +30,7 @@ def predict(*words, gpu=None, finds_largest=False):
     """A forecast in a fork of this process, which the prediction changes for good."""
     import lmbench.fit.prediction  # noqa: F401  (the forks shall not import it each)
 
-    made: Forecast = _forked(_forecast, list(words), gpu, finds_largest)
+    made = _forked(_forecast, list(words), gpu, finds_largest)
     return made
 
 
@@ -57,7 +57,7 @@ QUICK = (
 
 def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
     measured = json.loads((RUNS / "h200_run.json").read_text())["memory"]
-    forecast = predict("--config", "small_fp32", "--model.attention", "naive", gpu="H200")
+    forecast = predict("--config=small_fp32", "--model.attention=naive", gpu="H200")
     for phase in ("forward", "backward", "optimizer"):
         predicted_bytes = peak_of(forecast, phase).total_bytes
         assert predicted_bytes == pytest.approx(measured["phase_peak_allocated_bytes"][phase], rel=0.002)
@@ -75,7 +75,7 @@ def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell
 
 def activations_of(*words):
     """Bytes that the tiny model's forward leaves for its backward."""
-    activations: int = peak_of(predict(*TINY, *words), "forward").activations
+    activations = peak_of(predict(*TINY, *words), "forward").activations
     return activations
 
 
@@ -91,8 +91,8 @@ def test_the_efficient_kernel_writes_values_so_that_none_are_copied():
 
 def test_compiled_peaks_are_within_five_percent_of_an_h200s():
     """The README's flagship run."""
-    words = ["--config", "large_bf16", "--data.batch_size", "16", "--data.context_length", "1024"]
-    made = predict(*words, "--trainer.compile", "true", gpu="H200")
+    words = ["--config=large_bf16", "--data.batch_size=16", "--data.context_length=1024"]
+    made = predict(*words, "--trainer.compile=true", gpu="H200")
     assert made.highest.total_bytes / 2**30 == pytest.approx(45.59, rel=0.05)
 
 
@@ -134,7 +134,7 @@ def own_module(tmp_path, monkeypatch):
 
 
 def test_a_users_module_is_counted_to_the_byte(own_module):
-    forecast = predict("--model", own_module, "--measure.zero_grad", "after_step")
+    forecast = predict("--model", own_module, "--measure.zero_grad=after_step")
     weights, rows = 2 * 4 * 1024**2, 4 * 8 * 1024
     # Steps are counted for each parameter, in a block of its own. At the sum: relu's output, which both layers'
     # gradients need, the loss, and what is summed and not kept.
@@ -159,11 +159,11 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "hand_module.TwoLayers", "--model.reads", "true"],
+        (["--model=hand_module.TwoLayers", "--model.reads=true"],
          r"cannot be predicted: hand_module.py:\d+ `self.last = loss.item\(\)`"),
-        ([*TINY, "--trainer.precision", "transformer-engine"],
+        ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
-        (["--model.siz", "tiny"], r"model\.siz"),
+        (["--model.siz=tiny"], r"model\.siz"),
     ],
     ids=["reads a value", "precision", "misspelt"],
 )  # fmt: skip
@@ -181,12 +181,11 @@ def test_a_true_precision_scales_everything_of_the_weights():
 
 
 def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
-    words = ["--data.batch_size", "16", "--data.context_length", "64"]
+    words = ["--data.batch_size=16", "--data.context_length=64"]
     kept, again = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))
     assert again < 0.5 * kept
     block, selective, none = (
-        activations_of("--trainer.compile", "true", "--model.checkpoint", name)
-        for name in ("block", "selective", "none")
+        activations_of("--trainer.compile=true", "--model.checkpoint", name) for name in ("block", "selective", "none")
     )
     assert block < selective < none
 
@@ -209,7 +208,7 @@ def _few(words):
     ("compiled", "method"), [("false", "every block"), ("true", "2 and 4 of 6 alike blocks, checked by 3")]
 )
 def test_few_blocks_tell_what_all_of_them_take(compiled, method):
-    words = ["--model.size", "tiny", "--model.num_layers", "6", "--trainer.compile", compiled]
+    words = ["--model.size=tiny", "--model.num_layers=6", "--trainer.compile", compiled]
     used, few, several = _forked(_few, words)
     assert used == method
     assert few == pytest.approx(several, rel=0.01)
@@ -228,7 +227,7 @@ def test_few_blocks_tell_what_all_of_them_take(compiled, method):
     ],
 )
 def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
-    trials: list[int] = []
+    trials = []
 
     def tried(value):
         trials.append(value)
@@ -263,8 +262,8 @@ def test_the_command_prints_a_table_and_a_verdict(capfd):
 def test_a_run_keeps_its_prediction(tmp_path):
     from lmbench.records.load import find_runs, load_run
 
-    words = ["fit", "--config", "smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s", "0"]
-    assert main([*words, "--memory.predict", "true", "--wandb.mode", "disabled", "--quiet"]) == 0
+    words = ["fit", "--config=smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s=0"]
+    assert main([*words, "--memory.predict=true", "--wandb.mode=disabled", "--quiet"]) == 0
     prediction = load_run(find_runs([tmp_path])[0]).record.memory_prediction
     assert prediction is not None
     assert prediction.reason is None
@@ -298,8 +297,8 @@ def test_blocks_are_rounded_split_and_joined_as_cuda_does():
 
 
 def test_attention_by_itself_is_predicted_by_its_shape():
-    layer = ["--model", "lmbench.AttentionLayer", "--model.head_dim", "64", "--data.context_length", "1024"]
-    forecast = predict(*layer, "--model.attention", "naive", "--data.batch_size", "8", gpu="H200", finds_largest=True)
+    layer = ["--model=lmbench.AttentionLayer", "--model.head_dim=64", "--data.context_length=1024"]
+    forecast = predict(*layer, "--model.attention=naive", "--data.batch_size=8", gpu="H200", finds_largest=True)
     inputs, scores = 8 * 1024 * 64 * 4, 8 * 1024 * 1024 * 4
     forward, backward = peak_of(forecast, "forward"), peak_of(forecast, "backward")
     # q, k, v and the gradient of the output; the product and its scaled copy, then softmax's result beside one of them.
@@ -309,4 +308,4 @@ def test_attention_by_itself_is_predicted_by_its_shape():
     assert (forecast.largest_batch_size.value or 0) > 8
     assert forecast.largest_context_length is not None
     with pytest.raises(UsageError, match="a prediction compiles nothing; predict sdpa"):
-        predict(*layer, "--model.attention", "flex")
+        predict(*layer, "--model.attention=flex")

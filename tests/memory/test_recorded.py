@@ -7,7 +7,6 @@ import json
 import lzma
 import pickle
 from itertools import accumulate
-from typing import Any
 
 import pytest
 from paths import MEMORY
@@ -35,7 +34,7 @@ def findings(run):
 @pytest.fixture(scope="module")
 def plain(run):
     """The snapshot without any of lmbench's reader: it is our own."""
-    content: dict[str, Any] = pickle.loads((run / "memory_snapshot.pickle").read_bytes())
+    content = pickle.loads((run / "memory_snapshot.pickle").read_bytes())
     return content
 
 

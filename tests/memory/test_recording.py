@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from cpu_allocator import Annotating, CpuHistory
@@ -43,7 +41,7 @@ class Model(LightningModule):
         self.vocab_size = VOCAB
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
-        self.hidden: list[torch.Tensor] = []
+        self.hidden = []
 
     def training_step(self, batch, batch_idx):
         x, targets = batch
@@ -149,7 +147,7 @@ def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(tmp_path, monk
     assert module.computed == 2 * 2 * 4
     assert findings.saved_storages["size_bytes"].sum() < rounded(4 * BATCH * WIDTH) + 3 * rounded(BATCH * VOCAB)
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
-    packed: list[torch.Tensor] = []
+    packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         module.head(torch.randn(2, WIDTH)).exp()
     assert packed
@@ -196,7 +194,7 @@ def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_comp
             MeasurementSession.of(trainer).run.compile.is_enabled = is_enabled
 
     class Looks(Model):
-        seen: tuple[bool, ...] = ()
+        seen = ()
 
         def training_step(self, batch, batch_idx):
             self.seen += (bool(self.head._forward_hooks),)
@@ -218,11 +216,11 @@ def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path):
 
 
 def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch):
-    observers: list[Any] = []
+    observers = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
     monkeypatch.setattr(history, "_listener", [])
-    told: list[tuple[int, ...]] = []
+    told = []
 
     class Watcher:
         def refused(self, *facts):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,17 @@ from lmbench.fit.run import run
 from lmbench.model import attention_check
 from lmbench.model.attention import NaiveCore, Size, attention_kind, causal_mask
 from lmbench.model.attention_check import TOLERANCES, Use, check_attention, formula
-from lmbench.records.run import AttentionCheck
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def naive(q, k, v, is_causal=False):
     return NaiveCore(q.shape[-1])(q, k, v, causal_mask(q.shape[-2]) if is_causal else None)
 
 
-def fused(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False) -> Tensor:
+def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False):
     return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
-def forgets_the_last_block(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def forgets_the_last_block(q, k, v, is_causal=False):
     """As a kernel does that has no mask for a length that its block does not divide."""
     seq = q.shape[-2]
     full, seen = max(1, seq // 16 * 16), torch.ones(seq, seq, dtype=torch.bool)
@@ -38,27 +36,27 @@ def forgets_the_last_block(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = Fa
     return scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-def takes_v_for_contiguous(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def takes_v_for_contiguous(q, k, v, is_causal=False):
     flat = torch.as_strided(v, v.shape, q.contiguous().stride(), v.storage_offset())
     return fused(q, k, flat, is_causal=is_causal)
 
 
-def writes_to_k_afterwards(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def writes_to_k_afterwards(q, k, v, is_causal=False):
     output = fused(q, k, v, is_causal=is_causal)
     k.data.zero_()
     return output
 
 
-def only_tens(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def only_tens(q, k, v, is_causal=False):
     if q.shape[-2] % 10:
         raise ValueError("the length must be a multiple of 10")
     return fused(q, k, v, is_causal=is_causal)
 
 
-CALLS: list[int] = []
+CALLS = []
 
 
-def right_at_first(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def right_at_first(q, k, v, is_causal=False):
     CALLS.append(q.shape[-2])
     return fused(q, k, v, is_causal=is_causal) * (1.0 if len(CALLS) <= 16 else 0.9)
 
@@ -67,12 +65,12 @@ class Scaled(torch.autograd.Function):
     """Its gradient is `factor` times too large; with 0 it has none."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+    def forward(ctx, x, factor):
         ctx.factor = factor
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx, grad):  # type: ignore[override]
         if ctx.factor == 0:
             raise RuntimeError("no backward yet")
         return grad * ctx.factor, None
@@ -98,16 +96,16 @@ def operator(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 @operator.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+def _(q, k, v, is_causal):
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+def _keep(ctx, inputs, output):
     *tensors, ctx.is_causal = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, grad: Tensor) -> Any:
+def _backward(ctx, grad):
     _, gradients = torch.func.vjp(partial(fused, is_causal=ctx.is_causal), *ctx.saved_tensors)
     return *gradients(grad), None
 
@@ -129,7 +127,7 @@ def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_to
         assert 0.3 < ratio.mean().item() < 1.7
 
 
-def checked(function: str, dtype: torch.dtype = torch.float32, **changes: Any) -> AttentionCheck:
+def checked(function, dtype=torch.float32, **changes):
     setting = {"size": Size(2, 2, 40, 16), "is_causal": True, "dtype": dtype, "device": torch.device("cpu"), **changes}
     name = f"OF.{function}" if hasattr(OF, function) else function
     result = check_attention(attention_kind(f"test_attention_check:{name}"), Use(**setting))
@@ -213,18 +211,18 @@ def test_what_cannot_be_attention_is_told_in_one_line(function):
 
 # from the command line
 
-SHORT = ("--trainer.accelerator", "cpu", "--data.context_length", "24", "--data.batch_size", "2")
-LAYER = ("--model", "lmbench.AttentionLayer", "--model.head_dim", "8", *SHORT)
-MODEL = ("--model.size", "tiny", "--model.vocab_size", "50", *SHORT)
+SHORT = ("--trainer.accelerator=cpu", "--data.context_length=24", "--data.batch_size=2")
+LAYER = ("--model=lmbench.AttentionLayer", "--model.head_dim=8", *SHORT)
+MODEL = ("--model.size=tiny", "--model.vocab_size=50", *SHORT)
 
 
-def attention(function: str, *words: str) -> list[str]:
+def attention(function, *words):
     return ["--model.attention", f"test_attention_check:{function}", *words]
 
 
 @pytest.mark.parametrize(
     ("subject", "compiled"),
-    [(LAYER, ["--trainer.compile.backend", "aot_eager"]), (MODEL, [])],
+    [(LAYER, ["--trainer.compile.backend=aot_eager"]), (MODEL, [])],
     ids=["compiled layer", "model"],
 )
 def test_a_librarys_operator_is_checked_and_measured(subject, compiled, tmp_path, capsys):

@@ -16,7 +16,7 @@ from lmbench.model.attention_layer import AttentionLayer
 
 from conftest import quiet_trainer
 
-LAYER = ("--model", "lmbench.AttentionLayer", "--trainer.accelerator", "cpu")
+LAYER = ("--model=lmbench.AttentionLayer", "--trainer.accelerator=cpu")
 
 
 class AfterBackward(Callback):
@@ -41,8 +41,8 @@ def test_gradients_are_those_of_the_fixed_output_gradient(attention, causal):
 
 
 def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
-    words = ["--model.attention", "naive", "--model.heads", "3", "--model.head_dim", "8", "--model.causal", "true"]
-    record = bench(tmp_path, *LAYER, *words, "--data.batch_size", "2", "--data.context_length", "50").record
+    words = ["--model.attention=naive", "--model.heads=3", "--model.head_dim=8", "--model.causal=true"]
+    record = bench(tmp_path, *LAYER, *words, "--data.batch_size=2", "--data.context_length=50").record
     assert (record.mode, record.zero_grad) == ("forward_backward", "after_step")
     assert (record.model.num_heads, record.model.head_dim, record.model.is_causal) == (3, 8, True)
     assert (record.data.batch_size, record.data.context_length) == (2, 50)
@@ -64,7 +64,7 @@ def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
     [("sdpa", "32-true", 4), ("sdpa_flash", "32-true", 4), ("sdpa", "64-true", 8)],
 )
 def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, precision, itemsize, tmp_path):
-    words = ["--data.context_length", "64", "--data.batch_size", "1", "--trainer.precision", precision]
+    words = ["--data.context_length=64", "--data.batch_size=1", "--trainer.precision", precision]
     record = bench(tmp_path, *LAYER, "--model.attention", attention, *words).record
     assert record.memory.saved_bytes == record.memory.expected_saved_bytes == (64 * 64 + 64) * itemsize
     # On a CPU PyTorch takes flash attention where it may choose.
@@ -74,13 +74,13 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["validate", "--measure.mode", "forward"], "measure.mode is forward, and validate measures inference; use"),
-        (["fit", "--measure.mode", "train_step"], "nothing to optimize; allowed: forward, forward_backward"),
-        (["fit", "--model.batch_size", "3"], "model.batch_size follows data.batch_size; set that: --data.batch_size 3"),
-        (["fit", "--model.heads", "0"], "heads is 0; it must be at least 1"),
-        (["fit", "--data.source", "text"], "unknown option --data.source"),
-        (["fit", "--data", "null"], "--data is null, and attention by itself holds its inputs; leave it out"),
-        (["fit", "--data", "lightning.pytorch.demos.boring_classes.BoringDataModule"], ", and attention by itself"),
+        (["validate", "--measure.mode=forward"], "measure.mode is forward, and validate measures inference; use"),
+        (["fit", "--measure.mode=train_step"], "nothing to optimize; allowed: forward, forward_backward"),
+        (["fit", "--model.batch_size=3"], "model.batch_size follows data.batch_size; set that: --data.batch_size 3"),
+        (["fit", "--model.heads=0"], "heads is 0; it must be at least 1"),
+        (["fit", "--data.source=text"], "unknown option --data.source"),
+        (["fit", "--data=null"], "--data is null, and attention by itself holds its inputs; leave it out"),
+        (["fit", "--data=lightning.pytorch.demos.boring_classes.BoringDataModule"], ", and attention by itself"),
     ],
     ids=lambda value: value[1] + value[-1] if isinstance(value, list) else "",
 )

@@ -36,7 +36,7 @@ def _offline(monkeypatch):
 def words(tmp_path):
     path = tmp_path / "llama_tiny.json"
     path.write_text(json.dumps(LLAMA))
-    return ["--model", "lmbench.HuggingFace", "--model.config", str(path), "--data.context_length"]
+    return ["--model=lmbench.HuggingFace", "--model.config", str(path), "--data.context_length"]
 
 
 def measure(module, data=None, **settings):
@@ -61,7 +61,7 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
     assert record.probe.training.missing_gradients == record.probe.training.zero_gradients == []
     config = next(tmp_path.glob("results/*/config.yaml"))
     assert main(["fit", "--config", str(config), "--print_config"]) == 0
-    assert f"config: {words[3]}" in capsys.readouterr().out
+    assert f"config: {words[2]}" in capsys.readouterr().out
 
 
 def test_weights_are_float32_until_the_trainers_precision_converts_them():
@@ -129,7 +129,7 @@ def test_a_mistake_gets_one_line(mistake):
 
 
 def test_a_context_beyond_the_positions_gets_one_line(words, capsys):
-    assert main(["fit", *words, "32", "--trainer.accelerator", "cpu"]) == 2
+    assert main(["fit", *words, "32", "--trainer.accelerator=cpu"]) == 2
     assert "data.context_length is 32, beyond the config's max_position_embeddings of 16" in capsys.readouterr().err
 
 

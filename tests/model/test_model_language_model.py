@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
@@ -16,7 +13,7 @@ from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
 
-TINY: dict[str, Any] = {"size": "tiny", "vocab_size": 300, "context_length": 16}
+TINY = {"size": "tiny", "vocab_size": 300, "context_length": 16}
 
 
 def data():
@@ -27,7 +24,7 @@ class Watch(Callback):
     """Keeps the first weights, and each batch's loss."""
 
     def __init__(self):
-        self.losses: list[Tensor] = []
+        self.losses = []
 
     def on_train_start(self, trainer, pl_module):
         self.weights = [parameter.detach().clone() for parameter in pl_module.parameters()]
@@ -81,7 +78,7 @@ def test_the_network_is_built_by_configure_model_and_only_once():
 )
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_optimizers_are_the_ones_named(name, variant, fused, foreach):
-    settings: dict[str, Any] = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
+    settings = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     model = LanguageModel(**TINY, optimizer=name, optimizer_variant=variant, **settings)
     model.configure_model()
     optimizer = model.configure_optimizers()
