@@ -216,7 +216,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
     assert "--model.hub.hf_token=planted-config" in words
     assert "--data.url=http://u:planted@h/x" in words
     assert '--model.auth={"password": "planted-option"}' in words
-    assert plan.environment_of(plan.cells[0]).process_variables()["GH_PAT"] == "planted-variable"
+    assert plan.cells[0].environment.process_variables()["GH_PAT"] == "planted-variable"
     stored = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(stored) >= 3
     assert not any("planted" in text for text in stored)
@@ -236,7 +236,7 @@ def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(s
     again, _ = _begin("mine", file)
     assert [cell.id for cell in again.cells] == [cell.id for cell in plan.cells]
     assert "--model.hub.hf_token=anew" in again.cells[0].words()
-    assert again.environment_of(again.cells[0]).process_variables()["GH_PAT"] == "anew"
+    assert again.cells[0].environment.process_variables()["GH_PAT"] == "anew"
 
 
 def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -56,25 +56,29 @@ def group_options(group: str) -> list[str]:
     return [f"{group}.{name}" for source in GROUPS[group] for name in arguments(*source)]
 
 
-def check_options(words: Sequence[str]) -> None:
+def check_options(words: Sequence[str], places: Mapping[str, str] | None = None) -> None:
     """Look for misspelt options of `lmbench fit` among its words; those of a class of the user's are left alone.
 
     Raises:
-        UsageError: an option that there is not, with the nearest that there is.
+        UsageError: options that there are not, each with the nearest that there is, and where in a file it stands by
+            `places`.
     """
-    options = list(_options(words))
+    options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text(encoding="utf-8") for name, path in shipped_configs().items()}
     of_classes = {"optimizer", "lr_scheduler"}
     for name, value in options:
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
             of_classes |= {"model", "data"}
     known = [*_ALONE, *GROUPS, *(option for group in GROUPS for option in group_options(group))]
+    lines = []
     for name, _ in options:
         group, *rest = name.split(".")
         is_free = group in of_classes or rest[:1] == ["init_args"]
         if not is_free and ".".join([group, *rest[:1]]) not in known:
-            hint = suggest(name, known, "--{}")
-            raise UsageError(f"unknown option --{name}{hint} (`lmbench fit --help` lists them all)")
+            place = [f"{place}: " for path, place in (places or {}).items() if path.endswith(name)]
+            lines.append(f"{''.join(place[:1])}unknown option --{name}{suggest(name, known, '--{}')}")
+    if lines:
+        raise UsageError(f"{'; '.join(lines)} (`lmbench fit --help` lists them all)")
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, SWEEP_FILE, write_whole
+from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, SweepHalted, check_cells
 from lmbench.sweep.file import Options, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
@@ -88,16 +89,6 @@ def sweep(
         return ExitCode.INTERNAL
 
 
-def _print_plan(plan: Plan) -> None:
-    for cell in plan.cells:
-        words = ["lmbench", *cell.words()]
-        if cell.config is not None:
-            words.insert(2, f"--config={cell.config}")
-        where = f"   (in environment {cell.environment})" if cell.environment is not None else ""
-        print(f"{shown(cell.id)}\n    {shown(shlex.join(masked_words(words)) + where)}")
-    print(announcement(plan))
-
-
 def _studies() -> str:
     """The shipped studies, a line each: their files' first words."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
@@ -142,23 +133,31 @@ def carry_out(
         UsageError: the folder is another's, or a cell's options are not understood.
         SweepHalted: the disk is full, or a process cannot be started.
     """
-    folder = SweepFolder(path)
-    folder.open(plan, is_dry=True)
-    folder.close()
-    _check_options(plan, places or {})
-    if not is_dry:
-        progress.said(announcement(plan))
-    with ExitStack() as stack:
-        executor = LocalExecutor(progress.said, mark=folder.mark)
+    words = [f"--config={config}" for config in plan.configs]
+    # Another environment's lmbench may have other options.
+    words += [f"--{name}=" for cell in plan.cells if cell.environment is HERE for name in cell.options]
+    with (
+        closing(SweepFolder(path)) as folder,
+        closing(LocalExecutor(progress.said, mark=folder.mark)) as executor,
+    ):
+        folder.open(plan, is_dry=True)
+        folder.close()
+        check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
-        stack.callback(executor.close)
-        stack.callback(folder.close)
-        predict = partial(_predicted, folder, progress)
-        execution = Execution(plan, folder, executor, progress, predict, window_options or [])
+        if not is_dry:
+            progress.said(announcement(plan))
         check_cells(plan, folder, executor, progress.said)
         if is_dry:
-            _print_plan(plan)
+            for cell in plan.cells:
+                config = [] if cell.config is None else [f"--config={cell.config}"]
+                command, *options = cell.words()
+                where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
+                line = shlex.join(masked_words(["lmbench", command, *config, *options])) + where
+                print(f"{shown(cell.id)}\n    {shown(line)}")
+            print(announcement(plan))
             return ExitCode.OK
+        predict = partial(_predicted, folder, progress)
+        execution = Execution(plan, folder, executor, progress, predict, window_options or [])
         folder.open(plan)
         try:
             execution.run(is_enough)
@@ -171,28 +170,13 @@ def carry_out(
     return execution.exit_code
 
 
-def _check_options(plan: Plan, places: Mapping[str, str]) -> None:
-    """Raises UsageError for all options of cells that there are not. Another environment's lmbench may have others."""
-    names = dict.fromkeys(name for cell in plan.cells if cell.environment is None for name in cell.options)
-    classes = [f"--{name}=" for name in ("model", "data") if name in names]
-    lines = []
-    for name in names:
-        try:
-            check_options([*classes, f"--{name}="])
-        except UsageError as error:
-            place = next((place for path, place in places.items() if path.endswith(name)), None)
-            lines.append(f"{place}: {error}" if place else str(error))
-    if lines:
-        raise UsageError("; ".join(lines))
-
-
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
     """The largest value of an option that a cell has room for on the GPU here, by prediction; None if nobody knows."""
     from lmbench.memory.forecast import Request, ask_forecast, gpu_for
     from lmbench.python_process import ProcessFailed
 
     gpu = gpu_for(None)
-    if gpu is None or cell.environment is not None or cell.command != "fit":
+    if gpu is None or cell.environment is not HERE or cell.command != "fit":
         return None
     config = folder.config_path(cell)
     progress.said(f"predicting the largest {option} of {cell.id}")

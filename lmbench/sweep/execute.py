@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from lmbench.instruments.host import load_per_core
 from lmbench.interruption import held
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
+from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
@@ -27,13 +28,13 @@ from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.executor import End, Executor, Launch
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
-from lmbench.sweep.outcome import Ending, cost_of, judge, last_lines, new_record
+from lmbench.sweep.outcome import cost_of, is_hopeless, judge, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
 from lmbench.sweep.progress import Progress
 
 # With less a run cannot be recorded.
 _LEAST_FREE_BYTES = 2**20
-#: Exit codes that tell what a run failed at.
+#: Exit codes that tell what a run failed at; that of a signal, say, is the run's and not the sweep's.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
 _FOREIGN_FILE = "run.foreign.json"
 _CHECK_TIMEOUT_S = 300.0
@@ -66,27 +67,21 @@ class Execution:
     # By cell: the trial that found the largest value, and the record of the first repeat.
     _largest: dict[str, GridCell] = field(default_factory=dict)
     _first: dict[str, RunRecord] = field(default_factory=dict)
+    # What has been compiled into the sweep's own cache.
+    _compiled: set[str] = field(default_factory=set)
     _ends: set[tuple[str, int | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        # Another pass runs what the measurement has compiled.
-        self._measurements = self.plan.measurements()
         self.executor.begin_round(self.plan.file.repeats - 1)
 
     @property
     def exit_code(self) -> ExitCode:
         """That of the runs that failed, 1 where they failed in different ways. What ran out of memory is a finding,
         unless nothing else was found."""
-        outcomes = {outcome for outcome, _ in self._ends}
-        # The code of a signal, say, or of a time limit, is the run's and not the sweep's.
-        failures = {
-            ExitCode(code) if code in _FAILURES else ExitCode.INTERNAL
-            for outcome, code in self._ends
-            if outcome not in ("ok", "oom", "skipped")
-        }
-        if failures:
-            return failures.pop() if len(failures) == 1 else ExitCode.INTERNAL
-        if any(code == ExitCode.GUARD_FAILED for _, code in self._ends):
+        outcomes, codes = {outcome for outcome, _ in self._ends}, {code for _, code in self._ends}
+        if failures := {code for outcome, code in self._ends if outcome not in ("ok", "oom", "skipped")}:
+            return next((code for code in _FAILURES if failures == {code}), ExitCode.INTERNAL)
+        if ExitCode.GUARD_FAILED in codes:
             return ExitCode.GUARD_FAILED
         return ExitCode.OUT_OF_MEMORY if "oom" in outcomes and "ok" not in outcomes else ExitCode.OK
 
@@ -105,7 +100,7 @@ class Execution:
             # Start the servers of all environments first, so that start-up load does not bias one of them. A run whose
             # server is lost says so itself.
             with suppress(ServerLost):
-                self.executor.await_ready(map(self.plan.environment_of, missing))
+                self.executor.await_ready(cell.environment for cell in missing)
             for job in jobs:
                 if spec is None:
                     self._bring_to_end(job)
@@ -123,9 +118,10 @@ class Execution:
         A value fits if its run ended well, and the allocator never had to give back what it held to go on.
         """
         tried: dict[int, tuple[Job, RunRecord]] = {}
-        fits: dict[int, bool] = {}
-        first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit))
-        while (value := next_value(fits, first, spec)) is not None:
+        fitting: list[int] = []
+        values = seek(self.predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit)), spec)
+        value = next(values)
+        while value is not None:
             trial = replace(
                 cell,
                 id=f"{cell.id}-{spec.option.rpartition('.')[2]}-{value}",
@@ -136,9 +132,11 @@ class Execution:
             tried[value] = Job(trial, 0), record
             if record.outcome not in ("ok", "oom"):
                 break
-            fits[value] = record.outcome == "ok" and not record.memory.run_alloc_retry_count
+            fits = record.outcome == "ok" and not record.memory.run_alloc_retry_count
+            fitting += [value] * fits
+            value = values.send(fits)
         # Where a run failed for another reason, that run tells it; where nothing fits, the smallest value does.
-        largest = value or max((value for value, does in fits.items() if does), default=min(tried))
+        largest = value or max(fitting, default=min(tried))
         for value, (job, record) in tried.items():
             search = "largest" if value == largest else "trial"
             if record.sweep is not None and record.sweep.search != search:
@@ -150,92 +148,87 @@ class Execution:
 
     def _bring_to_end(self, job: Job) -> RunRecord:
         try:
-            record = self.folder.finished(job)
-            if is_new := record is None:
+            record = self.folder.finished(job, self.progress.said)
+            if record is None:
                 record = self._measure(job)
-            elif record.sweep is None:
-                # The sweep was killed before it could say in the record that the run is done.
-                self._write(job, record, Ending.of(record))
+                self.progress.ended(job, record)
+                self.filings += [record.wandb] if record.wandb is not None else []
+            else:
+                if record.sweep is None:
+                    # The sweep was killed before it could say in the record that the run is done.
+                    self._write(job, record)
+                self.progress.kept(record)
         except OSError as error:
             raise SweepHalted(f"{job.name} cannot be run: {error}; mend that, and start the sweep again") from error
-        if is_new:
-            self.progress.ended(job, record)
-            self.filings += [record.wandb] if record.wandb is not None else []
-        else:
-            self.progress.kept(record)
         if job.repeat == 0:
             self._first[job.cell.id] = record
+        if record.compile.cache == "private":
+            self._compiled.add(job.cell.compiled_as)
         self._ends.add((record.outcome, record.exit_code))
         return record
 
     def _measure(self, job: Job) -> RunRecord:
-        first = self._first.get(job.cell.id)
+        cell, first = job.cell, self._first.get(job.cell.id)
         words = self._words(job)
-        if first is not None and Ending.of(first).is_hopeless:
-            self.folder.clear(job)
-            return self._write(job, new_record(job.name, words), Ending.of(first).skipping())
+        record = new_record(job.name, words)
+        if first is not None and is_hopeless(first):
+            error = first.error or RunError()
+            message = f"repeat 0 ended with {first.outcome}: {error.message}"
+            record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
+            return self._write(job, record)
         self._check_disk()
-        if (surprise := self.folder.clear(job)) is not None:
-            self.progress.said(surprise)
-        environment = self.plan.environment_of(job.cell)
-        cache = self.folder.path / COMPILE_CACHE / self._measurements.get(job.cell.id, job.cell.id)
+        cache = self.folder.path / COMPILE_CACHE / cell.compiled_as
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
-        new = new_record(job.name, words)
-        new.started_at = _now()
+        started_at = _now()
         # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
         with ScratchFolder("cell") as scratch:
             variables = {
                 "TMPDIR": scratch,
                 "TORCHINDUCTOR_CACHE_DIR": str(cache),
                 "TRITON_CACHE_DIR": str(cache / "triton"),
-                **environment.facts.variables,
+                **cell.environment.facts.variables,
             }
             self.folder.begin(job)
-            launch = Launch(words, log, environment, variables)
+            launch = Launch(words, log, cell.environment, variables)
             end = self.executor.run(launch, self.plan.file.timeout_s, lambda s: self.progress.running(job, s))
         with held():
             try:
-                return self._record(job, end, new)
+                path, steps = self.folder.runs / job.name, []
+                try:
+                    run = load_run(path) if is_run_folder(path) else None
+                    if run is not None and run.outcome != DAMAGED:
+                        record, steps = run.record, run.steps
+                except UsageError:
+                    # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
+                    (path / RUN_FILE).replace(path / _FOREIGN_FILE)
+                record.started_at = record.started_at or started_at
+                judge(record, steps, end, self.plan.file.timeout_s, log)
+                if record.outcome not in ("ok", "oom"):
+                    # What failed for a full disk is done again on a restart.
+                    self._check_disk()
+                return self._write(job, record, end)
             finally:
                 if end.cause is not None:
                     raise end.cause
 
     def _words(self, job: Job) -> list[str]:
         command, *options = job.cell.words()
-        first = self._first.get(self._measurements.get(job.cell.id, job.cell.id))
         if job.cell.config is not None:
             options.insert(0, f"--config={self.folder.config_path(job.cell)}")
-        # The cold time is that of repeat 0, whose cache the others take over.
-        if first is not None and first.compile.cache == "private":
+        # The cold time is that of repeat 0, whose cache the others, and other passes, take over.
+        if job.cell.compiled_as in self._compiled:
             options.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
             # What the probes show is known from the first round.
             options += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
         return [command, *options, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
-    def _record(self, job: Job, end: End, new: RunRecord) -> RunRecord:
-        """Complete the record of a run whose process has ended, or the new one where the process left none."""
-        path, run = self.folder.runs / job.name, None
-        try:
-            run = load_run(path) if is_run_folder(path) else None
-        except UsageError:
-            # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
-            (path / RUN_FILE).replace(path / _FOREIGN_FILE)
-        ending = judge(run, end, self.plan.file.timeout_s, self.folder.log_path(job))
-        if ending.outcome not in ("ok", "oom"):
-            # What failed for a full disk is done again on a restart.
-            self._check_disk()
-        record = new if run is None or run.outcome == DAMAGED else run.record
-        record.started_at = record.started_at or new.started_at
-        return self._write(job, record, ending, end)
-
-    def _write(self, job: Job, record: RunRecord, ending: Ending, end: End | None = None) -> RunRecord:
-        """Write how a run ended, which run of the sweep it is, and where its process ran now (`end`) its cost."""
+    def _write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
+        """Write which run of the sweep it is, and where its process ran now (`end`) its cost."""
         folder = RunFolder(self.folder.runs / job.name)
         folder.path.mkdir(exist_ok=True)
         folder.release()
-        record.outcome, record.error, record.exit_code = ending.outcome, ending.error, ending.exit_code
         record.ended_at = record.ended_at or _now()
         record.sweep = SweepPlace(
             name=self.plan.name,
@@ -244,14 +237,13 @@ class Execution:
             axes=job.cell.axes,
             repeat=job.repeat,
             attempt=self.folder.attempt(job),
-            environment=job.cell.environment,
+            environment=job.cell.environment.name,
             cost=None if end is None else cost_of(record, end),
             load_per_core=None if end is None else load_per_core(),
         )
         log = self.folder.log_path(job)
         with suppress(FileNotFoundError), log.open(errors="replace") as lines:
-            with (folder.path / CHILD_LOG).open("w") as masked_lines:
-                masked_lines.writelines(map(masked_message, lines))
+            (folder.path / CHILD_LOG).write_text("".join(map(masked_message, lines)))
             log.unlink()
         folder.write_run(record)
         return record
@@ -269,11 +261,11 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
     Raises:
         UsageError: a cell's options are not understood, or an environment does not work.
     """
-    seen: set[tuple[str, str]] = set()
+    seen: set[str] = set()
     asked = []
     for cell in plan.cells:
-        options = {**cell.options, "command": cell.command, "environment": cell.environment, "config": cell.config}
-        parts = {(name, as_json(value)) for name, value in options.items()}
+        options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
+        parts = set(map(as_json, options.items()))
         if not parts <= seen and not is_run_folder(folder.runs / Job(cell, 0).name):
             seen |= parts
             asked.append(cell)
@@ -281,7 +273,7 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
         return
     say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
     try:
-        executor.await_ready(map(plan.environment_of, asked))
+        executor.await_ready(cell.environment for cell in asked)
         with ScratchFolder("check") as scratch:
             config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
             for cell in asked:
@@ -289,7 +281,7 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
                 if cell.config is not None:
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
                     words.insert(1, f"--config={config}")
-                launch = Launch(words, log, plan.environment_of(cell), {})
+                launch = Launch(words, log, cell.environment, {})
                 end = executor.run(launch, _CHECK_TIMEOUT_S, lambda elapsed_s: None)
                 if end.cause is not None:
                     raise end.cause
@@ -300,25 +292,30 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
         raise UsageError(str(lost)) from None
 
 
-def next_value(tried: Mapping[int, bool], first: int, spec: LargestSpec) -> int | None:
-    """The value to try next, by which of those that were tried fit; None when the border is known.
+def seek(value: int, spec: LargestSpec) -> Generator[int | None, bool, None]:
+    """Yields values to try and is sent whether each fits; yields None when the border is known.
 
-    Starts at `first`, strides away from it, each time twice as far, until one value fits and a larger one does not,
+    Starts at `value`, strides away from it, each time twice as far, until one value fits and a larger one does not,
     and halves what lies between. All values are multiples of `spec.unit`, from it to `spec.most`.
     """
     unit, most = spec.unit, spec.most // spec.unit * spec.unit
-    if not tried:
-        return min(max(first // unit * unit, unit), most)
-    fits = max((value for value, does in tried.items() if does), default=0)
-    fails = min((value for value, does in tried.items() if not does and value > fits), default=None)
-    stride = max(1, round(first * _FIRST_STRIDE / unit)) * unit << (len(tried) - 1)
-    if fails is None:
-        return None if fits >= most else min(fits + stride, most)
-    if fails - fits <= unit:
-        return None
-    if fits == 0 and fails > stride:
-        return fails - stride
-    return (fits + fails) // 2 // unit * unit
+    stride = max(1, round(value * _FIRST_STRIDE / unit)) * unit
+    value = min(max(value // unit * unit, unit), most)
+    # The largest value that is known to fit, and the smallest that is known not to.
+    fits, fails = 0, most + unit
+    while fails - fits > unit:
+        if (yield value):
+            fits = value
+        else:
+            fails = value
+        if fails > most:
+            value = min(fits + stride, most)
+        elif not fits:
+            value = max(fails - stride, unit)
+        else:
+            value = (fits + fails) // 2 // unit * unit
+        stride *= 2
+    yield None
 
 
 def _now() -> str:

@@ -11,11 +11,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 import yaml
@@ -27,13 +26,11 @@ from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_f
 from lmbench.masking import leaves, masked, masked_whole
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
-from lmbench.text import one_line
 
 #: Copies of configurations, the base's and those of sides, so that a change of the original meets no half of a sweep.
 CONFIG_FILE = "base.yaml"
@@ -68,14 +65,9 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
-        self._lock: TextIO | None = None
-        self._attempts_file: TextIO | None = None
-        self._attempts: Counter[str] = Counter()
-
-    @property
-    def mark(self) -> dict[str, str]:
-        """The variables by which processes that a sweep of this folder started are known again."""
-        return {MARK: str(self.path.resolve())}
+        #: The variables by which processes that a sweep of this folder started are known again.
+        self.mark = {MARK: str(self.path.resolve())}
+        self._open = ExitStack()
 
     def open(self, plan: Plan, is_dry: bool = False) -> None:
         """Make the folder or go on with it, for this process alone; with `is_dry` only look whether that can be done.
@@ -89,38 +81,27 @@ class SweepFolder:
                 if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
                     return
             self.runs.mkdir(parents=True, exist_ok=True)
-            # The kernel lets go of it when this process ends, however it does.
             if not is_folder(self.runs):
                 raise UsageError(f"{self.runs} is a link; remove it")
-            lock = self._lock = open_to_append(self.path / _LOCK)
-            self._attempts_file = open_to_append(self.path / ATTEMPTS_FILE)
+            lock = self._open.enter_context(open_to_append(self.path / _LOCK))
+            self._attempts = self._open.enter_context(open_to_append(self.path / ATTEMPTS_FILE))
+            # The kernel lets go of it when this process ends, however it does.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._refuse_other_cells(plan)
-            if is_dry:
-                return
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            # Compiled code would be run: this sweep trusts none that another process left.
-            self.remove_compile_cache()
-            self._write_plan(plan)
-            self._attempts_file.seek(0)
-            self._attempts = Counter(self._attempts_file.read().splitlines())
+            if not is_dry:
+                # Compiled code would be run: this sweep trusts none that another process left.
+                self.remove_compile_cache()
+                self._write_plan(plan)
         except BlockingIOError:
-            lock.seek(0)
-            writer = one_line(lock.read())
-            raise UsageError(
-                f"{self.path} is being written by another sweep (process {writer}); wait for it, or give --name"
-            ) from None
+            problem = f"{self.path} is being written by another sweep; wait for it, or give --name"
+            raise UsageError(problem) from None
         except OSError as error:
             problem = f"sweep folder {str(self.path)!r} cannot be written: {error.strerror}"
             raise UsageError(f"{problem}; choose another --results_dir") from error
 
     def close(self) -> None:
         """Let others have it; may be called again."""
-        for file in (self._lock, self._attempts_file):
-            if file is not None:
-                file.close()
+        self._open.close()
 
     def _refuse_other_cells(self, plan: Plan) -> None:
         # A run is named by its cell and its repeat, in between stands the value that a search tries.
@@ -154,52 +135,43 @@ class SweepFolder:
         for name in set(_FILES) - texts.keys():
             (self.path / name).unlink(missing_ok=True)
         # First, so that a sweep that is killed here can be gone on with.
-        with suppress(OSError, RuntimeError):
-            _trust(_digest({name: text.encode() for name, text in texts.items()}))
+        _is_trusted({name: text.encode() for name, text in texts.items()}, adds=True)
         for name, text in texts.items():
             write_whole(self.path / name, text)
 
-    def finished(self, job: Job) -> RunRecord | None:
-        """The record of the job's run, where it has one that is not to be tried again."""
-        path = self.runs / job.name
-        if not is_run_folder(path):
-            return None
-        run = load_run(path, with_steps=False)
-        # Without its place in the sweep nobody saw it end; what it measured counts all the same.
-        is_final = run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None)
-        return run.record if is_final else None
+    def finished(self, job: Job, say: Callable[[str], None]) -> RunRecord | None:
+        """The record of the job's run, where it has one that is not to be tried again.
 
-    def clear(self, job: Job) -> str | None:
-        """Remove what an earlier attempt left, and end its process where that outlived its sweep.
-
-        Returns in a line what was there that nobody expects.
+        Else what an earlier attempt left is removed, and its process ended where that outlived its sweep; `say` hears
+        in a line of what nobody expects.
         """
-        path, surprise = self.runs / job.name, None
+        path = self.runs / job.name
         if is_run_folder(path):
             run = load_run(path, with_steps=False)
+            # Without its place in the sweep nobody saw it end; what it measured counts all the same.
+            if run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None):
+                return run.record
             if run.outcome == DAMAGED:
-                surprise = f"{job.name} was damaged ({run.damage}); it is measured again"
+                say(f"{job.name} was damaged ({run.damage}); it is measured again")
             elif run.outcome == RUNNING:
                 done = "was ended" if self._kill(run.record) else "was not started by this folder's sweep, and goes on"
-                surprise = f"{job.name} was still running: process {run.record.pid} {done}"
+                say(f"{job.name} was still running: process {run.record.pid} {done}")
         if path.exists():
             shutil.rmtree(path)
-        return surprise
+        return None
 
     def _kill(self, record: RunRecord) -> bool:
-        """Kill the process that a record says wrote it, where a sweep of this folder started it; returns whether.
+        """Kill the running process that a record says wrote it, where a sweep of this folder started it.
 
-        A record may come from anywhere, and a process id in it proves nothing. So the process has to be of this boot,
-        to have begun when the record says, and to have the sweep's mark among the variables that it was started with.
-        Those the kernel keeps, and no folder that is copied here can put them there.
+        A record may come from anywhere, and a process id in it proves nothing. So the process has to have the sweep's
+        mark among the variables that it was started with. Those the kernel keeps, and no folder that is copied here can
+        put them there.
         """
-        pid, start_s = record.pid, record.process_start_s
         with suppress(psutil.Error):
-            if pid is not None and start_s is not None and is_running(pid, record.boot_id, start_s):
-                process = psutil.Process(pid)
-                if self.mark.items() <= process.environ().items():
-                    process.kill()
-                    return True
+            process = psutil.Process(record.pid)
+            if self.mark.items() <= process.environ().items():
+                process.kill()
+                return True
         return False
 
     def log_path(self, job: Job) -> Path:
@@ -208,14 +180,13 @@ class SweepFolder:
 
     def begin(self, job: Job) -> None:
         """Note that a process is about to be started."""
-        self._attempts[job.name] += 1
-        assert self._attempts_file is not None
-        self._attempts_file.write(f"{job.name}\n")
-        self._attempts_file.flush()
+        self._attempts.write(f"{job.name}\n")
+        self._attempts.flush()
 
     def attempt(self, job: Job) -> int:
         """How often a process was started for the job."""
-        return self._attempts[job.name]
+        self._attempts.seek(0)
+        return self._attempts.read().splitlines().count(job.name)
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration. A side without a configuration has the base's."""
@@ -251,11 +222,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         file = sweep_from(content)
     except (UsageError, DamagedRecord) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
-    digest = _digest(contents)
-    if trusts:
-        with suppress(OSError, RuntimeError):
-            _trust(digest)
-    elif not _is_trusted(digest):
+    if not _is_trusted(contents, adds=trusts):
         lines = list(dict.fromkeys(_actions(content, contents)))
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
         for line in [*lines[:_MOST_SHOWN], *([f"and {len(lines) - _MOST_SHOWN} more"] if lines[_MOST_SHOWN:] else [])]:
@@ -279,27 +246,20 @@ def _actions(file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator
                 yield f"code {name}: {value} ({source})"
 
 
-def _digest(contents: Mapping[str, bytes]) -> str:
-    return hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
-
-
-def _trusted_file() -> Path:
-    """Digests of the sweeps that this user began or took over. Raises RuntimeError for a user without a home."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "lmbench" / "sweeps"
-
-
-def _is_trusted(digest: str) -> bool:
+def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
+    """Whether this user began or took over the sweep of these files; with `adds` it is the user's from now on."""
+    digest = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
+    # A user may have no home (RuntimeError).
     with suppress(OSError, RuntimeError):
-        return digest in _trusted_file().read_text().split()
-    return False
-
-
-def _trust(digest: str) -> None:
-    if not _is_trusted(digest):
-        _trusted_file().parent.mkdir(parents=True, exist_ok=True)
-        with _trusted_file().open("a") as file:
-            file.write(f"{digest}\n")
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        path = (state if state.is_absolute() else Path.home() / ".local" / "state") / "lmbench" / "sweeps"
+        if path.is_file() and digest in path.read_text().split():
+            return True
+        if adds:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(f"{digest}\n")
+    return adds
 
 
 def _with_configs(file: dict[str, Any]) -> list[tuple[Options, str]]:

@@ -43,13 +43,18 @@ class GridCell:
     axes: dict[str, Any]
     command: str
     options: Options
-    environment: str | None = None
+    environment: Environment = HERE
     config: str | None = None
 
     @property
     def is_timing(self) -> bool:
         """Whether it is the measurement itself: other passes are made once, whatever the repeats."""
         return self.axes.get(PASS) in (None, TIMING)
+
+    @property
+    def compiled_as(self) -> str:
+        """The same for all that compile the same: another pass runs what the measurement has compiled."""
+        return _digest({**self.axes, PASS: None}, self.config)
 
     def words(self) -> list[str]:
         """The words after `lmbench`, without `--config`; what is no text or number stands there as JSON."""
@@ -78,41 +83,27 @@ class Plan:
     name: str
     file: SweepFile
     cells: list[GridCell]
-    environments: Mapping[str, Environment]
     configs: Mapping[str, str]
 
     def rounds(self) -> Iterator[list[Job]]:
         """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike. Of two sides
         the other one is the first in every other round."""
         for repeat in range(self.file.repeats):
-            is_turned = bool(self.file.sides) and repeat % 2 == 1
-            cells = reversed(self.cells) if is_turned else self.cells
-            yield [Job(cell, repeat) for cell in cells if cell.is_timing or not repeat]
+            turn = -1 if self.file.sides and repeat % 2 else 1
+            yield [Job(cell, repeat) for cell in self.cells[::turn] if cell.is_timing or not repeat]
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> list[Job]:
         """All rounds one after the other."""
-        return itertools.chain.from_iterable(self.rounds())
-
-    @property
-    def job_count(self) -> int:
-        return sum(map(len, self.rounds()))
-
-    def measurements(self) -> dict[str, str]:
-        """By the id of each cell, that of the cell which is the measurement itself, for another pass of it too."""
-
-        def key(cell: GridCell) -> str:
-            return as_json([{**cell.axes, PASS: None}, cell.environment, cell.config])
-
-        timed = {key(cell): cell.id for cell in self.cells if cell.is_timing}
-        return {cell.id: cell.id if cell.is_timing else timed.get(key(cell), cell.id) for cell in self.cells}
-
-    def environment_of(self, cell: GridCell) -> Environment:
-        return self.environments[cell.environment] if cell.environment is not None else HERE
+        return list(itertools.chain.from_iterable(self.rounds()))
 
 
 def as_json(value: object) -> str:
     """The same text for equal values, which need not be hashable."""
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(as_json(parts).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 def make_plan(name: str, file: SweepFile) -> Plan:
@@ -123,18 +114,15 @@ def make_plan(name: str, file: SweepFile) -> Plan:
     """
     file = _with_secrets(file)
     configs, contents = {}, {}
-    for options in (file.base, *file.sides.values()):
-        if (config := options.get(CONFIG)) is not None:
-            problem = f"base: config {config!r}"
-            missing = f"{problem} is no file and no shipped configuration"
-            path = find_shipped(str(config), shipped_configs(), "configs", missing)
-            configs[str(config)], contents[str(config)] = read_yaml(path, problem)
-            if not isinstance(contents[str(config)], dict):
-                raise UsageError(f"{problem} is no configuration: it holds no mapping")
+    for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
+        problem = f"base: config {config!r}"
+        missing = f"{problem} is no file and no shipped configuration"
+        path = find_shipped(config, shipped_configs(), "configs", missing)
+        configs[config], contents[config] = read_yaml(path, problem)
+        if not isinstance(contents[config], dict):
+            raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
-    environments = resolve(file.environments)
-    facts = {environment: to_builtins(resolved.facts) for environment, resolved in environments.items()}
-    return Plan(name, file, _cells(file, contents, facts), environments, configs)
+    return Plan(name, file, _cells(file, contents), configs)
 
 
 def _with_secrets(file: SweepFile) -> SweepFile:
@@ -201,16 +189,17 @@ def _points(file: SweepFile) -> list[Options]:
     return points + file.include
 
 
-def _cells(file: SweepFile, configs: Mapping[str, Any], environments: Mapping[str, Any]) -> list[GridCell]:
+def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
     """The cells in order. Contents of configurations and what makes up each environment are part of their identity.
 
     Raises:
         UsageError: two cells that are the same, or an option that is set twice.
     """
-    points = _points(file)
+    points, environments = _points(file), resolve(file.environments)
     varying = [axis for axis in axes_of(points) if len({as_json(point.get(axis)) for point in points}) > 1]
     cells: dict[tuple[str, Any], GridCell] = {}
     for point in points:
+        axes = {axis: value for axis, value in point.items() if axis != CONFIG}
         options = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
         of_pass = PASSES[point.get(PASS, TIMING)].options
         if both := options.keys() & of_pass:
@@ -222,17 +211,16 @@ def _cells(file: SweepFile, configs: Mapping[str, Any], environments: Mapping[st
         options = {**_secrets(content), **options}
         for name in to_fill_in(options):
             raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE")
-        mode, environment = point.get(MODE), point.get(ENVIRONMENT)
+        mode = point.get(MODE)
         command = "validate" if mode == "inference" else "fit"
         if mode is not None and command == "fit":
             options["measure.mode"] = mode
         # A secret's value is no part of the identity: a new one measures the same.
         kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
-        facts = None if environment is None else environments[environment]
-        identity = as_json([command, masked_whole(content), sorted(kept.items()), masked_whole(facts)])
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_DIGITS]
+        environment = environments.get(point.get(ENVIRONMENT, ""), HERE)
+        facts = None if environment is HERE else masked_whole(to_builtins(environment.facts))
+        digest = _digest(command, masked_whole(content), sorted(kept.items()), facts)
         name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying if axis != CONFIG)))
-        axes = {axis: value for axis, value in point.items() if axis != CONFIG}
         cell_id = f"{name[:_MAX_NAME].strip('-.') or command}-{digest}"
         cell = GridCell(cell_id, axes, command, options, environment, None if config is None else str(config))
         # Sides may be the same.

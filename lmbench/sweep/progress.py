@@ -28,7 +28,7 @@ class Progress:
 
     def __init__(self, plan: Plan, stream: TextIO | None = None, name: str = "") -> None:
         # None where nobody knows: how many rounds two sides take, or how many trials a search.
-        self.total = None if plan.file.sides or plan.file.largest else plan.job_count
+        self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
         self.outcomes: Counter[str] = Counter()
         self._name = name or ("compare" if plan.file.sides else "sweep")
         self._costs_s: list[float] = []
@@ -92,9 +92,9 @@ def announcement(plan: Plan) -> str:
     if (spec := plan.file.largest) is not None:
         return f"cells: {len(plan.cells)}, each tried with one {spec.option} after the other until the largest fits"
     return (
-        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {plan.job_count}; at least about "
-        f"{duration(plan.job_count * least_s(plan))} (windows and starts), "
-        f"at most {duration(plan.job_count * plan.file.timeout_s)} (time limits)"
+        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {len(plan.jobs())}; at least about "
+        f"{duration(len(plan.jobs()) * least_s(plan))} (windows and starts), "
+        f"at most {duration(len(plan.jobs()) * plan.file.timeout_s)} (time limits)"
     )
 
 

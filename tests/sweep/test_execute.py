@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 
 import pytest
@@ -164,7 +163,7 @@ def test_runs_of_other_settings_are_not_mixed_in(tmp_path):
 def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
     plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
     first.open(plan)
-    with pytest.raises(UsageError, match=rf"is being written by another sweep \(process {os.getpid()}\)"):
+    with pytest.raises(UsageError, match="is being written by another sweep; wait for it"):
         second.open(plan)
     first.close()
     second.open(plan)
