@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import asdict
+
 from lmbench.compare.comparison import Comparison, Figure
 from lmbench.compare.sides import SAMPLE, LeftOut, Side
 from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, interval
@@ -74,7 +76,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
         notes=[*(Line("test", test) for test in tests), Line("sample", SAMPLE)],
         first=[table.name for table in tables[:1]],
         figures={
-            **vars(comparison),
+            **asdict(comparison),
             "schema_version": COMPARISON_SCHEMA_VERSION,
             "verdict": comparison.verdict,
             "exit_code": int(EXIT_CODES[comparison.verdict]),

@@ -1,5 +1,5 @@
-"""Are two groups of runs comparable? must_match.toml says what has to be the same and what chooses it; `notes` says what
-a reader should know and no rule decides."""
+"""Are two groups of runs comparable? must_match.toml says what has to be the same and what chooses it; `notes` says
+what a reader should know and no rule decides."""
 
 from __future__ import annotations
 

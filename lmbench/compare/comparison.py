@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from shlex import quote
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
+from msgspec import Struct
 
 from lmbench.compare.comparability import busy_reason, check_about, earlier_side, failed_guards, invalid_reasons, notes
 from lmbench.compare.noise import Floors
@@ -22,15 +22,15 @@ from lmbench.compare.sides import (
     MEAN_STEP,
     METRICS,
     SIZE_WORDS,
-    STEP,
     TIME_WORDS,
-    Cell,
     LeftOut,
     Side,
+    are_rounds,
+    by_round,
     join_cells,
-    pair_rounds,
+    leave_out,
+    process_of,
     read_side,
-    refuse_overlap,
     split_usable,
 )
 from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide
@@ -49,8 +49,7 @@ _ACCIDENTS_FRACTION = 1 / 3
 _SLOW_STDS, _SLOW_FRACTION, _SLOW_ROUNDS = 4.0, 0.01, 4
 
 
-@dataclass
-class Figure:
+class Figure(Struct):
     """A metric on both sides: geometric means over processes (SI), their ratio, the A/A floor (None if not measured),
     p after Holm's correction (None with fewer than two repeats a side), and the finding with its reason.
 
@@ -70,8 +69,7 @@ class Figure:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class SlowProcess:
+class SlowProcess(Struct):
     """A process that took longer than the other one of its round (from 1) says, with its clock, power and load."""
 
     side: str
@@ -85,30 +83,28 @@ class SlowProcess:
         return f"round {self.round}: {self.side} took {excess} longer than its pair says ({self.state})"
 
 
-@dataclass
-class CellComparison:
+class CellComparison(Struct):
     """One cell on both sides. `verdict` is that of the step time; `metrics` begins with it and is empty where a side
     has no run that counts. `by_rounds`: runs are paired by the round that they were measured in; `busy`: why a change
-    may be one of the machine's load, None where it may not."""
+    may be one of the machine's load, None where it may not; `is_apart`: one side was measured before the other."""
 
     name: str
-    verdict: str
-    reasons: Sequence[str]
-    notes: Sequence[str]
-    differences: Sequence[Difference]
-    metrics: Sequence[Figure]
-    used_a: Sequence[str]
-    used_b: Sequence[str]
-    left_out_a: Sequence[LeftOut]
-    left_out_b: Sequence[LeftOut]
+    used_a: list[str]
+    used_b: list[str]
+    left_out_a: list[LeftOut]
+    left_out_b: list[LeftOut]
     by_rounds: bool
-    slow: Sequence[SlowProcess]
-    busy: str | None
-    is_apart: bool
+    verdict: str = UNDECIDED
+    reasons: list[str] = []
+    notes: list[str] = []
+    differences: list[Difference] = []
+    metrics: list[Figure] = []
+    slow: list[SlowProcess] = []
+    busy: str | None = None
+    is_apart: bool = False
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct):
     """What `compare` found: cells on both sides, names of those on one side only, and, with the reason, of those where
     no run counts on either side (out of memory on both, say), which are not judged. `family` is how many step times
     were tested together."""
@@ -117,11 +113,11 @@ class Comparison:
     b: Side
     tolerance_fraction: float
     about: Sequence[str]
-    cells: Sequence[CellComparison]
-    only_a: Sequence[str]
-    only_b: Sequence[str]
-    neither: Sequence[dict[str, str]]
-    problems: Sequence[str]
+    cells: list[CellComparison]
+    only_a: list[str]
+    only_b: list[str]
+    neither: list[dict[str, str]]
+    problems: list[str]
     family: int
 
     @property
@@ -144,111 +140,98 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         UsageError: a side names no result, both hold the same run, or nothing is on both sides.
     """
     sides = (read_side(a), read_side(b))
-    refuse_overlap(*sides)
-    for side in sides:
-        if not side.runs:
-            raise UsageError(f"{side.given!r} has nothing to compare: {side.left_out[0].reason}")
-    runs = [run for side in sides for run in side.runs]
+    processes = {process_of(run) for run in sides[1].runs}
+    if same := [str(run.path) for run in sides[0].runs if process_of(run) in processes]:
+        raise UsageError(
+            f"A ({a}) and B ({b}) hold the same results, {len(same)} runs such as {same[0]!r}; give two that were "
+            "measured apart"
+        )
+    runs = [*sides[0].runs, *sides[1].runs]
     check_about(about, runs)
-    cells = join_cells(sides[0].runs, sides[1].runs)
-    only_a, only_b = ([cell.name for cell in cells if not cell.runs[other]] for other in (1, 0))
-    floors = Floors(runs)
-    compared = [_compare_cell(cell, about, floors) for cell in cells if all(cell.runs)]
-    if not compared:
+    joined, floors = join_cells(sides[0].runs, sides[1].runs), Floors(runs)
+    only_a, only_b = ([name for name, cell in joined.items() if not cell[other]] for other in (1, 0))
+    cells = [_compare_cell(name, cell, about, floors) for name, cell in joined.items() if all(cell)]
+    if not cells:
         raise UsageError(
             f"A and B have no cell in common: A has {len(only_a)} (such as {only_a[0]!r}), B {len(only_b)} (such as "
             f"{only_b[0]!r}); give one cell each, or pick cells with FOLDER@AXIS=VALUE"
         )
-    judged = [cell for cell in compared if cell.used_a or cell.used_b]
-    return Comparison(
-        *sides,
-        tolerance,
-        about,
-        cells=judged,
-        only_a=only_a,
-        only_b=only_b,
-        neither=[{"name": cell.name, "reason": "; ".join(cell.reasons)} for cell in compared if cell not in judged],
-        problems=floors.problems,
-        family=_judge(judged, tolerance),
-    )
+    judged = [cell for cell in cells if cell.used_a or cell.used_b]
+    neither = [{"name": cell.name, "reason": "; ".join(cell.reasons)} for cell in cells if cell not in judged]
+    family = _judge(judged, tolerance)
+    return Comparison(*sides, tolerance, about, judged, only_a, only_b, neither, floors.problems, family)
 
 
-def _compare_cell(cell: Cell, about: Sequence[str], floors: Floors) -> CellComparison:
+def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[str], floors: Floors) -> CellComparison:
     """A cell's samples and ratios, and what makes it invalid; its other verdicts need the ratios of all cells."""
     # A run whose guard failed is measured again in another round. Where many failed it was no accident.
-    in_rounds = pair_rounds(*cell.runs) is not None
-    (a, left_out_a), (b, left_out_b) = (split_usable(runs, takes_failed=not in_rounds) for runs in cell.runs)
-    samples, left_out, rounds = (a, b), (left_out_a, left_out_b), pair_rounds(a, b)
-    if rounds is not None:
-        samples = ([pair[0] for pair in rounds], [pair[1] for pair in rounds])
-    invalid, without_runs = list[str](), list[str]()
-    for place, (side, usable) in enumerate(zip("AB", (a, b), strict=True)):
-        ended = [run for run in cell.runs[place] if run.outcome == "ok"]
+    in_rounds = are_rounds(*runs)
+    (a, left_out_a), (b, left_out_b) = (split_usable(side, takes_failed=not in_rounds) for side in runs)
+    by_rounds = in_rounds and bool(a and b)
+    if by_rounds:
+        rounds_a, rounds_b = by_round(a), by_round(b)
+        alone = "the other side has no run of this round that counts"
+        left_out_a += [leave_out(run, alone) for number, run in rounds_a.items() if number not in rounds_b]
+        left_out_b += [leave_out(run, alone) for number, run in rounds_b.items() if number not in rounds_a]
+        shared = sorted(rounds_a.keys() & rounds_b.keys())
+        a, b = ([rounds[number] for number in shared] for rounds in (rounds_a, rounds_b))
+    used_a, used_b = ([run.run_id for run in side] for side in (a, b))
+    cell = CellComparison(name, used_a, used_b, left_out_a, left_out_b, by_rounds)
+    invalid = []
+    for side, members, sample, left_out in zip("AB", runs, (a, b), (left_out_a, left_out_b), strict=True):
+        ended = [run for run in members if run.outcome == "ok"]
         failed = [run for run in ended if any(guard.status == "fail" for guard in run.record.guards)]
         if in_rounds and len(ended) >= MIN_REPEATS and len(failed) > _ACCIDENTS_FRACTION * len(ended):
             invalid += failed_guards(side, ended)
-        reason = "the other side has no run of this round that counts"
-        alone = [run for run in usable if run not in samples[place]]
-        left_out[place].extend(LeftOut(str(run.path), run.outcome, reason) for run in alone)
-        if not samples[place]:
-            reasons = sorted({run.reason for run in left_out[place]})
-            without_runs.append(f"no run of {side} counts: {', '.join(reasons)}")
-    a, b = samples
-    figures, remarks, changes = list[Figure](), list[str](), list[Difference]()
-    if not without_runs:
+        if not sample:
+            cell.reasons.append(f"no run of {side} counts: {', '.join(sorted({run.reason for run in left_out}))}")
+    if a and b:
         invalid += invalid_reasons(a, b, about)
-        changes = differences(a[0].record, b[0].record)
-        for metric in METRICS:
-            known = [[v for run in runs if (v := metric.of(run.record)) is not None] for runs in samples]
-            if [len(values) for values in known] == [len(a), len(b)]:
-                ratio = ratio_of(*known) if rounds is None else ratio_by_rounds(*known)
-                mean_a, mean_b = map(geometric_mean, known)
-                floor = floors.floor((a[0], b[0]), metric.name) if rounds is None else None
-                # Phases add up to the mean step.
-                step_s = next((figure.a for figure in figures if figure.name == MEAN_STEP.name), None)
-                share = (mean_b - mean_a) / step_s if metric.unit == "s" and step_s else None
-                figures.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
-            elif known != [[], []]:
-                remarks.append(f"{metric.title} is not compared: not every run has it")
-        remarks = [*notes(a, b, figures[0].ratio), *remarks]
-        if rounds is None and not invalid and figures[0].noise_floor_fraction is None:
-            remarks.append("no A/A noise floor is known; `lmbench noise` measures it")
-        for side, runs in zip("AB", samples, strict=True):
-            if rounds is None and not invalid and len(runs) < MIN_REPEATS:
-                config = quote(shown_path(runs[0].path / "config.yaml"))
-                remarks.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
-    return CellComparison(
-        cell.name,
-        verdict=INVALID if invalid else UNDECIDED,
-        reasons=invalid or without_runs,
-        notes=remarks,
-        differences=changes,
-        metrics=figures,
-        used_a=[run.run_id for run in a],
-        used_b=[run.run_id for run in b],
-        left_out_a=left_out_a,
-        left_out_b=left_out_b,
-        by_rounds=rounds is not None,
-        slow=slow_processes(rounds, figures[0].ratio) if rounds else [],
+        _measure(cell, a, b, floors, is_invalid=bool(invalid))
+    if invalid:
+        cell.verdict, cell.reasons = INVALID, invalid
+    return cell
+
+
+def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: Floors, is_invalid: bool) -> None:
+    """Fill in a cell's figures, and what is to be known of them."""
+    cell.differences = differences(a[0].record, b[0].record)
+    step_s, absent = None, []
+    for metric in METRICS:
+        known = [[value for run in side if (value := metric.of(run.record)) is not None] for side in (a, b)]
+        if [*map(len, known)] == [len(a), len(b)]:
+            mean_a, mean_b = map(geometric_mean, known)
+            ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
+            floor = None if cell.by_rounds else floors.floor((a[0], b[0]), metric.name)
+            share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
+            cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
+            # Phases add up to the mean step.
+            step_s = mean_a if metric is MEAN_STEP else step_s
+        elif known != [[], []]:
+            absent.append(f"{metric.title} is not compared: not every run has it")
+    step = cell.metrics[0]
+    cell.notes = [*notes(a, b, step.ratio), *absent]
+    if cell.by_rounds:
         # Rounds measure both sides under the same load, and take out drift from one side to the other.
-        busy=busy_reason(a, b) if rounds is None else None,
-        is_apart=rounds is None and earlier_side(a, b) is not None,
-    )
+        cell.slow = slow_processes(a, b, step.ratio)
+        return
+    cell.busy, cell.is_apart = busy_reason(a, b), earlier_side(a, b) is not None
+    if not is_invalid and step.noise_floor_fraction is None:
+        cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
+    for side, runs in (("A", a), ("B", b)):
+        if not is_invalid and len(runs) < MIN_REPEATS:
+            config = quote(shown_path(runs[0].path / "config.yaml"))
+            cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
     """Give every figure of valid cells its finding, and these cells their verdicts; returns how many step times were
     tested together. Holm's correction is over the step times of all cells, and over everything else of all cells."""
-    family = 0
-    for is_step in (False, True):
-        pairs = [
-            (cell, figure)
-            for cell in cells
-            for figure in cell.metrics
-            if (figure.name == STEP.name) == is_step and cell.verdict != INVALID
-        ]
+    valid = [cell for cell in cells if cell.metrics and cell.verdict != INVALID]
+    steps = [(cell, cell.metrics[0]) for cell in valid]
+    others = [(cell, figure) for cell in valid for figure in cell.metrics[1:]]
+    for pairs in (others, steps):
         tested = [figure for _, figure in pairs if figure.ratio.p is not None]
-        family = len(tested)
         for figure, p in zip(tested, holm([figure.ratio.p or 0.0 for figure in tested]), strict=True):
             figure.adjusted_p = p
         for cell, figure in pairs:
@@ -258,61 +241,58 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
                 tolerance=tolerance,
                 floor=figure.noise_floor_fraction,
                 adjusted_p=figure.adjusted_p,
-                family=family,
+                family=len(tested),
                 words=TIME_WORDS if is_time else SIZE_WORDS,
-                has_hint=is_step,
+                has_hint=pairs is steps,
                 is_apart=is_time and cell.is_apart,
             )
-            slow_side = one_sided(cell.slow) if is_step and figure.finding == SAME else None
             if cell.busy is not None and is_time and figure.finding != UNDECIDED:
+                figure.finding = UNDECIDED
                 figure.reason = f"{change_percent(figure.ratio.change)}, and {cell.busy}"
-                figure.finding = UNDECIDED
-            elif slow_side is not None:
-                figure.reason += f" for most processes, but all {len(cell.slow)} slow ones are {slow_side}'s"
-                figure.finding = UNDECIDED
-            if is_step:
-                mean = next((other for other in cell.metrics if other.name == MEAN_STEP.name), figure)
-                if figure.finding == SAME and mean.finding in TIME_WORDS:
-                    figure.finding, figure.reason = mean.finding, f"only the mean step: {mean.reason}"
-                cell.verdict, cell.reasons = figure.finding, [figure.reason]
-    return family
+    for cell, step in steps:
+        mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
+        if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
+            step.finding = UNDECIDED
+            step.reason += f" for most processes, but all {len(cell.slow)} slow ones are {side}'s"
+        elif step.finding == SAME and mean.finding in TIME_WORDS:
+            step.finding, step.reason = mean.finding, f"only the mean step: {mean.reason}"
+        cell.verdict, cell.reasons = step.finding, [step.reason]
+    return len(tested)
 
 
-def slow_processes(rounds: Sequence[tuple[Run, Run]], ratio: Ratio) -> list[SlowProcess]:
+def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[SlowProcess]:
     """The slow ones among the processes of both sides, in the order of their rounds. Nothing is dropped for it: the
     rule of `rounds` weighs what lies far out, and knows no sides."""
-    if len(rounds) < _SLOW_ROUNDS:
+    if len(a) < _SLOW_ROUNDS:
         return []
     # Of the two the one that took longer than the difference of the other rounds lets expect.
     excess = np.array(ratio.differences) - np.median(ratio.differences)
     limit = max(_SLOW_STDS * STD_PER_MAD * np.median(np.abs(excess)), math.log1p(_SLOW_FRACTION))
     slow = []
     for index in np.flatnonzero(np.abs(excess) > limit).tolist():
-        side = int(excess[index] > 0)
-        run, fraction = rounds[index][side], ratio_from(abs(excess[index])) - 1
-        number = 1 + (value_at(run.record, "sweep.repeat") or 0)
-        slow.append(SlowProcess("AB"[side], number, run.run_id, fraction, _state(run, rounds)))
+        side, run = ("B", b[index]) if excess[index] > 0 else ("A", a[index])
+        number, fraction = 1 + (value_at(run.record, "sweep.repeat") or 0), ratio_from(abs(excess[index])) - 1
+        slow.append(SlowProcess(side, number, run.run_id, fraction, _state(run, [*a, *b])))
     return slow
 
 
-def _state(run: Run, rounds: Sequence[tuple[Run, Run]]) -> str:
+def _state(run: Run, runs: Sequence[Run]) -> str:
     """Clock, power and load of a process beside the median of the others."""
-    others = [other for pair in rounds for other in pair if other is not run]
     texts = []
     for title, name, scale, unit in (
         ("SM clock", "device_state.close.sm_clock_hz", 1e-6, " MHz"),
         ("power", "device_state.mean_power_w", 1.0, " W"),
         ("load per core", "sweep.load_per_core", 1.0, ""),
     ):
-        value, *rest = (value_at(process.record, name) for process in (run, *others))
-        known = [other * scale for other in rest if other is not None]
+        value, *others = (value_at(process.record, name) for process in (run, *runs))
+        known = [other for other, process in zip(others, runs, strict=True) if other is not None and process is not run]
         if value is not None and known:
-            texts.append(f"{title} {value * scale:.4g}{unit}, others {statistics.median(known):.4g}{unit}")
+            texts.append(f"{title} {value * scale:.4g}{unit}, others {statistics.median(known) * scale:.4g}{unit}")
     return "; ".join(texts) or "clock, power and load were not recorded"
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:
     """The side that slow processes belong to, where chance would hardly have it so (two-sided sign test at 5 %)."""
     count_b = sum(process.side == "B" for process in slow)
-    fewer, side = (len(slow) - count_b, "B") if 2 * count_b > len(slow) else (count_b, "A")
+    fewer, side = min((len(slow) - count_b, "B"), (count_b, "A"))
     return side if 2 * scipy.special.bdtr(fewer, len(slow), 0.5) < 0.05 else None

@@ -130,12 +130,10 @@ def survey(given: Sequence[str]) -> Survey:
     sides = [read_side(name) for name in given]
     runs = list({run.path: run for side in sides for run in side.runs}.values())
     left_out = [run for side in sides for run in side.left_out]
-    if not runs:
-        raise UsageError(f"no run to measure noise from: {left_out[0].reason}")
     cells = []
-    for cell in join_cells(runs, []):
+    for name, (repeats, _) in join_cells(runs, []).items():
         by_key: dict[NoiseKey, list[Run]] = {}
-        for run in cell.runs[0]:
+        for run in repeats:
             by_key.setdefault(noise_key(run.record), []).append(run)
         for key, group in by_key.items():
             usable, others = split_usable(group, takes_failed=False)
@@ -145,7 +143,7 @@ def survey(given: Sequence[str]) -> Survey:
                 mixed = mixture(usable)
                 problem = f"not repeats of one thing: {mixed[0]}" if mixed else ""
                 entry = None if mixed else _entry(key, usable)
-            cells.append(NoiseCell(cell.name, entry, problem))
+            cells.append(NoiseCell(name, entry, problem))
     return Survey(cells, left_out, home_of(runs))
 
 

@@ -8,12 +8,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
@@ -26,8 +27,7 @@ TIME_WORDS = ("slower", "faster")
 SIZE_WORDS = ("larger", "smaller")
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A figure of one run: its name in a comparison, its title in tables, and the record's field that it is."""
 
     name: str
@@ -89,8 +89,7 @@ def mean_step_s(record: RunRecord) -> float | None:
 _SAMPLES = {STEP.name: typical_step_s, MEAN_STEP.name: mean_step_s}
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(Struct):
     """A run that is no sample: how it ended and, in one line, why it does not count."""
 
     path: str
@@ -98,22 +97,17 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """What was found: `runs` with a readable record of the step's own speed, whatever their outcome; `left_out` the
     others."""
 
     given: str
-    runs: Sequence[Run]
-    left_out: Sequence[LeftOut]
+    runs: list[Run]
+    left_out: list[LeftOut]
 
 
-@dataclass
-class Cell:
-    """Runs of A and of B at one point: `name` tells it by what differs between cells, empty where there is one."""
-
-    name: str
-    runs: tuple[list[Run], list[Run]] = field(default_factory=lambda: ([], []))
+def leave_out(run: Run, reason: str) -> LeftOut:
+    return LeftOut(str(run.path), run.outcome, reason)
 
 
 def read_side(given: str) -> Side:
@@ -121,44 +115,34 @@ def read_side(given: str) -> Side:
     repeats `SWEEP/runs/CELL-r*`), each with `@AXIS=VALUE[,AXIS=VALUE...]` to take only those cells.
 
     Raises:
-        UsageError: it names nothing, no result, or only results of another schema version.
+        UsageError: it names nothing, or no result that can be compared.
     """
-    path, mark, selector = given.rpartition("@")
+    name, mark, selector = given.rpartition("@")
     if not mark or Path(given).exists():
-        path, selector = given, ""
+        name, selector = given, ""
     pairs = [pair.partition("=") for pair in selector.split(",") if selector]
-    if not all(path and name and equals for name, equals, _ in pairs):
+    if not all(name and axis and equals for axis, equals, _ in pairs):
         raise UsageError(f"{given!r}: after '@' comes AXIS=VALUE, more of them with commas between")
-    readable, left_out, refused = list[Run](), list[LeftOut](), None
-    for folder in _folders(Path(path)):
-        try:
-            run = load_run(folder, with_steps=False)
-        except UsageError as error:
-            refused = error
-            left_out.append(LeftOut(str(folder), "unread", str(error)))
-            continue
-        look = pass_of(run.record)
-        if run.outcome == DAMAGED:
-            left_out.append(LeftOut(str(run.path), DAMAGED, f"damaged: {run.damage}"))
-        elif not look.has_timing:
-            reason = f"{look.label}: its step times are in no comparison"
-            left_out.append(LeftOut(str(run.path), run.outcome, reason))
-        else:
-            readable.append(run)
-    if not readable and refused is not None:
-        raise refused
-    runs = [run for run in readable if all(_on_axis(run, name) == value for name, _, value in pairs)]
-    if readable and not runs:
-        known = [(name, sorted({_on_axis(run, name) for run in readable})) for name, _, _ in pairs]
-        axes = "; ".join(f"{name} has {', '.join(values)}" for name, values in known)
-        raise UsageError(f"no run of {path!r} is {selector}: {axes}")
-    return Side(given, runs, left_out)
-
-
-def _folders(path: Path) -> list[Path]:
+    path = Path(name)
     parents = () if path.exists() else (path.parent, path.parent / RUNS_FOLDER)
     repeats = [folder for parent in parents for folder in parent.glob(f"{glob.escape(path.name)}-r[0-9]*")]
-    return find_runs(repeats or [path])
+    side = Side(given, [], [])
+    for run in map(load_known, find_runs(repeats or [path])):
+        look = pass_of(run.record)
+        if run.outcome == DAMAGED:
+            side.left_out.append(leave_out(run, str(run.damage)))
+        elif not look.has_timing:
+            side.left_out.append(leave_out(run, f"{look.label}: its step times are in no comparison"))
+        else:
+            side.runs.append(run)
+    if not side.runs:
+        raise UsageError(f"{given!r} has nothing to compare: {side.left_out[0].reason}")
+    values = {axis: [_on_axis(run, axis) for run in side.runs] for axis, _, _ in pairs}
+    kept = [run for at, run in enumerate(side.runs) if all(values[axis][at] == value for axis, _, value in pairs)]
+    if not kept:
+        axes = "; ".join(f"{axis} has {', '.join(sorted({*known}))}" for axis, known in values.items())
+        raise UsageError(f"no run of {name!r} is {selector}: {axes}")
+    return side._replace(runs=kept)
 
 
 def _axes(record: RunRecord) -> dict[str, Any] | None:
@@ -171,7 +155,7 @@ def _axes(record: RunRecord) -> dict[str, Any] | None:
 
 def _on_axis(run: Run, name: str) -> str:
     """A run's value on an axis: of its sweep, else of its settings or its record."""
-    known = {**settings(run.record), **(_axes(run.record) or {})}
+    known = settings(run.record) | (_axes(run.record) or {})
     return as_text(known.get(name, value_at(run.record, name)))
 
 
@@ -181,17 +165,7 @@ def home_of(runs: Sequence[Run]) -> Path:
     return shared.parent if shared.name == RUNS_FOLDER else shared
 
 
-def refuse_overlap(a: Side, b: Side) -> None:
-    """Raises UsageError where both sides hold the same run, or copies of it."""
-    others = {_process_of(run) for run in b.runs}
-    if same := [str(run.path) for run in a.runs if _process_of(run) in others]:
-        raise UsageError(
-            f"A ({a.given}) and B ({b.given}) hold the same results, {len(same)} runs such as {same[0]!r}; give two "
-            "that were measured apart"
-        )
-
-
-def _process_of(run: Run) -> tuple[object, ...]:
+def process_of(run: Run) -> tuple[object, ...]:
     """Which process made a run; a copy of a result has the same one."""
     record = run.record
     process = (record.boot_id, record.pid, record.process_start_s)
@@ -204,20 +178,20 @@ def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[R
     usable: dict[tuple[object, ...], Run] = {}
     left_out = []
     for run in sorted(runs, key=_start):
-        process, error = _process_of(run), run.record.error
+        error, same = run.record.error, usable.get(process_of(run))
         failed = next((guard for guard in run.record.guards if guard.status == "fail"), None)
         if run.outcome != "ok":
             reason = f"outcome {run.outcome}" + (f" in {error.phase}" if error and error.phase else "")
         elif STEP.of(run.record) is None:
             reason = "empty window: no step was measured"
-        elif process in usable:
-            reason = f"the same process as {usable[process].run_id}: one process is one sample"
+        elif same is not None:
+            reason = f"the same process as {same.run_id}: one process is one sample"
         elif failed and not takes_failed:
             reason = f"guard {failed.name} failed: {failed.message}"
         else:
-            usable[process] = run
+            usable[process_of(run)] = run
             continue
-        left_out.append(LeftOut(str(run.path), run.outcome, reason))
+        left_out.append(leave_out(run, reason))
     return list(usable.values()), left_out
 
 
@@ -225,22 +199,23 @@ def _start(run: Run) -> tuple[str, str]:
     return run.record.started_at or "", str(run.path)
 
 
-def pair_rounds(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None:
-    """The runs of both sides that were measured in one round of one sweep of two sides (`compare --run`), in order;
-    None where they are not of one.
+def by_round(runs: Iterable[Run]) -> dict[int, Run]:
+    return {value_at(run.record, "sweep.repeat") or 0: run for run in runs}
+
+
+def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Whether both sides are those of one sweep of two sides (`compare --run`), measured in rounds.
 
     Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
     """
     sides = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in runs} for runs in (a, b)]
     is_one_sweep = len({run.path.parent for run in (*a, *b)}) == 1
-    if not is_one_sweep or [*map(len, sides)] != [1, 1] or len(sides[0] | sides[1] | {as_text(None)}) != 3:
-        return None
-    rounds_a, rounds_b = ({value_at(run.record, "sweep.repeat") or 0: run for run in runs} for runs in (a, b))
-    return [(rounds_a[number], rounds_b[number]) for number in sorted(rounds_a.keys() & rounds_b.keys())]
+    return is_one_sweep and sides[0] != sides[1] and sides[0] | sides[1] == {"A", "B"}
 
 
-def join_cells(a: Sequence[Run], b: Sequence[Run]) -> list[Cell]:
-    """Runs of both sides by cell, in the order in which the cells were first measured.
+def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run], list[Run]]]:
+    """Runs of both sides by cell, in the order in which the cells were first measured; a cell is named by what differs
+    between cells, "" where there is one.
 
     A cell's identity are the axes of its sweep (with its environment) where every run has some, else its settings.
     What is constant on each side and differs between them is the thing compared, and separates no cells: so two
@@ -249,16 +224,18 @@ def join_cells(a: Sequence[Run], b: Sequence[Run]) -> list[Cell]:
     runs, first_b = [*a, *b], len(a)
     places = [_axes(run.record) for run in runs]
     identities = [place or {} for place in places] if None not in places else [settings(run.record) for run in runs]
-    varying: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for identity in identities for name in identity):
-        values = [as_text(identity[name]) if name in identity else "(none)" for identity in identities]
-        counts = [len(set(side)) for side in (values, values[:first_b], values[first_b:])]
-        if counts[0] > 1 and counts[1:] != [1, 1]:
+    columns = {
+        name: [as_text(known.get(name, "(none)")) for known in identities] for known in identities for name in known
+    }
+    varying = {}
+    for name, values in columns.items():
+        sides = {*values[:first_b]}, {*values[first_b:]}
+        if len(sides[0] | sides[1]) > 1 and [*map(len, sides)] != [1, 1]:
             varying[name] = values
     lasts = Counter(name.rpartition(".")[2] for name in varying)
     titles = {name: last if lasts[last := name.rpartition(".")[2]] == 1 else name for name in varying}
-    cells: dict[str, Cell] = {}
+    cells: dict[str, tuple[list[Run], list[Run]]] = {}
     for index, run in sorted(enumerate(runs), key=lambda member: _start(member[1])):
         name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
-        cells.setdefault(name, Cell(name)).runs[index >= first_b].append(run)
-    return list(cells.values())
+        cells.setdefault(name, ([], []))[index >= first_b].append(run)
+    return cells

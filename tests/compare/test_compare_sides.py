@@ -103,9 +103,9 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     old = make_run(tmp_path / "b", run_id="old", schema_version=99)
     found = compared(tmp_path / "a", tmp_path / "b")
     assert found.verdict == "same"
-    assert [run.outcome for run in found.b.left_out] == ["damaged", "unread"]
-    assert found.b.left_out[0].reason.startswith("damaged: run.json is damaged")
-    for path, message in ((old, "schema version 99"), (broken.parent, "has nothing to compare: damaged")):
+    assert [run.outcome for run in found.b.left_out] == ["damaged", "damaged"]
+    assert found.b.left_out[0].reason.startswith("run.json is damaged")
+    for path, message in ((old, "schema version 99"), (broken.parent, "has nothing to compare: run.json is damaged")):
         with pytest.raises(UsageError, match=message):
             compared(tmp_path / "a", path)
 
