@@ -63,8 +63,7 @@ def noise(
         results = (str(folder),)
     measured = survey(results)
     if not measured.entries:
-        problems = (f"{cell.name}: {cell.problem}".removeprefix(": ") for cell in measured.cells[:3])
-        raise UsageError("; ".join(problems))
+        raise UsageError("; ".join(line.text for line in measured.problems[:3]))
     home = results_dir.resolve() if run else measured.folder
-    tell(f"noise: stored in {store_noise(home, measured.entries)}")
+    tell(f"noise: stored in {store_noise(home, [entry for _, entry in measured.entries])}")
     return noise_answer(measured)

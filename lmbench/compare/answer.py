@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
 from lmbench.compare.comparison import Comparison, Figure
-from lmbench.compare.sides import SAMPLE, LeftOut, Side
+from lmbench.compare.sides import SAMPLE
 from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
@@ -36,38 +36,35 @@ _FIGURES = (
 )  # fmt: skip
 
 
+#: Labels of lines with what of a cell, and what of all, they tell.
+_OF_CELLS = {"differs": "differences", "note": "notes", "reason": "reasons", "slow": "slow"}
+_OF_ALL = {"note": "problems", "only A": "only_a", "only B": "only_b"}
+
+
 def comparison_answer(comparison: Comparison) -> Answer:
     """The verdict with its reasons and what keeps it from being more, then the step times. Tables of phases and memory,
     which test was used and what a sample is come with `--all`; `figures` hold everything in SI units."""
-    cells = comparison.cells
-    reasons = [(reason, cell.name) for cell in cells for reason in cell.reasons if cell.verdict in (UNDECIDED, INVALID)]
-    if len(cells) == 1:
-        verdict, *others = cells[0].reasons
-        lines = [Line("verdict", f"{cells[0].verdict.upper()}: {verdict}"), *(Line("", reason) for reason in others)]
-        reasons = []
-    else:
-        counts = Counter(cell.verdict for cell in cells)
-        tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
-        lines = [Line("verdict", f"{comparison.verdict.upper()}: of {len(cells)} cells {tally}")]
-    differences = [(str(difference), cell.name) for cell in cells for difference in cell.differences]
-    if not differences and any(cell.metrics for cell in cells):
-        differences = [("nothing that is recorded: an A/A comparison", cell.name) for cell in cells]
-    notes = [(note, cell.name) for cell in cells for note in cell.notes]
-    left_out = [(f"A: {run.reason}", run.path) for run in _left_out(comparison, comparison.a, "left_out_a")]
-    left_out += [(f"B: {run.reason}", run.path) for run in _left_out(comparison, comparison.b, "left_out_b")]
-    lines += [
-        Line("A", comparison.a.given),
-        Line("B", comparison.b.given),
-        *_grouped("differs", differences, len(cells)),
-        *_grouped("note", notes, len(cells), by_kind=True),
-        *(Line("note", problem) for problem in comparison.problems),
-        *_grouped("reason", reasons, len(cells), by_kind=True),
-        *(Line("only A", name) for name in comparison.only_a),
-        *(Line("only B", name) for name in comparison.only_b),
-        *(Line("neither", f"{cell['name']}: {cell['reason']}".removeprefix(": ")) for cell in comparison.neither),
-        *_grouped("left out", left_out),
-        *(Line("slow", str(process)) for cell in cells for process in cell.slow),
-    ]
+    cells, sides = comparison.cells, {"A": comparison.a, "B": comparison.b}
+    counts = Counter(cell.verdict for cell in cells)
+    tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
+    verdict, *reasons = cells[0].reasons if len(cells) == 1 else [f"of {len(cells)} cells {tally}"]
+    lines = [Line("verdict", f"{comparison.verdict.upper()}: {verdict}"), *(Line("", reason) for reason in reasons)]
+    lines += [Line(name, side.given) for name, side in sides.items()]
+    if any(cell.metrics for cell in cells) and not any(cell.differences for cell in cells):
+        lines.append(Line("differs", "nothing that is recorded: an A/A comparison"))
+    for label, field in _OF_CELLS.items():
+        # The reasons of one cell are the verdict's, and a verdict that stands needs none.
+        told = [
+            cell for cell in cells if label != "reason" or (len(cells) > 1 and cell.verdict in (UNDECIDED, INVALID))
+        ]
+        texts = [(str(text), cell.name) for cell in told for text in getattr(cell, field)]
+        lines += _grouped(label, texts, len(cells), by_kind=label in ("note", "reason"))
+    for label, field in _OF_ALL.items():
+        lines += [Line(label, text) for text in getattr(comparison, field)]
+    lines += [Line("neither", ": ".join(filter(None, cell.values()))) for cell in comparison.neither]
+    for name, side in sides.items():
+        left_out = [*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))]
+        lines += _grouped("left out", [(f"{name}: {run.reason}", run.path) for run in left_out])
     tests = {BY_ROUNDS if cell.by_rounds else BY_WELCH: None for cell in cells}
     tables = [table for table in _tables(comparison) if table.rows]
     return Answer(
@@ -77,26 +74,18 @@ def comparison_answer(comparison: Comparison) -> Answer:
         first=[table.name for table in tables[:1]],
         figures={
             **asdict(comparison),
+            "a": comparison.a.figures(),
+            "b": comparison.b.figures(),
             "schema_version": COMPARISON_SCHEMA_VERSION,
             "verdict": comparison.verdict,
             "exit_code": int(EXIT_CODES[comparison.verdict]),
             "confidence_fraction": CONFIDENCE,
-            "a": _side_figures(comparison.a),
-            "b": _side_figures(comparison.b),
         },
         exit_code=EXIT_CODES[comparison.verdict],
     )
 
 
-def _left_out(comparison: Comparison, side: Side, of_cell: str) -> list[LeftOut]:
-    return [*side.left_out, *(run for cell in comparison.cells for run in getattr(cell, of_cell))]
-
-
-def _side_figures(side: Side) -> dict[str, object]:
-    return {"given": side.given, "run_count": len(side.runs) + len(side.left_out), "left_out": side.left_out}
-
-
-def _grouped(label: str, texts: Iterable[tuple[str, str]], everyone: int = 0, *, by_kind: bool = False) -> list[Line]:
+def _grouped(label: str, texts: Sequence[tuple[str, str]], everyone: int = 0, *, by_kind: bool = False) -> list[Line]:
     """A line for each text with the names that it belongs to, their number where they are many, nothing where it
     belongs to everyone. By kind texts that differ in their figures, or after a colon, have one line, the first's."""
     kinds: dict[str, dict[str, list[str]]] = {}
@@ -106,14 +95,11 @@ def _grouped(label: str, texts: Iterable[tuple[str, str]], everyone: int = 0, *,
     lines = []
     for names in kinds.values():
         (text, known), *others = names.items()
-        alike = [name for _, more in others for name in more]
-        where = _listed(known) + (f"; alike in {_listed(alike)}" if alike else "")
+        groups = [known, [name for _, more in others for name in more]]
+        listed = [f"{len(group)} of them" if len(group) > _NAMED else "; ".join(group) for group in groups]
+        where = "; alike in ".join(filter(None, listed))
         lines.append(Line(label, text if len(known) == everyone else f"{text} ({where})"))
     return lines
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{len(names)} of them" if len(names) > _NAMED else "; ".join(names)
 
 
 def _tables(comparison: Comparison) -> list[Table]:

@@ -7,7 +7,6 @@ values are corrected over all cells; then each ratio has its verdict, and each c
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from shlex import quote
 
@@ -21,7 +20,6 @@ from lmbench.compare.rounds import ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
     METRICS,
-    SIZE_WORDS,
     TIME_WORDS,
     LeftOut,
     Side,
@@ -37,10 +35,10 @@ from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide
 from lmbench.errors import UsageError
 from lmbench.records.load import Run
 from lmbench.records.named import shown_path
-from lmbench.records.schema import value_at
+from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import Difference, differences
 from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, holm, ratio_from, ratio_of
-from lmbench.report.units import change_percent, percent_short
+from lmbench.report.units import percent_short
 
 #: A guard that fails in more of a side's rounds than this is no accident.
 _ACCIDENTS_FRACTION = 1 / 3
@@ -170,9 +168,9 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
     by_rounds = in_rounds and bool(a and b)
     if by_rounds:
         rounds_a, rounds_b = by_round(a), by_round(b)
-        alone = "the other side has no run of this round that counts"
-        left_out_a += [leave_out(run, alone) for number, run in rounds_a.items() if number not in rounds_b]
-        left_out_b += [leave_out(run, alone) for number, run in rounds_b.items() if number not in rounds_a]
+        for rounds, others, left_out in ((rounds_a, rounds_b, left_out_a), (rounds_b, rounds_a, left_out_b)):
+            alone = [run for number, run in rounds.items() if number not in others]
+            left_out += [leave_out(run, "the other side has no run of this round that counts") for run in alone]
         shared = sorted(rounds_a.keys() & rounds_b.keys())
         a, b = ([rounds[number] for number in shared] for rounds in (rounds_a, rounds_b))
     used_a, used_b = ([run.run_id for run in side] for side in (a, b))
@@ -196,17 +194,17 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
 def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: Floors, is_invalid: bool) -> None:
     """Fill in a cell's figures, and what is to be known of them."""
     cell.differences = differences(a[0].record, b[0].record)
-    step_s, absent = None, []
+    absent = []
     for metric in METRICS:
         known = [[value for run in side if (value := metric.of(run.record)) is not None] for side in (a, b)]
         if [*map(len, known)] == [len(a), len(b)]:
             mean_a, mean_b = map(geometric_mean, known)
             ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
             floor = None if cell.by_rounds else floors.floor((a[0], b[0]), metric.name)
+            # Phases add up to the mean step.
+            step_s = next((figure.a for figure in cell.metrics if figure.name == MEAN_STEP.name), None)
             share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
-            # Phases add up to the mean step.
-            step_s = mean_a if metric is MEAN_STEP else step_s
         elif known != [[], []]:
             absent.append(f"{metric.title} is not compared: not every run has it")
     step = cell.metrics[0]
@@ -218,8 +216,8 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
     cell.busy, cell.is_apart = busy_reason(a, b), earlier_side(a, b) is not None
     if not is_invalid and step.noise_floor_fraction is None:
         cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
-    for side, runs in (("A", a), ("B", b)):
-        if not is_invalid and len(runs) < MIN_REPEATS:
+    for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
+        if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
             cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
 
@@ -235,20 +233,17 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
         for figure, p in zip(tested, holm([figure.ratio.p or 0.0 for figure in tested]), strict=True):
             figure.adjusted_p = p
         for cell, figure in pairs:
-            is_time = figure.unit == "s"
             figure.finding, figure.reason = decide(
                 figure.ratio,
                 tolerance=tolerance,
                 floor=figure.noise_floor_fraction,
                 adjusted_p=figure.adjusted_p,
                 family=len(tested),
-                words=TIME_WORDS if is_time else SIZE_WORDS,
+                is_time=figure.unit == "s",
                 has_hint=pairs is steps,
-                is_apart=is_time and cell.is_apart,
+                is_apart=cell.is_apart,
+                busy=cell.busy,
             )
-            if cell.busy is not None and is_time and figure.finding != UNDECIDED:
-                figure.finding = UNDECIDED
-                figure.reason = f"{change_percent(figure.ratio.change)}, and {cell.busy}"
     for cell, step in steps:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
         if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
@@ -271,28 +266,28 @@ def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[Slo
     slow = []
     for index in np.flatnonzero(np.abs(excess) > limit).tolist():
         side, run = ("B", b[index]) if excess[index] > 0 else ("A", a[index])
+        others = [other for other in (*a, *b) if other is not run]
         number, fraction = 1 + (value_at(run.record, "sweep.repeat") or 0), ratio_from(abs(excess[index])) - 1
-        slow.append(SlowProcess(side, number, run.run_id, fraction, _state(run, [*a, *b])))
+        slow.append(SlowProcess(side, number, run.run_id, fraction, _state(run, others)))
     return slow
 
 
-def _state(run: Run, runs: Sequence[Run]) -> str:
+def _state(run: Run, others: Sequence[Run]) -> str:
     """Clock, power and load of a process beside the median of the others."""
     texts = []
-    for title, name, scale, unit in (
-        ("SM clock", "device_state.close.sm_clock_hz", 1e-6, " MHz"),
-        ("power", "device_state.mean_power_w", 1.0, " W"),
-        ("load per core", "sweep.load_per_core", 1.0, ""),
+    for name, unit, scale in (
+        ("device_state.close.sm_clock_hz", "MHz", 1e-6),
+        ("device_state.mean_power_w", "W", 1.0),
+        ("sweep.load_per_core", "a core", 1.0),
     ):
-        value, *others = (value_at(process.record, name) for process in (run, *runs))
-        known = [other for other, process in zip(others, runs, strict=True) if other is not None and process is not run]
-        if value is not None and known:
-            texts.append(f"{title} {value * scale:.4g}{unit}, others {statistics.median(known) * scale:.4g}{unit}")
+        value, *rest = np.array([value_at(process.record, name) for process in (run, *others)], dtype=float) * scale
+        if np.isfinite([value, *rest]).all():
+            texts.append(f"{fields('run')[name].title} {value:.4g} {unit}, others {np.median(rest):.4g} {unit}")
     return "; ".join(texts) or "clock, power and load were not recorded"
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:
     """The side that slow processes belong to, where chance would hardly have it so (two-sided sign test at 5 %)."""
     count_b = sum(process.side == "B" for process in slow)
-    fewer, side = min((len(slow) - count_b, "B"), (count_b, "A"))
+    fewer, side = min((count_b, "A"), (len(slow) - count_b, "B"))
     return side if 2 * scipy.special.bdtr(fewer, len(slow), 0.5) < 0.05 else None

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import mixture
-from lmbench.compare.sides import METRICS, STEP, LeftOut, home_of, join_cells, read_side, split_usable
+from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
@@ -79,26 +78,13 @@ class NoiseFile(Struct, frozen=True):
     entries: list[NoiseEntry]
 
 
-@dataclass(frozen=True)
-class NoiseCell:
-    """One configuration on one machine. `entry` is what noise.json holds of it, else the reason is in `problem`."""
+class Survey(NamedTuple):
+    """The noise of some runs' configurations on a machine, with their names; why others have none and runs do not
+    count; and the folder where noise.json belongs."""
 
-    name: str
-    entry: NoiseEntry | None
-    problem: str
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The noise of some runs' configurations; `folder` is where noise.json belongs."""
-
-    cells: Sequence[NoiseCell]
-    left_out: Sequence[LeftOut]
+    entries: list[tuple[str, NoiseEntry]]
+    problems: list[Line]
     folder: Path
-
-    @property
-    def entries(self) -> list[NoiseEntry]:
-        return [cell.entry for cell in self.cells if cell.entry is not None]
 
 
 def measure_noise(values: Sequence[float]) -> Noise:
@@ -130,31 +116,29 @@ def survey(given: Sequence[str]) -> Survey:
     sides = [read_side(name) for name in given]
     runs = list({run.path: run for side in sides for run in side.runs}.values())
     left_out = [run for side in sides for run in side.left_out]
-    cells = []
+    survey = Survey([], [], home_of(runs))
+    groups: dict[tuple[str, NoiseKey], list[Run]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
-        by_key: dict[NoiseKey, list[Run]] = {}
         for run in repeats:
-            by_key.setdefault(noise_key(run.record), []).append(run)
-        for key, group in by_key.items():
-            usable, others = split_usable(group, takes_failed=False)
-            left_out += others
-            entry, problem = None, f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
-            if len(usable) >= MIN_NOISE_REPEATS:
-                mixed = mixture(usable)
-                problem = f"not repeats of one thing: {mixed[0]}" if mixed else ""
-                entry = None if mixed else _entry(key, usable)
-            cells.append(NoiseCell(name, entry, problem))
-    return Survey(cells, left_out, home_of(runs))
-
-
-def _entry(key: NoiseKey, runs: Sequence[Run]) -> NoiseEntry:
-    noises = {}
-    for metric in METRICS:
-        values = [value for run in runs if (value := metric.of(run.record)) is not None]
-        if len(values) == len(runs):
-            noises[metric.name] = measure_noise(values)
-    subject = {name.rpartition(".")[2]: value_at(runs[0].record, name) for name in _SUBJECT}
-    return NoiseEntry(key, subject, noises)
+            groups.setdefault((name, noise_key(run.record)), []).append(run)
+    for (name, key), group in groups.items():
+        usable, others = split_usable(group, takes_failed=False)
+        left_out += others
+        problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+        if len(usable) >= MIN_NOISE_REPEATS:
+            problem = "".join(f"not repeats of one thing: {line}" for line in mixture(usable)[:1])
+        if problem:
+            survey.problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
+            continue
+        noises = {}
+        for metric in METRICS:
+            values = [value for run in usable if (value := metric.of(run.record)) is not None]
+            if len(values) == len(usable):
+                noises[metric.name] = measure_noise(values)
+        subject = {field.rpartition(".")[2]: value_at(usable[0].record, field) for field in _SUBJECT}
+        survey.entries.append((name, NoiseEntry(key, subject, noises)))
+    survey.problems += [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out]
+    return survey
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -191,18 +175,17 @@ class Floors:
     """The floors in noise.json of the closest folder above all runs of a comparison. `problems`: it cannot be read."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._entries: dict[NoiseKey, NoiseEntry] = {}
+        self._metrics: dict[NoiseKey, dict[str, Noise]] = {}
         self.problems: list[str] = []
         try:
-            self._entries = {entry.key: entry for entry in _read(home_of(runs) / NOISE_FILE)}
+            self._metrics = {entry.key: entry.metrics for entry in _read(home_of(runs) / NOISE_FILE)}
         except UsageError as error:
             self.problems.append(str(error))
 
     def floor(self, runs: Iterable[Run], metric: str) -> float | None:
         """The largest floor of this figure that is known for any of these runs' configurations, None if none is."""
-        entries = [self._entries.get(noise_key(run.record)) for run in runs if self._entries]
-        noises = [entry.metrics[metric] for entry in entries if entry is not None and metric in entry.metrics]
-        return max((noise.floor_fraction for noise in noises), default=None)
+        noises = [self._metrics.get(noise_key(run.record), {}).get(metric) for run in runs if self._metrics]
+        return max((noise.floor_fraction for noise in noises if noise is not None), default=None)
 
 
 _REPEATS = (3, 5, 8)
@@ -227,25 +210,17 @@ _MEANINGS = (
 def noise_answer(survey: Survey) -> Answer:
     """One table of all floors, and why some configurations have none."""
     rows: list[list[Value]] = []
-    problems, limits = [], {}
-    for cell in survey.cells:
-        if cell.entry is None:
-            problems.append(Line("no floor", f"{cell.name or 'the configuration'}: {cell.problem}"))
-            continue
-        noise = cell.entry.metrics[STEP.name]
+    limits = []
+    for name, entry in survey.entries:
+        noise = entry.metrics[STEP.name]
         detectable = [detectable_fraction(noise.std_fraction, n) for n in _REPEATS]
-        limits[cell.name] = max(noise.floor_fraction, detectable[0])
+        limits.append((max(noise.floor_fraction, detectable[0]), name))
         fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, *detectable)
-        rows.append([cell.name or "(one)", noise.n, *fractions])
-    left_out = [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in survey.left_out]
-    if limits:
-        least, most = min(limits, key=limits.__getitem__), max(limits, key=limits.__getitem__)
-        shown = percent_short(limits[least])
-        if len(limits) > 1:
-            shown += f" ({least}) to {percent_short(limits[most])} ({most})"
-        problems.append(Line("so", f"changes under {shown} cannot be told here with {_REPEATS[0]} repeats"))
+        rows.append([name or "(one)", noise.n, *fractions])
+    ends = [f"{percent_short(limit)} ({name})".removesuffix(" ()") for limit, name in (min(limits), max(limits))]
+    told = f"changes under {' to '.join(dict.fromkeys(ends))} cannot be told here with {_REPEATS[0]} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *left_out, *problems],
-        figures={"schema_version": 1, "entries": survey.entries},
+        notes=[*_MEANINGS, *survey.problems, Line("so", told)],
+        figures={"schema_version": 1, "entries": [entry for _, entry in survey.entries]},
     )

@@ -105,6 +105,9 @@ class Side(NamedTuple):
     runs: list[Run]
     left_out: list[LeftOut]
 
+    def figures(self) -> dict[str, object]:
+        return {"given": self.given, "run_count": len(self.runs) + len(self.left_out), "left_out": self.left_out}
+
 
 def leave_out(run: Run, reason: str) -> LeftOut:
     return LeftOut(str(run.path), run.outcome, reason)

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from lmbench.compare.rounds import FIRST_LOOK
-from lmbench.compare.sides import TIME_WORDS
+from lmbench.compare.sides import SIZE_WORDS, TIME_WORDS
 from lmbench.errors import ExitCode
 from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, POWER, Ratio
 from lmbench.report.units import change_percent, change_range, percent_short
@@ -42,9 +42,10 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     floor: float | None,
     adjusted_p: float | None,
     family: int,
-    words: tuple[str, str] = TIME_WORDS,
+    is_time: bool = True,
     has_hint: bool = True,
     is_apart: bool = False,
+    busy: str | None = None,
 ) -> Decision:
     """The verdict of a comparison that is valid.
 
@@ -52,9 +53,10 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         tolerance: changes up to this fraction count as none (`--gate`).
         floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
         adjusted_p: p after Holm's correction over a family of so many tests.
-        words: what a ratio above 1 and one below are called.
+        is_time: it is a time, to which the machine's load and drift belong.
         has_hint: say of one that is undecided how many repeats would do.
-        is_apart: it is a time, and one side was measured before the other: a drift of the machine is in the ratio.
+        is_apart: one side was measured before the other: a drift of the machine is in the ratio.
+        busy: why the ratio may be one of the machine's load, None where it may not.
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
@@ -62,6 +64,8 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if adjusted_p is None or repeats < least:
         few = f"rounds: {ratio.n_a}" if by_rounds else f"repeats: A has {ratio.n_a}, B has {ratio.n_b}"
         return Decision(UNDECIDED, f"{few}; a verdict takes {least} ({change} so far)")
+    if busy and is_time:
+        return Decision(UNDECIDED, f"{change}, and {busy}")
     if ratio.lies_within(tolerance):
         wide = f"; but {shown_floor} is wider than that" if floor is not None and floor > tolerance else ""
         return Decision(
@@ -71,15 +75,15 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if adjusted_p < 1.0 - CONFIDENCE:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
-        if is_apart and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+        if is_apart and is_time and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
             remedy = "`lmbench noise` measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and no A/A noise floor is known: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
         above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
         above = f"after {ratio.n_a} rounds" if by_rounds else above
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
-        word = words[0] if ratio.point > 1 else words[1]
-        return Decision(word, f"{change}, interval {limits} excludes 0, {above}{corrected}")
+        words = TIME_WORDS if is_time else SIZE_WORDS
+        return Decision(words[ratio.point < 1], f"{change}, interval {limits} excludes 0, {above}{corrected}")
     if ratio.excludes_one:
         holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")

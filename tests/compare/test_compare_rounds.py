@@ -152,7 +152,7 @@ def test_a_slow_process_is_named_with_its_state_and_slow_ones_of_one_side_are_no
     (slow,) = cell.slow
     assert (slow.side, slow.round, slow.run_id, cell.verdict) == ("B", 8, "B-r7", "same")
     assert slow.excess_fraction == pytest.approx(0.08, abs=0.01)
-    assert "load per core 2.5, others 0.5" in slow.state
+    assert "load 2.5 a core, others 0.5 a core" in slow.state
     times = [(a, b * (1.3 if at % 4 == 0 else 1)) for at, (a, b) in enumerate(quiet(40))]
     (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
     assert (cell.verdict, len(cell.slow)) == ("undecided", 10)

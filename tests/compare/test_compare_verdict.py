@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lmbench.compare.sides import SIZE_WORDS
 from lmbench.compare.verdict import decide, interval
 from lmbench.records.statistics import Ratio
 
@@ -45,8 +44,8 @@ WIDE = Ratio(1.005, 0.985, 1.025, 0.5, 5, 5, 0.01, 0.01, 0.99, 1.02)
         (found(1.001, 1.02, 1.04, p=0.03), {"adjusted_p": 0.36, "family": 12}, "undecided",
          "not after Holm's correction over 12 (p 0.03 becomes 0.36)"),
         (WIDE, {}, "undecided", "at this spread 34 repeats a side in all give a verdict with 90 % probability"),
-        (found(1.1, 1.1, 1.1, p=0.0), {"words": SIZE_WORDS}, "larger", "+10.00 %"),
-        (found(0.9, 0.9, 0.9, p=0.0), {"words": SIZE_WORDS}, "smaller", "-10.00 %"),
+        (found(1.1, 1.1, 1.1, p=0.0), {"is_time": False}, "larger", "+10.00 %"),
+        (found(0.9, 0.9, 0.9, p=0.0), {"is_time": False}, "smaller", "-10.00 %"),
     ],
 )  # fmt: skip
 def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ratio, options, expected, reason):
