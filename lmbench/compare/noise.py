@@ -137,7 +137,7 @@ def survey(given: Sequence[str]) -> Survey:
                 noises[metric.name] = measure_noise(values)
         subject = {field.rpartition(".")[2]: value_at(usable[0].record, field) for field in _SUBJECT}
         survey.entries.append((name, NoiseEntry(key, subject, noises)))
-    survey.problems += [Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out]
+    survey.problems.extend(Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out)
     return survey
 
 
