@@ -8,11 +8,16 @@ import sys
 import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
 from msgspec import Struct
+from torch.distributed import all_gather_object
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
@@ -25,12 +30,13 @@ from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.guard import Guard
+from lmbench.records.load import load_run
 from lmbench.records.process import process_identity
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.step_log import StepLog
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
-from lmbench.records.summary import complete_run
+from lmbench.records.summary import complete_run, join_ranks, rank_record
 from lmbench.records.vocabulary import RUNNING, Stage
 
 
@@ -77,7 +83,7 @@ class RunRecorder(Observer):
         run.is_profiled = type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
-            self._open(run)
+            self._open(run, trainer.strategy)
 
     def run_started(self) -> None:
         run = self.run
@@ -111,6 +117,8 @@ class RunRecorder(Observer):
         if exception is not None:
             self._fail(exception)
         elif session.window_steps:
+            if self.trainer.world_size > 1:
+                self._gather()
             self._finish(COMPLETE)
         else:
             message = (
@@ -119,6 +127,27 @@ class RunRecorder(Observer):
                 "warmup_steps"
             )
             self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
+
+    def _gather(self) -> None:
+        """Tell every rank what each of them measured; the record of the first is that of all."""
+        timers = [observer for observer in self.session.observers if isinstance(observer, PhaseTimer)]
+        ranks: list[Any] = [None] * self.trainer.world_size
+        all_gather_object(ranks, rank_record(self.run, [record for timer in timers for record in timer.records]))
+        if self.trainer.is_global_zero:
+            join_ranks(self.run, ranks)
+
+    def take_over(self, path: Path, ending: Ending | None) -> None:
+        """Take the record of a run that processes of their own measured; `ending` where they did not tell it."""
+        run = load_run(path)
+        self.folder, self.run = RunFolder(path), run.record
+        if ending is None:
+            self.exit_code = ExitCode(run.record.exit_code or 0)
+            return
+        self._log = StepLog(self.folder)
+        self.run.window.steps = sum(step.stage == "window" for step in run.steps)
+        complete_run(self.run, run.steps)
+        self.exit_code = None
+        self._finish(ending)
 
     def end_by(self, exception: BaseException) -> None:
         """Record what ended the run, also where Lightning never told; the first cause that was recorded stays.
@@ -153,6 +182,9 @@ class RunRecorder(Observer):
             is_own_subject &= self.run.model.attention_check is None
         with held():
             if self.folder is None:
+                if _get_rank():
+                    # Only the first rank makes a folder.
+                    return
                 self._open(self.run)
             assert self.folder is not None
             ending = judge(exception, phase, is_own_subject)
@@ -167,9 +199,17 @@ class RunRecorder(Observer):
                 ending = COMPLETE
             self._finish(ending)
 
-    def _open(self, run: RunRecord) -> None:
-        """Make the result folder: from here on the run has a record, however it ends."""
-        self.folder = RunFolder.create(self.results_dir, self.run_id)
+    def _open(self, run: RunRecord, strategy: Strategy | None = None) -> None:
+        """Make the result folder: from here on the run has a record, however it ends.
+
+        Of several ranks the first makes it, and each further one a folder of its own in that.
+        """
+        if not run.rank:
+            self.folder = RunFolder.create(self.results_dir, self.run_id)
+        if strategy is not None and run.world_size != 1:
+            parent = strategy.broadcast(str(self.folder.path) if self.folder is not None else "")
+            self.folder = self.folder or RunFolder.create(parent, f"rank{run.rank}")
+        assert self.folder is not None
         self._log = StepLog(self.folder)
         if self._session is not None:
             self._session.folder = self.folder.path

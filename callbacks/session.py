@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
-from lmbench.instruments.schedule import MAX_SETTLE_STEPS, ProbeKind, Schedule
+from lmbench.instruments.schedule import MAX_SETTLE_STEPS, SETTLE_STEPS_OF_RANKS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
 from lmbench.records.measured import Probe, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -71,6 +72,9 @@ class MeasurementSession(LeanCallback):
         self._scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
+        #: The window's steps as all of several ranks agreed on them.
+        self._agreed_steps: int | None = None
+        self._last_warmup_step_began_ns = 0
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -290,7 +294,10 @@ class MeasurementSession(LeanCallback):
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
             self._open_window()
-        elif self.stage is Stage.WINDOW and self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s):
+        elif self.stage is Stage.WARMUP and self.steps_done == self.schedule.warmup_steps - 1 and self._agrees(trainer):
+            synchronize(self.device)
+            self._last_warmup_step_began_ns = time.perf_counter_ns()
+        elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
             self._plan = self.schedule.probe_plan()
             if self._plan:
@@ -301,11 +308,29 @@ class MeasurementSession(LeanCallback):
         elif self.stage is Stage.PROBE:
             self._next_probe(trainer)
 
+    def _agrees(self, trainer: Trainer) -> bool:
+        """Whether ranks agree on the number of steps: none may end by its own clock, as the others wait for it then."""
+        return trainer.world_size > 1 and not self.only_watches
+
+    def _is_window_complete(self) -> bool:
+        if self._agreed_steps is not None:
+            return self.window_steps >= self._agreed_steps
+        return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
+
     def _open_window(self) -> None:
+        trainer = self._trainer
+        assert trainer is not None
         if self.steps_done:
             self._bypass.close()
+        if self._agrees(trainer):
+            synchronize(self.device)
+            step_s = (time.perf_counter_ns() - self._last_warmup_step_began_ns) * 1e-9
+            steps = max(self.schedule.steps or 1, math.ceil(self.schedule.min_window_s / step_s))
+            self._agreed_steps = trainer.strategy.broadcast(steps)
         for observer in self.observers:
             observer.before_window()
+        if self._agreed_steps is not None:
+            trainer.strategy.barrier()
         synchronize(self.device)
         self.stage = Stage.WINDOW
         for observer in self.observers:
@@ -327,7 +352,11 @@ class MeasurementSession(LeanCallback):
     def _next_probe(self, trainer: Trainer) -> None:
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
-            if self._settle_steps < MAX_SETTLE_STEPS and not all(o.is_settled() for o in self.observers):
+            if self._agreed_steps is None:
+                is_settled = all(o.is_settled() for o in self.observers)
+            else:
+                is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
+            if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
                 return
         following = self._plan.pop(0) if self._plan else None
         if following is not self.probe_kind:

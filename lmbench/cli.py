@@ -16,7 +16,7 @@ from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode, UsageError, suggest, tell
 from lmbench.instruments.milestones import begin
 from lmbench.interruption import exit_code, listening, received
-from lmbench.launcher import refuse_several_processes
+from lmbench.launcher import check_launcher
 from lmbench.masking import keep_words_secret, masked_message
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
@@ -115,7 +115,7 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     if not {"-h", "--help"} & options and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
         try:
             # Lightning, imported, would end in a traceback.
-            refuse_several_processes()
+            check_launcher(10**6 if args[0] in MEASURING else 1)
         except UsageError as error:
             tell(str(error))
             return ExitCode.USAGE

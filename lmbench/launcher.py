@@ -1,4 +1,4 @@
-"""What a launcher of processes (torchrun, SLURM, MPI) says of this one. lmbench measures in one process so far."""
+"""What a launcher of processes (torchrun, SLURM, MPI) says of this one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _PLACES = (
 )  # fmt: skip
 
 
-def refuse_several_processes() -> None:
-    """Raises UsageError where a variable says that this is one process of several, or holds no number."""
-    for names, most in ((_COUNTS, 1), (_PLACES, 0)):
+def check_launcher(world_size: int = 1) -> None:
+    """Raises UsageError where a variable says that this is one of more processes than `world_size`, or holds no
+    number."""
+    for names, most in ((_COUNTS, world_size), (_PLACES, world_size - 1)):
         for name in names:
             value = os.environ.get(name, "0")
             if not value.isdecimal():
                 raise UsageError(f"{name} is {value!r}; a launcher of processes sets a whole number there; unset it")
             if int(value) > most:
                 raise UsageError(
-                    f"{name} is {value}: this is one process of several, and lmbench measures one; start one alone "
-                    f"(`srun --ntasks=1`, without torchrun or mpirun), or unset {name}"
+                    f"{name} is {value}: this is one process of several, and {world_size} is to be measured; ask for "
+                    f"all with --trainer.devices and --trainer.num_nodes, start one alone, or unset {name}"
                 )

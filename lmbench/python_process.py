@@ -68,8 +68,13 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
     return printed
 
 
-if __name__ == "__main__":
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however that does; where it cannot, nothing is changed."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent()
     if os.getppid() == int(sys.argv[1]):
         os.execv(sys.executable, [sys.executable, "-P", *sys.argv[2:]])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lmbench.errors import ExitCode, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.completion import complete_record
 from lmbench.fit.measurement import Measurement
+from lmbench.fit.ranks import cause_of, count_to_start, ending_of, in_its_log, rank_of_process, run_ranks
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import as_list
@@ -25,6 +28,7 @@ from lmbench.instruments.own_code import own_lines
 from lmbench.interruption import exit_code, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.codec import encode_run
+from lmbench.records.store import new_run_id
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
@@ -66,6 +70,9 @@ def run(args: list[str]) -> int:
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
         line.write()
+        rank_count = count_to_start(vars(line.build("trainer")))
+        if rank_count > 1:
+            settings.run_id = settings.run_id or new_run_id()
         facts = {
             "command": command, "argv": masked_words([command, *line.words]), "config": masked(line.content),
             "wandb": wandb.filing(),
@@ -79,24 +86,57 @@ def run(args: list[str]) -> int:
             return module, data, [*as_list(measurement.flags.pop("callbacks")), timer]
 
         options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
-        failure = measurement.run(build, seed=line.config.seed_everything, announces=is_loud, **options)
+        recorder = measurement.recorder
+        measure = partial(_measure, measurement, build, line.config.seed_everything, is_loud, memory.predict, options)
+        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure)
+        if recorder.folder is None or rank_of_process():
+            return code
     except BaseException as error:
         return _before_anything(error)
-    recorder = measurement.recorder
-    if failure is not None:
-        if recorder.folder is None:
-            return _complain(failure, ExitCode.USAGE)
-        # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
-        if recorder.exit_code is ExitCode.INTERNAL:
-            _print_lines("".join(traceback.format_exception(failure)))
-        elif recorder.exit_code is ExitCode.USER_CODE:
-            _print_own_lines(failure, recorder)
-    complete_record(recorder, is_predicted=memory.predict)
     code = _finish(recorder, flags)
     _publish(recorder, wandb.timeout_s, is_loud)
     signum = received()
     # Whoever stops the upload of a run that is complete stops this command all the same.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
+
+
+def _measure(
+    measurement: Measurement,
+    build: Callable[[], Any],
+    seed: int | bool | None,
+    is_loud: bool,
+    is_predicted: bool,
+    options: dict[str, Any],
+) -> int:
+    """Measure in this process, as the rank that it is, and tell what went wrong; returns the exit code."""
+    is_first, recorder = rank_of_process() == 0, measurement.recorder
+    failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
+    if failure is not None:
+        with in_its_log():
+            if recorder.folder is None:
+                return _complain(failure, ExitCode.USAGE)
+            # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
+            if recorder.exit_code is ExitCode.INTERNAL:
+                _print_lines("".join(traceback.format_exception(failure)))
+            elif recorder.exit_code is ExitCode.USER_CODE:
+                _print_own_lines(failure, recorder)
+    if is_first:
+        complete_record(recorder, is_predicted=is_predicted)
+    return int(recorder.exit_code or 0)
+
+
+def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
+    """Measure by `count` ranks, and take their record as the recorder's; returns the exit code."""
+    ends = run_ranks(count, measure)
+    path = Path(recorder.results_dir, recorder.run_id or "").absolute()
+    cause = cause_of(path, ends)
+    if path.is_dir():
+        recorder.take_over(path, None if cause is None else ending_of(path, cause))
+    if cause is not None:
+        _print_lines(cause.log)
+    if recorder.folder is not None or cause is None:
+        return int(recorder.exit_code or 0)
+    return cause.code if cause.code > 0 else ExitCode.INTERNAL
 
 
 def _before_anything(error: BaseException) -> int:

@@ -12,12 +12,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.launcher import refuse_several_processes
+from lmbench.launcher import check_launcher
 from lmbench.precision import PRECISIONS, find_precision
 
 # What would add time or synchronize inside the window is off unless asked for.
@@ -68,14 +69,13 @@ def as_list(callbacks: Any) -> list[Any]:
 
 
 class BenchTrainer(Trainer):
-    """A Trainer for one device whose defaults disturb nothing; takes every flag that Lightning's takes.
+    """A Trainer whose defaults disturb nothing; takes every flag that Lightning's takes.
 
     Args:
         compile: compile the module in place: true, or options.
     """
 
     def __init__(self, *args: Any, compile: bool | CompileOptions = False, **kwargs: Any) -> None:
-        refuse_several_processes()
         options = CompileOptions() if compile is True else compile or None
         kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")
@@ -92,8 +92,14 @@ class BenchTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
             raise UsageError(f"the Trainer refuses its flags: {error}") from error
-        if self.world_size > 1:
-            raise UsageError(f"{self.world_size} devices asked for; one is supported so far: --trainer.devices 1")
+        check_launcher(self.world_size)
+        if self.world_size != self.num_devices * self.num_nodes:
+            raise UsageError(
+                f"{self.num_devices} devices on {self.num_nodes} nodes asked for, and the launcher started "
+                f"{self.world_size} processes; start one for each device, such as `srun --ntasks-per-node`"
+            )
+        if isinstance(self.strategy.launcher, _MultiProcessingLauncher):
+            raise UsageError("trainer.strategy spawns or forks processes of Python objects; give ddp in place of it")
         meaning = find_precision(precision)
         if self.strategy.root_device.type == "cpu" and meaning is not None and not meaning.runs_on_cpu:
             allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)

@@ -131,7 +131,9 @@ def read_host() -> HostReading:
     process = psutil.Process()
     ended = process.cpu_times()._asdict()
     own_s = time.process_time() + ended.get("children_user", 0.0) + ended.get("children_system", 0.0)
-    for child in process.children(recursive=True):
+    # The other ranks of this host are no strangers either: their launcher is the parent of them all.
+    launcher = process.parent() if "LOCAL_RANK" in os.environ else None
+    for child in {*(launcher or process).children(recursive=True)} - {process}:
         with suppress(psutil.Error):
             own_s += sum(child.cpu_times()[:4])
     waited_s = None

@@ -9,6 +9,8 @@ from lmbench.errors import check_at_least
 
 # A queue that has not filled again after this many steps will not.
 MAX_SETTLE_STEPS = 50
+# Several ranks cannot end by what each sees of its own queue.
+SETTLE_STEPS_OF_RANKS = 10
 
 
 class ProbeKind(StrEnum):

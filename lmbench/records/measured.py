@@ -198,6 +198,20 @@ class Loss(Struct):
     perplexity: Number = None
 
 
+class RankRecord(Struct):
+    """What one of several ranks measured in the window; `mean_s` has the means of its step and of its phases."""
+
+    rank: int
+    hostname: Text = None
+    gpu_uuid: Text = None
+    steps: Count = None
+    tokens: Count = None
+    mean_s: dict[str, float] = {}
+    run_peak_allocated_bytes: Bytes = None
+    steady_peak_allocated_bytes: Bytes = None
+    energy_j: Joules = None
+
+
 class RefusedAllocation(Struct):
     """Memory: what the device held when it had no room for one more tensor.
 

@@ -32,6 +32,14 @@ CELLS_FILE = "cells.csv"
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
+def new_run_id(words: str = "") -> str:
+    """UTC time, words and 8 random digits, so runs of the same second, or after the clock was set back, do not meet.
+
+    The digits come from the system, as a user may have seeded `random`.
+    """
+    return "-".join(filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4))))
+
+
 class RunFolder:
     """The folder of one run that is being written. `path` is the folder, its name the run id, `steps_written` how
     many step records it took.
@@ -50,10 +58,8 @@ class RunFolder:
     def create(cls, results_dir: str | Path, run_id: str | None = None, slug: str = "") -> RunFolder:
         """Make a new folder under `results_dir` (made as needed); it never takes over an existing one.
 
-        Without `run_id` the name is UTC time, slug and 8 random digits, so runs of the same second, or after
-        the clock was set back, do not meet. The digits come from the system, as a user may have seeded
-        `random`. Raises UsageError if the folder cannot be made, or if `run_id` is taken or no plain file
-        name.
+        Without `run_id` it has a `new_run_id`. Raises UsageError if the folder cannot be made, or if `run_id` is taken
+        or no plain file name.
         """
         parent = Path(results_dir).absolute()
         if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
@@ -63,8 +69,7 @@ class RunFolder:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             while True:
-                random_id = filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4)))
-                path = parent / (run_id or "-".join(random_id))
+                path = parent / (run_id or new_run_id(words))
                 try:
                     path.mkdir()
                     return cls(path)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from lmbench.records.environment import Environment
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
-from lmbench.records.measured import HostSpan, Lag, PhaseSummary, Throughput, Window
+from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput, Window
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import (
     lag1_autocorrelation,
@@ -34,6 +35,35 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.scalars = _mean_scalars(steps)
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
+
+
+def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
+    """What a rank tells the others of its window."""
+    environment = run.environment or Environment()
+    return RankRecord(
+        run.rank or 0,
+        environment.host.hostname,
+        environment.gpu.uuid,
+        run.window.steps,
+        run.window.tokens,
+        {span: summary.mean_s for span, summary in summarize_steps(steps).items() if summary.mean_s is not None},
+        run.memory.run_peak_allocated_bytes,
+        run.memory.steady_peak_allocated_bytes,
+        run.device_state.energy_j,
+    )
+
+
+def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
+    """Let a run be that of all ranks: their tokens together, and the memory of the one that took most."""
+    run.ranks = ranks
+    for facts, name, join in (
+        (run.window, "tokens", sum),
+        (run.memory, "run_peak_allocated_bytes", max),
+        (run.memory, "steady_peak_allocated_bytes", max),
+        (run.device_state, "energy_j", sum),
+    ):
+        values = [getattr(rank, name) for rank in ranks]
+        setattr(facts, name, None if None in values else join(values))
 
 
 def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:
@@ -60,7 +90,8 @@ def _throughput(run: RunRecord) -> Throughput:
     if tokens is None or not wall_s:
         return Throughput(mfu_reason=reason or "tokens per batch unknown")
     rate, energy_j = tokens / wall_s, run.device_state.energy_j
-    share = rate / flops.peak_flops_per_s if flops.peak_flops_per_s else None
+    # Of several ranks each has a device with that peak.
+    share = rate / flops.peak_flops_per_s / (run.world_size or 1) if flops.peak_flops_per_s else None
 
     def product(factor: float | None, count: int | None) -> float | None:
         return None if factor is None or count is None else factor * count

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Gpu
@@ -19,7 +20,7 @@ from lmbench.records.run import AttentionCheck, RunRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
-from lmbench.report.units import MS, PERCENT, count, gib, mean_and_std, milliseconds, percent, whole
+from lmbench.report.units import GIB, MS, PERCENT, count, gib, mean_and_std, milliseconds, percent, whole
 
 #: From this share of the step on it is the host that sets its time.
 _HOST_SETS_FRACTION = 0.5
@@ -54,7 +55,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *_ending(run),
             *warnings,
         ],
-        tables=[phase_table(run, step)] if step is not None else [],
+        tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
         notes=[*details(run), *notes, *(_where(run, path) if path is not None else ())],
         charts=lambda: _charts(path),
         figures={"record": as_dict(run)},
@@ -85,7 +86,7 @@ def banner(run: RunRecord) -> list[Line]:
     model, data, window, look = run.model, run.data, run.window, pass_of(run)
     environment, micro = run.environment, window.micro_batches or 1
     gpu = environment.gpu if environment else Gpu()
-    processor = environment.host.cpu_model if environment else None
+    processor_name = gpu.name or (environment.host.cpu_model if environment else None) or "CPU"
     heads = f"heads {model.num_heads}, head_dim {model.head_dim}, {'causal' if model.is_causal else 'not causal'}"
     parameters = model.parameter_count and f"{count(model.parameter_count)} parameters"
     shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
@@ -109,7 +110,8 @@ def banner(run: RunRecord) -> list[Line]:
             run.precision, f"float32 matmul {run.matmul_precision}", compiled if run.compile.is_enabled else "eager",
         )),
         Line("device", _listed(
-            gpu.name or processor or "CPU", gpu.power_limit_w and f"power limit {whole(gpu.power_limit_w)} W",
+            f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
+            gpu.power_limit_w and f"power limit {whole(gpu.power_limit_w)} W",
         )),
         Line("window", f"{window.requested_steps or window.steps or 'all'} steps{least}, "
              f"after {window.warmup_steps} of warm-up"),
@@ -136,6 +138,21 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
     title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
     shown = len(columns) if verdicts else -1
     return Table("phases", title, columns[:shown], [row[:shown] for row in rows], has_total=True)
+
+
+def rank_tables(run: RunRecord) -> list[Table]:
+    """Of several ranks each one's mean step and phases, and how far these are apart."""
+    ranks = run.ranks or []
+    spans = [span for span in (*PHASES, SPANS[0]) if any(span in rank.mean_s for rank in ranks)]
+    rows: list[list[Any]] = [
+        [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes] for rank in ranks
+    ]
+    columns = [Column("rank"), *(Column(span, _MS, f"{span}_s") for span in spans), Column("peak", GIB, "peak_bytes")]
+    known = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    series = [[row[index] for row in rows if row[index] is not None] for index in known[1:]]
+    rows = [[row[index] for index in known] for row in rows] + [["skew", *(max(one) - min(one) for one in series)]]
+    title = "mean of each rank in ms; skew is the longest less the shortest"
+    return [Table("ranks", title, [columns[index] for index in known], rows, has_total=True)] if ranks else []
 
 
 def _speed(run: RunRecord) -> list[Line]:

@@ -1,0 +1,195 @@
+"""Ranks of one measurement: forked from one process, watched until all have ended, and told in one record.
+
+A launcher that exists (torchrun, srun, mpirun) starts the processes itself; otherwise they are started here, by a fork
+of the process that has imported everything and understood the command line. It has not touched a GPU by then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.utilities.rank_zero import _get_rank
+
+from lmbench.errors import ExitCode, UsageError
+from lmbench.fit.trainer import BenchTrainer
+from lmbench.instruments.ending import Ending, failed
+from lmbench.python_process import die_with_parent
+from lmbench.records.load import load_run
+from lmbench.scratch import ScratchFolder
+
+#: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
+GRACE_S = 10.0
+
+#: The variable that tells a rank where its log is.
+_LOG = "RANK_LOG_OF_LMBENCH"
+_LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+
+
+def rank_of_process() -> int:
+    """The rank of this process, by what its launcher set; 0 of a process that was started alone."""
+    return _get_rank() or 0
+
+
+def count_to_start(flags: dict[str, Any]) -> int:
+    """How many ranks this process has to start: 1 for one device, or where a launcher has started them.
+
+    Args:
+        flags: the Trainer's.
+
+    Raises:
+        UsageError: several nodes without a launcher, or flags that the Trainer refuses.
+    """
+    if flags["num_nodes"] == 1 and str(flags["devices"]) == "1":
+        return 1
+    if "LOCAL_RANK" in os.environ or any(launcher.detect() for launcher in _LAUNCHERS):
+        return 1
+    if flags["num_nodes"] > 1:
+        raise UsageError(
+            f"trainer.num_nodes is {flags['num_nodes']}, and no launcher started this process; start it on every node, "
+            "by `srun` or `torchrun --nnodes`"
+        )
+    names = ("accelerator", "devices", "strategy")
+    return BenchTrainer(logger=False, **{name: flags[name] for name in names}).world_size
+
+
+class End(NamedTuple):
+    """How a rank ended: its exit code, or minus the number of the signal that ended it; and what it printed."""
+
+    rank: int
+    code: int
+    log: str
+
+
+def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
+    """Fork `count` ranks that call `measure`, which returns an exit code; returns how they ended, in that order.
+
+    Rank 0 prints where this process prints, the others into a log. All have ended when this returns or raises.
+    """
+    # Made before the fork: what a process makes is its own.
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
+    context = multiprocessing.get_context("fork")
+    ends: list[End] = []
+    with ScratchFolder("ranks") as folder:
+        logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
+        each = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(logs[rank])} for rank in range(count)]
+        ranks = [context.Process(target=_be_rank, args=(each[rank], rank, measure)) for rank in range(count)]
+        try:
+            for process, log in zip(ranks, logs, strict=True):
+                log.touch()
+                process.start()
+            running, deadline_s = set(range(count)), math.inf
+            while running:
+                timeout_s = None if deadline_s == math.inf else max(deadline_s - time.monotonic(), 0.0)
+                if not wait([ranks[rank].sentinel for rank in running], timeout_s):
+                    _end(ranks)
+                for rank in [rank for rank in running if not ranks[rank].is_alive()]:
+                    running.discard(rank)
+                    code = ranks[rank].exitcode or 0
+                    ends.append(End(rank, code, logs[rank].read_text(errors="replace")))
+                    if code:
+                        deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+        finally:
+            _end(ranks)
+    return ends
+
+
+def _end(ranks: list[ForkProcess]) -> None:
+    """End what still runs: by SIGTERM, and what waits in a collective, where Python hears of no signal, by SIGKILL."""
+    for stop in (ForkProcess.terminate, ForkProcess.kill):
+        running = [process for process in ranks if process.pid is not None and process.is_alive()]
+        for process in running:
+            stop(process)
+        deadline_s = time.monotonic() + 2.0
+        for process in running:
+            process.join(max(deadline_s - time.monotonic(), 0.0))
+
+
+@contextmanager
+def in_its_log() -> Iterator[None]:
+    """What this rank writes on standard error within, the process that started it prints if this rank is the cause."""
+    with ExitStack() as stack:
+        if _LOG in os.environ:
+            stack.enter_context(redirect_stderr(stack.enter_context(Path(os.environ[_LOG]).open("a"))))
+        yield
+
+
+def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -> None:
+    """In a fork: measure as this rank, and end the process as Python would."""
+    die_with_parent()
+    os.environ.update(variables)
+    # What the parent holds is not this process's to clean up.
+    for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
+        inherited.atexit = False
+    if rank:
+        output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    code = int(ExitCode.INTERNAL)
+    try:
+        code = measure()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else code
+    except BaseException:
+        traceback.print_exc()
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def cause_of(path: Path, ends: list[End]) -> End | None:
+    """The rank that ended a measurement; None where all ended well.
+
+    It is the first one that failed: what the others say follows from that. A rank that ended before it had a record
+    leaves the word to one that has.
+
+    Args:
+        path: the run's folder.
+        ends: how its ranks ended, in that order.
+    """
+    failed_ranks = [end for end in ends if end.code]
+    telling = (end for end in failed_ranks if end.code < 0 or _error_of(path, end.rank) is not None)
+    return next(telling, next(iter(failed_ranks), None))
+
+
+def ending_of(path: Path, cause: End) -> Ending | None:
+    """The ending that a failed rank makes of its measurement; None where that of rank 0 is recorded."""
+    ending = _error_of(path, cause.rank)
+    if ending is not None and ending.error is not None:
+        ending.error.message = f"rank {cause.rank}: {ending.error.message}"
+        return ending if cause.rank else None
+    how = f"was ended by {signal.Signals(-cause.code).name}" if cause.code < 0 else f"ended with exit code {cause.code}"
+    last = next((line for line in reversed(cause.log.splitlines()) if line.strip()), "")
+    return failed(
+        "RankLost", f"rank {cause.rank} {how}, and the measurement with it{f': {last}' if last else ''}", None
+    )
+
+
+def _error_of(path: Path, rank: int) -> Ending | None:
+    """The ending that a rank recorded of itself, None without one."""
+    with suppress(UsageError):
+        record = load_run(path / f"rank{rank}" if rank else path, with_steps=False).record
+        if record.error is not None and record.exit_code is not None:
+            return Ending(record.outcome, ExitCode(record.exit_code), record.error)
+    return None
