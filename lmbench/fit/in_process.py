@@ -25,6 +25,7 @@ from lmbench.fit.command_line import settings_of
 from lmbench.fit.completion import complete_record
 from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import usual_mode
+from lmbench.fit.ranks import count_to_start
 from lmbench.fit.settings import MeasureSettings, MemorySettings, Mode, refuse_dtypes, refuse_least
 from lmbench.fit.surroundings import quiet, undisturbed, untouched
 from lmbench.fit.trainer import TRAINER_DEFAULTS, as_list
@@ -123,6 +124,8 @@ def measure(
         compile = settings_of("compile", CompileOptions, **compile)
     flags = {**TRAINER_DEFAULTS, **(trainer or {}), "precision": precision, "compile": compile}
     refuse_least(flags)
+    if count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags}) > 1:
+        raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
     if instrument not in PASS:
         raise unknown("instrument", str(instrument), PASS)
     groups = {"memory": vars(MemorySettings()), "dtypes": {}, "timer": {}, "trainer": flags}

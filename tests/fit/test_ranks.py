@@ -1,0 +1,192 @@
+"""Several ranks of one measurement: gloo processes, forked from this one, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import lightning
+import psutil
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmbench
+from lmbench.cli import main
+
+WORDS = [
+    "--trainer.accelerator=cpu", "--trainer.devices=2", "--measure.warmup_steps=2", "--measure.steps=8",
+    "--measure.min_window_s=0", "--measure.run_id=run", "--quiet",
+]  # fmt: skip
+TINY = [
+    "--model={d_model: 32, d_ff: 64, num_layers: 6, num_heads: 2, vocab_size: 101}",
+    "--data={batch_size: 2, context_length: 16}",
+]
+
+
+class Uneven(lightning.pytorch.LightningModule):
+    """A module of a user's own whose rank 1 does something else in the tenth step, or in each."""
+
+    def __init__(self, deed: str):
+        super().__init__()
+        self.net, self.deed = nn.Linear(8, 1), deed
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and self.deed == "sleep":
+            time.sleep(0.03)
+        elif self.global_rank == 1 and batch_idx == 9:
+            DEEDS[self.deed]()
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(400, 8)), 4)
+
+
+def fail():
+    raise ValueError("no luck")
+
+
+def run_out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+DEEDS = {
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fail": fail,
+    "oom": run_out_of_memory,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [child.cmdline() for child in psutil.Process().children() if "test_ranks" in " ".join(child.cmdline())] == []
+
+
+def fit(*words):
+    code = main(["fit", *WORDS, *words])
+    (run,) = lmbench.load("results")
+    return code, run
+
+
+def steps_of(path):
+    return [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+
+
+STRATEGIES = {
+    "ddp": [],
+    "fsdp2": [],
+    "ddp, accumulation and clipping": ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"],
+    "fsdp2, accumulation and clipping": ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"],
+}
+
+
+@pytest.fixture(scope="module")
+def last_losses():
+    return {}
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses):
+    words = STRATEGIES[case]
+    code, run = fit(*TINY, f"--trainer.strategy={case.partition(',')[0]}", "--measure.min_window_s=0.2", *words)
+    record = run.record
+    assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", 2, 1 + bool(words))
+    ranks = [steps_of(run.path), steps_of(run.path / "rank1")]
+    # Asked for by time; the ranks agreed on a number.
+    assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
+    assert record.window.steps >= 8
+    assert [(rank.rank, rank.steps) for rank in record.ranks] == [(0, record.window.steps), (1, record.window.steps)]
+    # Two ranks, batches of two sequences of 16 tokens.
+    assert record.window.tokens == record.window.steps * record.window.micro_batches * 2 * 2 * 16
+    assert {guard.name: guard.status for guard in record.guards}["window_identity"] == "pass"
+    assert ranks[0][0]["loss"] != ranks[1][0]["loss"]
+    losses = [step["loss"] for step in ranks[0][:8]]
+    assert losses == pytest.approx(last_losses.setdefault(bool(words), losses), rel=1e-4)
+
+
+def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
+    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp")
+    first, second = (rank.mean_s for rank in run.record.ranks)
+    assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
+    capsys.readouterr()
+    assert main(["show", str(run.path)]) == 0
+    assert "mean of each rank in ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "outcome", "error"),
+    [
+        ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
+        ("fail", 5, "error", "rank 1: no luck"),
+        ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(deed, code, outcome, error, capfd):
+    ended, run = fit(f"--model={__name__}.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp")
+    assert (ended, run.outcome, run.record.error.message) == (code, outcome, error)
+    assert len(run.steps) >= 8
+    assert run.record.phases.step.n >= 6
+    printed = capfd.readouterr()
+    assert printed.out.split() == [str(run.path)]
+    assert ("no luck" in printed.err, "Connection closed" in printed.err) == (deed == "fail", False)
+
+
+def test_a_module_that_cannot_be_built_is_one_message(capfd):
+    assert main(["fit", *WORDS, f"--model={__name__}.Missing", "--trainer.strategy=ddp"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trainer.strategy=ddp_spawn"], "trainer.strategy"),
+        (["--trainer.num_nodes=2"], "trainer.num_nodes is 2, and no launcher started this process"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_line(words, message, capsys):
+    assert main(["fit", *WORDS, *TINY, *words]) == 2
+    error = capsys.readouterr().err
+    assert (message in error, error.count("\n")) == (True, 1)
+
+
+def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, capsys):
+    for name, value in {"NTASKS": "1", "NODEID": "0", "LOCALID": "0", "PROCID": "0", "JOB_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_NODELIST", "localhost")
+    monkeypatch.setenv("SLURM_JOB_NAME", "training")
+    assert main(["fit", *WORDS, *TINY, "--trainer.strategy=ddp"]) == 2
+    assert "asked for, and the launcher started 1" in capsys.readouterr().err
+
+
+def test_in_a_notebook_several_devices_are_refused():
+    with pytest.raises(lmbench.UsageError, match="several devices need a process each"):
+        lmbench.measure(Uneven("sleep"), trainer={"accelerator": "cpu", "devices": 2})
+
+
+def test_torchrun_starts_the_ranks_and_one_result_is_printed(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "-m",
+        "lmbench",
+        "fit",
+        *WORDS,
+        *TINY,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = lmbench.load("results")
+    assert done.stdout.split() == [str(run.path)]
+    assert (len(run.record.ranks), (run.path / "rank1" / "run.json").is_file()) == (2, True)
