@@ -7,37 +7,13 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lmbench.callbacks.observer import LeanCallback, Observer
+from lmbench.callbacks.observer import Observer
 from lmbench.dtypes.notes import DTYPES_FILE, write_notes
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.training import loss_scaler
 from lmbench.records.instruments import DtypeRecord
 from lmbench.records.vocabulary import Stage
-
-
-class _StepHooks(LeanCallback):
-    """Lightning's hooks of the one step whose dtypes are noted; in the window there is nothing to note."""
-
-    def __init__(self, step: StepDtypes, record: DtypeRecord) -> None:
-        self.step, self.record = step, record
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        self.step.note_batch(batch)
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self.step.note_loss(loss)
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        scaler = loss_scaler(trainer)
-        self.record.loss_scale = scaler.get_scale() if scaler is not None else None
-        self.step.note_gradients()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self.step.note_loss(outputs)
-
-    on_validation_batch_start = on_train_batch_start  # type: ignore[assignment]
-    on_validation_batch_end = on_train_batch_end  # type: ignore[assignment]
 
 
 class DtypeRecorder(Observer):
@@ -55,9 +31,9 @@ class DtypeRecorder(Observer):
 
     own_probes = (ProbeKind.DTYPES,)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        self._hooks: _StepHooks | None = None
+    def prepare(self) -> None:
+        #: The step whose dtypes are noted, while it runs.
+        self._step: StepDtypes | None = None
         self._record = self.session.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
 
     def probe_begins(self, kind: ProbeKind) -> None:
@@ -66,19 +42,35 @@ class DtypeRecorder(Observer):
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank notes its dtypes"
             return
-        step = StepDtypes(self.module, self.session.device)
-        self._hooks = _StepHooks(step, self._record)
-        # In front, as the session ends the step; a new list, since Lightning may be walking over the old one.
-        self.trainer.callbacks = [self._hooks, *self.trainer.callbacks]  # type: ignore[attr-defined]
-        self._record.was_compiled = step.is_compiled
-        step.start(self.session.track.current)
-        self.session.track.listeners.append(step.border)
+        self._step = StepDtypes(self.module, self.session.device)
+        self._record.was_compiled = self._step.is_compiled
+        self._step.start(self.session.track.current)
+        self.session.track.listeners.append(self._step.border)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+        if self._step is not None:
+            self._step.note_batch(batch)
+
+    on_validation_batch_start = on_train_batch_start  # type: ignore[assignment]
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._step is not None:
+            self._step.note_loss(loss)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._step is not None:
+            scaler = loss_scaler(trainer)
+            self._record.loss_scale = scaler.get_scale() if scaler is not None else None
+            self._step.note_gradients()
+
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
+        if self._step is not None:
+            self._step.note_loss(outputs)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if self._hooks is None:
+        step, record, trainer = self._take_away(), self._record, self.trainer
+        if step is None:
             return
-        step, record = self._take_away(), self._record
-        trainer = self.trainer
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         try:
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
@@ -94,16 +86,12 @@ class DtypeRecorder(Observer):
 
     def run_closing(self, exception: BaseException | None) -> None:
         """Also after an exception: hooks would stay in this process."""
-        if self._hooks is not None:
-            self._take_away()
+        if self._take_away() is not None:
             self._record.reason = "the step whose dtypes were noted did not end"
 
-    def _take_away(self) -> StepDtypes:
-        assert self._hooks is not None
-        hooks, self._hooks = self._hooks, None
-        trainer: Any = self.trainer
-        trainer.callbacks = [callback for callback in trainer.callbacks if callback is not hooks]
-        if hooks.step.border in self.session.track.listeners:
-            self.session.track.listeners.remove(hooks.step.border)
-        hooks.step.stop()
-        return hooks.step
+    def _take_away(self) -> StepDtypes | None:
+        step, self._step = self._step, None
+        if step is not None:
+            self.session.track.unlisten(step.border)
+            step.stop()
+        return step
