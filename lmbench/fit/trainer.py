@@ -81,6 +81,9 @@ class BenchTrainer(Trainer):
         kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
         precision = str(kwargs.get("precision") or "32-true")
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
+        devices = str(kwargs.get("devices", 1))
+        if devices.isdecimal():
+            check_launcher(int(devices) * int(kwargs.get("num_nodes", 1)))
         profiler = kwargs.get("profiler")
         if profiler == "kernels":
             kwargs["profiler"] = KernelProfiler()
@@ -91,7 +94,7 @@ class BenchTrainer(Trainer):
             )
         try:
             super().__init__(*args, **kwargs)
-        except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
             raise UsageError(f"the Trainer refuses its flags: {error}") from error
         check_launcher(self.world_size)
         if self.world_size != self.num_devices * self.num_nodes:
