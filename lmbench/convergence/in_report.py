@@ -24,7 +24,7 @@ from lmbench.convergence.judgement import (
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
-from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, Spec, line_chart
+from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, picture
 from lmbench.report.columns import BASELINE, STEP, Column
 from lmbench.report.frame import Frame
 from lmbench.report.units import SECONDS, TIMES, Unit
@@ -195,7 +195,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     base = curves_of(frame, bases.pop())
     width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
     smoothed = {seed: pd.Series(curve.smoothed(width)) for seed, curve in base.items()}
-    points = list[Spec]()
+    points = list[dict[str, Any]]()
     for cell in cells[:MAX_SERIES]:
         label, curves = frame.in_words(cell, names), curves_of(frame, cell)
         for seed in [seed for seed in curves if seed in base][:1]:
@@ -215,7 +215,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     band = band.dropna().rename_axis("x").reset_index()
     # What runs away leaves the axis, which ends at some times the band.
     most = _BANDS * float((band.high - band.low).max() or 0.0)
-    y: Spec = {"title": "loss difference (nat)"}
+    y: dict[str, Any] = {"title": "loss difference (nat)"}
     if any(abs(point.get("y", 0.0)) > most > 0 for point in points):
         y["scale"] = {"domain": [-most, most], "clamp": True}
     encoding = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
@@ -229,7 +229,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
         f"Loss minus that of {name}, same seed, mean of {width} steps. Shaded: {len(base)} seeds of {name} about their "
         "mean."
     )
-    return Chart("", line_chart(points, {"title": "step"}, y, point_size=4, layers=[area]), caption)
+    return Chart("", picture("lines", points, [area], x={"title": "step"}, y=y), caption)
 
 
 def _thinned(values: pd.Series) -> pd.Series:

@@ -1,5 +1,5 @@
 """Charts of a view as Vega-Lite specifications: points with the interval between processes, or with the reason why one
-is missing."""
+is missing. What all charts of a kind share stands in charts.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmbench.report.answer import Chart
 from lmbench.report.columns import Column, first_steps
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
-from lmbench.report.vega import colour
+from lmbench.report.vega import Spec, colour, template
 from lmbench.report.view import ChartSpec
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
@@ -24,6 +24,8 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _FIRST_STEPS = 16
 #: Steps shown of a run: beyond, a picture is larger than the folder.
 _MOST_STEPS = 5_000
+#: Points of a line beyond which they are drawn small.
+_MOST_DOTS = 200
 #: What is below this share of every bar is drawn with the rest.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
@@ -32,10 +34,9 @@ _IN_SHORT = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024
 #: An axis of lengths: each twice as long as the one before.
 _BINARY = {"type": "log", "base": 2, "nice": False}
 
-Spec = dict[str, Any]
 #: Points have `series` (which decides the colour), `x`, `y` in the axis's unit, `tip`, and where known `low`, `high`,
 #: and `outcome` (instead of `y`).
-Points = Sequence[Spec]
+Points = Sequence[dict[str, Any]]
 ColumnOf = Callable[[str], Column]
 
 
@@ -75,98 +76,50 @@ def rows_of(frame: Frame) -> list[tuple[str, int]]:
     return [(frame.in_words(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
 
 
-# pictures
-
-
-def _field(name: str, kind: str = "quantitative", **channel: Any) -> Spec:
-    return {"field": name, "type": kind, **channel}
-
-
-def _marks(kind: str, field: str, encoding: Spec, **look: Any) -> Spec:
-    """Marks for the points that have the field."""
-    known = {"filter": f"isValid(datum.{field})"}
-    return {"mark": {"type": kind, **look}, "transform": [known], "encoding": encoding}
-
-
-def _picture(
-    points: Points, axes: Spec, values: str, marks: Sequence[Spec], outcomes_at: Any,
-    height: Any = 230, layers: Sequence[Spec] = (), **look: Any,
-) -> Spec:  # fmt: skip
-    """Points as marks in the colours of their series, with a legend where there are several; over them whiskers and
-    outcomes.
+def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec) -> Spec:
+    """Points as `lines`, `bars` side by side or lying `rows`, in the colours of their series, with a legend where there
+    are several; over them whiskers, and outcomes where there is no value.
 
     Args:
-        axes: the encodings of places and values, which all marks share.
-        values: the channel of the values, x or y.
-        outcomes_at: the place of outcomes in this channel; `look` is how they are written.
-        height: of the picture in pixels, or of a row of it.
-        layers: marks with data of their own, behind the others.
+        behind: layers with data of their own, behind the points.
+        axes: by channel, what the axes have beside what charts.json says.
     """
-    series = list(dict.fromkeys(point["series"] for point in points))
+    spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
     scale = {"domain": series, "range": [colour(name, place) for place, name in enumerate(series, start=1)]}
     legend = {} if len(series) > 1 else {"legend": None}
-    shared = {"color": _field("series", "nominal", scale=scale, **legend), "tooltip": _field("tip", "nominal")}
-    above = {"color": {"value": "var(--text)"}, "text": {"field": "outcome"}}
-    whiskers = {**above, values: {"field": "low"}, f"{values}2": {"field": "high"}}
-    outcomes = _marks("text", "outcome", {**above, values: {"value": outcomes_at}}, fontSize=10, **look)
+    if kind == "lines" and len(points) > _MOST_DOTS:
+        spec["layer"][1]["mark"]["size"] = 4
+    shared = {
+        "color": {"field": "series", "type": "nominal", "scale": scale, **legend},
+        "tooltip": {"field": "tip", "type": "nominal"},
+    }
     return {
-        "height": height,
+        **spec,
         "data": {"values": [{"place": series.index(point["series"]), **point} for point in points]},
-        "encoding": axes,
-        "layer": [*layers, {"encoding": shared, "layer": [*marks, _marks("rule", "low", whiskers), outcomes]}],
+        "encoding": {channel: axis | axes.get(channel, {}) for channel, axis in spec["encoding"].items()},
+        "layer": [*behind, {"encoding": shared, "layer": spec["layer"]}],
     }
 
 
-def line_chart(points: Points, x: Spec, y: Spec, *, point_size: int = 30, layers: Sequence[Spec] = ()) -> Spec:
-    """Lines, each point with its whiskers; an outcome stands near the top where a run gave no value."""
-    marks = [_marks("line", "y", {"tooltip": None}), _marks("point", "y", {}, filled=True, opacity=1, size=point_size)]
-    return _picture(points, {"x": _field("x", **x), "y": _field("y", **y)}, "y", marks, 6, layers=layers)
-
-
-def stacked_chart(points: Points, title: str) -> Spec:
+def _rows(points: Points, title: str) -> Spec:
     """A lying bar for each row, labelled above it, which leaves a phone's width to the bar."""
-    rows = list(dict.fromkeys(point["x"] for point in points))
-    axis = {"domain": False, "ticks": False, "labelAlign": "left", "labelPadding": -2, "labelOffset": -15}
-    row = _field("x", "nominal", sort=rows, title=None, axis={**axis, "labelLimit": 600, "zindex": 1})
-    bars = [_marks("bar", "y", {"order": {"field": "place"}}, height=14)]
-    return _picture(
-        points,
-        {"y": row, "x": _field("y", title=title, scale={"nice": False})},
-        "x",
-        bars,
-        4,
-        {"step": 38},
-        align="left",
-    )
+    return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
 
 
-def _bar_chart(points: Points, x: Spec, y: Spec) -> Spec:
-    """Bars side by side; on a log axis, where a bar's length means nothing, dots."""
-    offset = _field("series", "nominal", sort=list(dict.fromkeys(point["series"] for point in points)))
-    look = {"kind": "point", "filled": True, "size": 50} if "scale" in y else {"kind": "bar"}
-    axes = {"x": _field("x", "nominal", **x), "xOffset": offset, "y": _field("y", **y)}
-    bars = [_marks(field="y", encoding={}, **look)]
-    return _picture(points, axes, "y", bars, "height", angle=270, align="left", dx=4)
-
-
-# kinds
-
-
-def points_of(column: Column, frame: Frame) -> dict[int, Spec]:
+def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
-    values, scale = column.of(frame), column.unit.scale
-    spread = column.numbers(frame).groupby(level=0).std().dropna() * scale if column.is_of_one_process else {}
-    points: dict[int, Spec] = {}
+    values, unit = column.of(frame), column.unit
+    spread = column.numbers(frame).groupby(level=0).std().dropna() * unit.scale if column.is_of_one_process else {}
+    points: dict[int, dict[str, Any]] = {}
     for cell in frame.facts.index:
         entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
         if cell not in frame.ok_cells:
             # `OOM (forward)` is OOM, `error: incorrect` is incorrect.
             points[cell] = {"outcome": label.partition(" (")[0].rpartition(": ")[2], "tip": f"{name}: {label}"}
         elif entry is not None and isinstance(entry.value, int | float):
-            value = entry.value * scale
-            tip = f"{name}: {column.title} {column.text(entry)} {column.unit.word}".rstrip()
-            points[cell] = {"y": value, "tip": tip}
+            value = entry.value * unit.scale
+            points[cell] = {"y": value, "tip": f"{name}: {column.title} {column.text(entry)} {unit.word}".rstrip()}
             if cell in spread:
                 # As wide in logarithms, where it would reach below zero.
                 low = value - spread[cell] if spread[cell] < value else value**2 / (value + spread[cell])
@@ -183,43 +136,44 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
     There are bars instead of lines where `x` has less than two numbers.
     """
-    column, known = column_of(spec.y), frame.known
+    column, known, is_rows = column_of(spec.y), frame.known, spec.kind == "rows"
     numeric = [cell for cell in known if isinstance(known[cell].get(spec.x), int | float)]
     is_line = spec.kind == "lines" and len({known[cell][spec.x] for cell in numeric}) > 1
     frame = frame.select(numeric) if is_line else frame
     values = points_of(column, frame)
-    places: list[tuple[str, Any, int]] = [("", label, cell) for label, cell in rows_of(frame)]
-    if spec.kind != "rows":
-        cells = frame.ordered([*spec.series, spec.x])
-        places = [(frame.in_words(cell, spec.series), known[cell].get(spec.x), cell) for cell in cells]
-    points = [
-        {"series": label, "x": x if is_line else str(x), **values[cell]} for label, x, cell in places if cell in values
-    ]
-    series = {point["series"] for point in points}
-    if (
-        not any("y" in point for point in points)
-        or len(series) > MAX_SERIES
-        or not (is_line or len(points) <= MAX_BARS)
-    ):
+    if is_rows:
+        points = [{"series": "", "x": label, **values[cell]} for label, cell in rows_of(frame) if cell in values]
+    else:
+        cells = [cell for cell in frame.ordered([*spec.series, spec.x]) if cell in values]
+        places = {cell: known[cell].get(spec.x) if is_line else str(known[cell].get(spec.x)) for cell in cells}
+        points = [
+            {"series": frame.in_words(cell, spec.series), "x": place, **values[cell]} for cell, place in places.items()
+        ]
+    series = list(dict.fromkeys(point["series"] for point in points))
+    is_too_much = len(series) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
+    if is_too_much or not any("y" in point for point in points):
         return None
     title = column.heading(frame).heading
-    if spec.kind == "rows":
-        return Chart("", stacked_chart(points, title))
-    if not is_line:
-        order = [str(known[cell].get(spec.x)) for cell in frame.ordered([spec.x])]
-        bars = {"sort": order, "title": heading(spec.x), "axis": {"labelAngle": 0}}
-        return Chart("", _bar_chart(points, bars, _axis(title, spec.is_log)))
-    ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
-    lengths = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
-    return Chart("", line_chart(points, lengths, _axis(title, spec.is_log)))
+    if is_rows:
+        return Chart("", _rows(points, title))
+    y = _axis(title, spec.is_log)
+    if is_line:
+        ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
+        x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
+        return Chart("", picture("lines", points, x=x, y=y))
+    order = [str(known[cell].get(spec.x)) for cell in frame.ordered([spec.x])]
+    bars = picture("bars", points, x={"sort": order, "title": heading(spec.x)}, xOffset={"sort": series}, y=y)
+    if spec.is_log:
+        # The length of a bar means nothing there.
+        bars["layer"][0]["layer"][0]["mark"] = {"type": "point", "filled": True, "size": 50}
+    return Chart("", bars)
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     """Columns on top of each other, a lying bar for each cell that has them; the small ones and those beyond
     MAX_SERIES are the rest."""
     columns, rows = list(map(column_of, spec.of)), rows_of(frame)
-    figures = {column.title: column.of(frame) for column in columns}
-    values = {name: {cell: figure.value for cell, figure in cells.items()} for name, cells in figures.items()}
+    values = {column.title: {cell: figure.value for cell, figure in column.of(frame).items()} for column in columns}
     table = pd.DataFrame(values, [cell for _, cell in rows], dtype=float).dropna(how="all").fillna(0.0)
     table *= columns[0].unit.scale
     if table.empty or len(table) > MAX_BARS:
@@ -236,7 +190,7 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
         for row, cell in rows
         if cell in table.index
     ]
-    return Chart("", stacked_chart(points, unit), f"Rest: {', '.join(others)}." if others else "")
+    return Chart("", _rows(points, unit), f"Rest: {', '.join(others)}." if others else "")
 
 
 def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
@@ -270,7 +224,7 @@ def _over_steps(
         if time_s
     ]
     x = {"title": "step", "axis": {"tickMinStep": 1}}
-    return Chart(title, line_chart(points, x, _axis("ms", is_log)), caption) if points else None
+    return Chart(title, picture("lines", points, x=x, y=_axis("ms", is_log)), caption) if points else None
 
 
 CHART_KINDS: Mapping[str, ChartKind] = {

@@ -18,7 +18,7 @@ from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
-from lmbench.report.charts import ChartKind, ColumnOf, line_chart, points_of
+from lmbench.report.charts import ChartKind, ColumnOf, picture, points_of
 from lmbench.report.columns import Column
 from lmbench.report.facts import ENVIRONMENT, revision
 from lmbench.report.frame import Frame, Group, make_frame
@@ -144,7 +144,7 @@ def _levels(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     ]
     x = {"type": "nominal", "sort": frame.course[spec.x], "title": spec.x, "axis": {"labelAngle": -45}}
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    return Chart("", line_chart(marks, x, y))
+    return Chart("", picture("lines", marks, x=x, y=y))
 
 
 OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_levels)}, headline=lambda frame: [*_headline(frame)])

@@ -16,7 +16,7 @@ from lmbench.records.load import Run
 from lmbench.report.answer import Chart
 from lmbench.report.charts import rows_of
 from lmbench.report.frame import Frame
-from lmbench.report.vega import Spec, colour
+from lmbench.report.vega import Spec, colour, template
 
 #: Of a whole page.
 MAX_TIMELINES = 8
@@ -30,19 +30,11 @@ def layer(spans: pd.DataFrame, names: Iterable[str], tips: Mapping[str, str], le
     title. `opacity` is 1 where there is none.
     """
     fields = dict.fromkeys(["start", "end", "low", "high", "name", "opacity", *tips])
-    domain = list(dict.fromkeys(names))
-    scale = {"domain": domain, "range": list(map(colour, domain))}
-    return {
-        "data": {"values": spans.reindex(columns=fields).fillna({"opacity": 1}).to_dict("records")},
-        "mark": {"type": "rect", "clip": True, "aria": False},
-        "encoding": {
-            "x2": {"field": "end"},
-            "y2": {"field": "high"},
-            "color": {"field": "name", "type": "nominal", "scale": scale, "legend": legend and {"title": legend}},
-            "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
-            "tooltip": [{"field": field, "type": "nominal", "title": title} for field, title in tips.items()],
-        },
-    }
+    domain, spec = list(dict.fromkeys(names)), template("spans")
+    colours = {"scale": {"domain": domain, "range": list(map(colour, domain))}, "legend": legend and {"title": legend}}
+    spec["encoding"]["color"] |= colours
+    spec["encoding"]["tooltip"] = [{"field": name, "type": "nominal", "title": title} for name, title in tips.items()]
+    return {**spec, "data": {"values": spans.reindex(columns=fields).fillna({"opacity": 1}).to_dict("records")}}
 
 
 def timeline(layers: Sequence[Spec], end: float, top: float, height: int, x: Spec, y: Spec | None) -> Spec:
@@ -53,20 +45,12 @@ def timeline(layers: Sequence[Spec], end: float, top: float, height: int, x: Spe
         height: of the picture in pixels.
         x, y: Vega-Lite's axes; without `y` the spans' rows have labels of their own.
     """
-    zoom = {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"}
-    axes = {
-        channel: {
-            "field": field, "type": "quantitative", "axis": axis, "scale": {"domain": [0, most], "nice": False},
-        }
-        for channel, field, axis, most in (("x", "start", x, end), ("y", "low", y, top))
-    }  # fmt: skip
-    return {
-        "height": height,
-        "encoding": axes,
-        "layer": [{**layers[0], "params": [{"name": "zoom", "select": zoom, "bind": "scales"}]}, *layers[1:]],
-        "resolve": {"scale": {"color": "independent"}, "legend": {"color": "independent"}},
-        "usermeta": {"zoom": {"signal": "zoom_start", "start": 0, "end": end}},
-    }
+    spec = template("timeline")
+    for channel, axis, most in (("x", x, end), ("y", y, top)):
+        spec["encoding"][channel] |= {"axis": axis, "scale": {"domain": [0, most], "nice": False}}
+    first = {**layers[0], "params": spec.pop("params")}
+    zoom = {"signal": "zoom_start", "start": 0, "end": end}
+    return {**spec, "height": height, "layer": [first, *layers[1:]], "usermeta": {"zoom": zoom}}
 
 
 def joined(spans: pd.DataFrame, keys: list[str], gap: float) -> pd.DataFrame:

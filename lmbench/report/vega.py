@@ -40,6 +40,12 @@ def colour(name: str, place: int = 0) -> str:
     return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({other}))"
 
 
+def template(name: str) -> dict[str, Any]:
+    """What charts of a kind share, of charts.json."""
+    spec: dict[str, Any] = json.loads(_file("charts.json"))[name]
+    return spec
+
+
 def themed(spec: Spec) -> dict[str, Any]:
     """A specification with the look of lmbench's pages, as wide as its container where it gives no width."""
     return {"width": "container", **spec, "config": json.loads(_file("vega_theme.json"))}
