@@ -25,9 +25,9 @@ from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
 from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, picture
-from lmbench.report.columns import BASELINE, STEP, Column
+from lmbench.report.columns import BASELINE, NAT, STEP, Column
 from lmbench.report.frame import Frame
-from lmbench.report.units import SECONDS, TIMES, Unit
+from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartSpec
 
 #: Points of a curve on a page: more are not seen.
@@ -125,11 +125,8 @@ COLUMNS: tuple[Column, ...] = tuple(
     Column(name, title, read, unit, None, is_costly=True)
     for name, title, read, unit in (
         ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
-        ("tail_loss", "loss, last quarter", _tail_loss, Unit("nat", 1.0, "{:.4f}".format)),
-        (
-            "tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"),
-            Unit("nat", 1.0, units.signed),
-        ),
+        ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
+        ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",

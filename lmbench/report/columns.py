@@ -5,12 +5,14 @@ A column has a name of its own, or it is any number of a run's record by its dot
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,17 @@ from lmbench.records.statistics import ratio_of
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
-from lmbench.records.vocabulary import BACKWARD_MODES, Span
+from lmbench.records.vocabulary import Span
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import COUNT, GIB, MS, PERCENT, SECONDS, TIMES, Unit
+from lmbench.report.units import COUNT, GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: Stands in a title for the baseline's name.
 BASELINE = "{baseline}"
 _CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
+#: A difference of losses.
+NAT = Unit("nat", 1.0, units.signed)
 #: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
 _COMPILING_STEPS = 5
 
@@ -135,10 +139,6 @@ def _cells(values: Mapping[int, Any]) -> dict[int, Cell]:
     return {k: v if isinstance(v, Cell) else Cell(v) for k, v in values.items() if v is not None}
 
 
-def _phase(span: Span, modes: Sequence[str] = ()) -> Column:
-    return Column(f"{span}_s", span, f"phases.{span}.mean_s", MS, within=f"phases.{span}.std_s", modes=modes)
-
-
 def _waits(span: Span) -> Column:
     """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
 
@@ -164,49 +164,34 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-STEP = _phase("step")
+def _listed() -> Iterator[Column]:
+    """The columns of columns.csv: numbers of a record, or sums of them."""
+    with (files("lmbench.report") / "columns.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            over = harmonic if row["over"] == "harmonic" else row["over"]
+            # `-`: the spread is that between processes, and a lone one has none.
+            within = row["within"].strip("-") if row["within"] else None
+            unit, modes = UNITS[row["unit"]], tuple(row["modes"].split())
+            yield Column(row["name"], row["title"], row["expression"], unit, over, within, modes)
+
+
 #: Share of the step in phases in which the device waited for the host, by the lag probes.
 HOST_BOUND = Column("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT)
 
 MEASURED: tuple[Column, ...] = (
-    STEP,
-    _phase("data"),
-    _phase("transfer"),
-    _phase("forward"),
-    _phase("backward", BACKWARD_MODES),
-    Column(
-        "forward_backward_s", "forward + backward", "phases.forward.mean_s + phases.backward.mean_s", MS,
-        within="", modes=BACKWARD_MODES,
-    ),
-    _phase("clip", ("train_step",)),
-    _phase("optimizer", ("train_step",)),
-    _phase("zero_grad", BACKWARD_MODES),
-    _phase("other"),
-    Column("step_median_s", "median", "phases.step.median_s", MS),
-    Column("step_min_s", "min", "phases.step.min_s", MS, "min"),
-    Column("step_max_s", "max", "phases.step.max_s", MS, "max"),
-    Column("step_cv_fraction", "CV within a run", "phases.step.cv_fraction", PERCENT),
-    Column("tokens_per_s", "tokens/s", "throughput.tokens_per_s", COUNT, harmonic),
-    Column("mfu_fraction", "MFU", "throughput.mfu_fraction", PERCENT, harmonic),
-    Column("hfu_fraction", "HFU", "throughput.hfu_fraction", PERCENT, harmonic),
+    *_listed(),
     HOST_BOUND,
     _waits("forward"),
     _waits("backward"),
-    Column("peak_bytes", "peak memory", "memory.run_peak_allocated_bytes", GIB, "max"),
     Column(
         "host_peak_bytes", "peak host memory",
         lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
     ),
-    Column(
-        "joules_per_token", "mJ/token", "throughput.joules_per_token", Unit("", 1e3, lambda value: f"{value * 1e3:.3g}")
-    ),
-    Column("first_loss", "first loss", "loss.first", Unit("nat", 1.0, "{:.4f}".format)),
     Column("skipped_count", "skipped steps", _skipped, COUNT, "sum"),
     Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
     Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
-    Column("graph_count", "graphs", "compile.graph_count", COUNT, "max"),
-    Column("graph_break_count", "graph breaks", "compile.graph_break_count", COUNT, "max"),
 )  # fmt: skip
+STEP = MEASURED[0]
 
 
 # against the baseline
@@ -226,13 +211,9 @@ def values_of(numbers: pd.Series, *cells: int) -> list[list[float]]:
     return [values[places == cell].tolist() for cell in cells]
 
 
-def _against(name: str, title: str, read: Callable[[Frame, int, int], Any], unit: Unit) -> Column:
+def _against(read: Callable[[Frame, int, int], Any]) -> Callable[[Frame], dict[int, Cell]]:
     """What is read of each cell beside its baseline."""
-
-    def of(frame: Frame) -> dict[int, Cell]:
-        return _cells({cell: read(frame, cell, base) for cell, base in frame.base.items() if cell in frame.known})
-
-    return Column(name, title, of, unit, None)
+    return lambda frame: _cells({cell: read(frame, cell, b) for cell, b in frame.base.items() if cell in frame.known})
 
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
@@ -260,11 +241,12 @@ def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, 
 
     def of(frame: Frame, cell: int, base: int) -> Any:
         runs, others = frame.by_seed(cell), frame.by_seed(base)
-        seed = next((seed for seed in runs if seed in others), None)
-        values = [] if seed is None else [value_at(run.record, field) for run in (runs[seed], others[seed])]
-        if not values or None in values or not math.isfinite(values[0] - values[1]) or (is_relative and not values[1]):
+        pairs = [[value_at(known[seed].record, field) for known in (runs, others)] for seed in runs if seed in others]
+        value, other = pairs[0] if pairs else (None, None)
+        scale = other if is_relative else 1
+        if value is None or other is None or not scale or not math.isfinite(value - other):
             return None
-        return (values[0] - values[1]) / (values[1] if is_relative else 1)
+        return (value - other) / scale
 
     return of
 
@@ -310,19 +292,19 @@ def first_steps(path: Path, count: int) -> list[StepRecord]:
     return records
 
 
-RELATIVE: tuple[Column, ...] = (
-    _against("speedup", "speed-up vs {baseline}", _speedup, TIMES),
-    _against("slowdown", "mean / mean of {baseline}", _slowdown, TIMES),
-    _against("memory_change_fraction", "memory vs {baseline}", _memory_change, _CHANGE),
-    _against(
-        "first_loss_difference", "first loss - {baseline}", _difference("loss.first"), Unit("nat", 1.0, units.signed)
-    ),
-    _against(
-        "gradient_norm_difference_fraction", "gradient norm vs {baseline}",
-        _difference("warmup.gradient_norm", is_relative=True),
-        _CHANGE,
-    ),
-    _against("pays_after_steps", "pays after, vs {baseline}", _pays_after, COUNT),
+RELATIVE = tuple(
+    Column(name, title, _against(read), unit, None)
+    for name, title, read, unit in (
+        ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
+        ("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
+        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, _CHANGE),
+        ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
+        (
+            "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
+            _difference("warmup.gradient_norm", is_relative=True), _CHANGE,
+        ),
+        ("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT),
+    )
 )  # fmt: skip
 
 

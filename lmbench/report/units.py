@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 MISSING = "-"
@@ -128,6 +128,11 @@ PERCENT = Unit("%", 100.0, percent_number)
 GIB = Unit("GiB", 2.0**-30, gib_number)
 COUNT = Unit("", 1.0, whole)
 TIMES = Unit("", 1.0, times)
+
+UNITS: Mapping[str, Unit] = {
+    "ms": MS, "%": PERCENT, "GiB": GIB, "": COUNT,
+    "mJ": Unit("", 1e3, lambda joules: f"{joules * 1e3:.3g}"), "nat": Unit("nat", 1.0, "{:.4f}".format),
+}  # fmt: skip
 
 _PLAIN = Unit("", 1.0, plain)
 _OF_FIELDS = {

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Iterable
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,6 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.records.passes import TIMING
-from lmbench.records.vocabulary import PHASES
 from lmbench.report import logged
 from lmbench.report.facts import FACT
 from lmbench.report.view import GENERIC, ChartSpec, View
@@ -70,102 +70,67 @@ class Request(Struct, frozen=True):
     boards: tuple[Board, ...]
 
 
-def _summary(field: str) -> str:
-    return f"summary:{logged.run_names()[field][0]}"
+class _Shared(Struct, frozen=True):
+    """What boards have after what their study shows: panels of timed or of profiled runs, and columns."""
 
+    columns: tuple[str, ...]
+    timed: dict[str, tuple[Panel, ...]]
+    profiled: dict[str, tuple[Panel, ...]]
 
-def _phases(field: str, spans: Iterable[str] = PHASES) -> tuple[str, ...]:
-    return tuple(_summary(field.format(span)) for span in spans)
-
-
-_STEP, _TOKENS = _summary("phases.step.mean_s"), _summary("throughput.tokens_per_s")
-_MFU, _HOST_BOUND = _summary("throughput.mfu_fraction"), f"summary:{logged.HOST_BOUND}"
-_PEAK, _HOST_PEAK = _summary("memory.run_peak_allocated_bytes"), _summary("memory.host_peak_rss_bytes")
 
 #: The report's columns that a function works out of a run's record, and that W&B has too.
 _WORKED_OUT = {
-    "host_bound_fraction": _HOST_BOUND,
-    "host_peak_bytes": _HOST_PEAK,
-    "cold_first_step_s": _summary("compile.first_step_s"),
-    "warm_first_step_s": _summary("compile.first_step_s"),
-    "skipped_count": _summary("window.skipped_count"),
+    "host_bound_fraction": logged.HOST_BOUND,
+    "host_peak_bytes": "memory/host_peak_rss_gib",
+    "cold_first_step_s": "compile/first_step_s",
+    "warm_first_step_s": "compile/first_step_s",
+    "skipped_count": "window/skipped_count",
 }
-#: In the table of runs, whatever the study, after the study's own columns.
-_COLUMNS = (
-    *(f"config:{name}" for name in ("size", "mode", "precision", "compile", "batch", "context")),
-    _STEP, _summary("phases.step.std_s"), _TOKENS, _MFU, _PEAK, _HOST_PEAK, _HOST_BOUND, "summary:guards/failed",
-    "summary:guards/warned", "config:gpu", "config:commit", "config:started_at",
-)  # fmt: skip
-_KERNEL_SPANS = ("forward", "backward", "optimizer")
 #: Facts whose charts lie over a number.
 _NUMBERS = ("batch", "context", "micro_batches", "warmup", "ranks")
-#: What every study of timed runs shows after its own charts.
-_TIMED = (
-    Panel("bars", "Step time", (_STEP,)),
-    Panel("bars", "Each phase", _phases("phases.{}.mean_s")),
-    Panel("bars", "Waiting for the host, share of the step", (_HOST_BOUND,)),
-    Panel("scatter", "Tokens/s against parameters", (_TOKENS,), "config:parameters", is_log=True),
-    Panel("scatter", "MFU against parameters", (_MFU,), "config:parameters", is_log=True),
-    Panel("bars", "Peak memory", (_PEAK, _HOST_PEAK)),
-)
-_STEPS = (
-    Panel("series", "Step time over the steps", ("series:time/step_ms",)),
-    Panel("series", "Tokens/s over the steps", ("series:throughput/tokens_per_s",)),
-    Panel("series", "Loss over the steps", ("series:train/loss",)),
-)
 
 
 def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:
     """The board of a study's view; `kinds` and `parts` are those of kernels that a profiled run can have. The generic
     view has the board of all runs."""
-    kernels = {
-        what: tuple(f"summary:{logged.kernel_name(what, name)}" for name in names)
-        for what, names in (("kind", kinds), ("part", parts))
-    }
+    shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
 
-    def key_of(name: str) -> str | None:
-        """The key of a report's column; None where a single run does not have it."""
+    def key_of(name: str) -> tuple[str, ...]:
+        """The key of a report's column; none where a single run does not have it."""
         field = catalogue.column(name).expression
         is_logged = isinstance(field, str) and field in logged.run_names()
-        return _summary(field) if is_logged else _WORKED_OUT.get(name)
+        key = logged.run_names()[field] if is_logged else _WORKED_OUT.get(name)
+        return () if key is None else (f"summary:{key}",)
 
     def panel_of(chart: ChartSpec) -> Panel | None:
         """A chart as a panel; None where W&B has nothing of what it shows."""
         if chart.kind in ("steps", "curves"):
             series = logged.step_names().get("step_s" if chart.kind == "steps" else chart.y)
-            return None if series is None else Panel("series", chart.title, (f"series:{series[0]}",))
-        keys: tuple[str, ...] = ()
-        if chart.kind == "stack":
-            keys = tuple(key for name in chart.of if (key := key_of(name)) is not None)
-        elif chart.kind in ("bars", "rows", "lines") and (key := key_of(chart.y)) is not None:
-            if chart.kind == "lines" and chart.x in _NUMBERS:
-                return Panel("scatter", chart.title, (key,), f"config:{chart.x}", chart.is_log)
-            keys = (key,)
+            return None if series is None else Panel("series", chart.title, (f"series:{series}",))
+        shown = {"stack": chart.of, "bars": [chart.y], "rows": [chart.y], "lines": [chart.y]}.get(chart.kind, ())
+        keys = tuple(key for name in shown for key in key_of(name))
+        if keys and chart.kind == "lines" and chart.x in _NUMBERS:
+            return Panel("scatter", chart.title, keys, f"config:{chart.x}", chart.is_log)
         return Panel("bars", chart.title, keys) if keys else None
 
-    of_kernels = (
-        Panel("bars", "Kernel time of each phase", _phases("kernels.phases.{}.kernel_s", _KERNEL_SPANS)),
-        Panel("bars", "Step by kind", kernels["kind"]),
-        Panel("bars", "Step by part", kernels["part"]),
-    )
     is_generic = view.name == GENERIC.name
     charts = [] if is_generic else [panel for chart in view.charts if (panel := panel_of(chart)) is not None]
     shown = {(panel.kind, panel.y, panel.x) for panel in charts}
-    others = [
-        panel for panel in (of_kernels if view.is_profiled else _TIMED) if (panel.kind, panel.y, panel.x) not in shown
-    ]
     sections = {
-        "Answer": tuple(charts),
-        "Kernels" if view.is_profiled else "Time and memory": tuple(others),
-        "Steps": () if view.is_profiled else _STEPS,
-        "What the runs differ in": (Panel("differences", "Differences"),),
+        title: tuple(panel for panel in panels if (panel.kind, panel.y, panel.x) not in shown)
+        for title, panels in (shared.profiled if view.is_profiled else shared.timed).items()
     }
+    if view.is_profiled:
+        sections["Kernels"] += tuple(
+            Panel("bars", f"Step by {what}", tuple(f"summary:{logged.kernel_name(what, name)}" for name in names))
+            for what, names in (("kind", kinds), ("part", parts))
+        )
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
-    keys = [key for table in view.tables for name in table.columns if (key := key_of(name)) is not None]
+    keys = [key for table in view.tables for name in table.columns for key in key_of(name)]
     return Board(
         "lmbench" if is_generic else f"lmbench {view.name}",
-        {title: panels for title, panels in sections.items() if panels},
-        tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *_COLUMNS))),
+        {title: panels for title, panels in {"Answer": tuple(charts), **sections}.items() if panels},
+        tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *shared.columns))),
         None if is_generic else view.name,
         "kernels" if view.is_profiled else TIMING,
     )
