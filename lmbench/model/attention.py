@@ -69,8 +69,8 @@ class ScaleAndMask(nn.Module):
         super().__init__()
         self.scale = head_dim**-0.5
 
-    def forward(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        scaled: Tensor = scores * self.scale
+    def forward(self, scores: Tensor, mask: Tensor | None) -> Any:
+        scaled = scores * self.scale
         # In place: the product is a fresh tensor that nothing else reads.
         return scaled if mask is None else scaled.masked_fill_(mask, float("-inf"))
 
@@ -88,10 +88,9 @@ class NaiveCore(nn.Module):
         self.softmax = nn.Softmax(dim=-1)
         self.values = Product()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
         weights = self.softmax(self.mask(self.scores(q, k.transpose(-2, -1)), mask))
-        mixed: Tensor = self.values(weights, v)
-        return mixed
+        return self.values(weights, v)
 
 
 class FunctionCore(nn.Module):
@@ -110,13 +109,12 @@ def causal_mask(seq: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None = None, *, is_causal: bool) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None = None, *, is_causal: bool) -> Any:
     """Attention by a kernel that Inductor makes for it, causal by a mask of blocks."""
     if not torch.is_grad_enabled():
         # On a CPU it refuses tensors that could have a gradient, also where none is computed.
         q, k, v = q.detach(), k.detach(), v.detach()
-    output: Tensor = _compiled_flex()(q, k, v, block_mask=mask)
-    return output
+    return _compiled_flex()(q, k, v, block_mask=mask)
 
 
 @cache
@@ -272,21 +270,17 @@ class Attention(nn.Module):
         super().__init__()
         width, std = shape.d_model, shape.d_model**-0.5
         self.num_heads = shape.num_heads
-        self.q = Projection(width, width, std=std)
-        self.k = Projection(width, width, std=std)
-        self.v = Projection(width, width, std=std)
+        self.q, self.k, self.v = (Projection(width, width, std) for _ in "qkv")
         self.rope = RotaryEmbedding()
         self.core = kind.core(shape.head_dim, True)
-        self.output = Projection(width, width, std=std * residual_scale)
+        self.output = Projection(width, width, std * residual_scale)
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+    def forward(self, x: Tensor, tables: Tables) -> Any:
         q = self.rope(self._split(self.q(x)), tables.cos, tables.sin)
         k = self.rope(self._split(self.k(x)), tables.cos, tables.sin)
         mixed = self.core(q, k, self._split(self.v(x)), tables.mask)
-        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return projected
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split(self, x: Tensor) -> Any:
         """``batch seq embed`` -> ``batch heads seq head_dim``."""
-        batch, seq, embed = x.shape
-        return x.view(batch, seq, self.num_heads, embed // self.num_heads).transpose(1, 2)
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)

@@ -59,11 +59,9 @@ class AttentionLayer(LightningModule):
         super().__init__()
         check_at_least(1, heads=heads, head_dim=head_dim, batch_size=batch_size, context_length=context_length)
         self.size = Size(batch_size, heads, context_length, head_dim)
-        self.causal = causal
-        self.attention = attention
-        self._kind = attention_kind(attention)
+        self.causal, self.attention, self._kind = causal, attention, attention_kind(attention)
         self.core = self._kind.core(head_dim, causal)
-        self._output: Tensor | None = None
+        self._output: Any = None
 
     def setup(self, stage: str) -> None:
         self._use = use_in(self.trainer, self.size, self.causal, stage, is_strided=False)
@@ -77,17 +75,15 @@ class AttentionLayer(LightningModule):
         """Draw the inputs once, on the current device."""
         if hasattr(self, "q"):
             return
-        for name in ("q", "k", "v"):
-            self.register_parameter(name, nn.Parameter(torch.randn(self.size, dtype=self._use.dtype)))
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(self.size, dtype=self._use.dtype)) for _ in "qkv")
         self.register_buffer("gradient", torch.randn(self.size, dtype=self._use.dtype), persistent=False)
         keep_mask(self, self._kind.mask(self.size.seq, self.causal))
         self._no_loss = torch.empty(0, device=self.q.device)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Any:
         """The output, ``batch heads seq head_dim``."""
         with self._kind.chosen():
-            output: Tensor = self.core(self.q, self.k, self.v, self.mask)
-        return output
+            return self.core(self.q, self.k, self.v, self.mask)
 
     def training_step(self, batch: tuple[int, int], batch_idx: int) -> Tensor:
         self._output = self()
@@ -95,7 +91,6 @@ class AttentionLayer(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Of the output, not of the loss."""
-        assert self._output is not None
         output, self._output = self._output, None
         output.backward(self.gradient)
 
@@ -121,21 +116,20 @@ class AttentionLayer(LightningModule):
 
     def count_saved_bytes(self) -> int:
         """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
-        blocks = [] if self.mask is None or isinstance(self.mask, Tensor) else self.mask.as_tuple()
-        held = (*self.parameters(), *self.buffers(), *(item for item in blocks if isinstance(item, Tensor)))
-        before = {tensor.untyped_storage().data_ptr() for tensor in held}
         saved: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in before:
-                saved[storage.data_ptr()] = storage.nbytes()
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         # Noted tensors stay in memory, at addresses of their own, as long as the output.
         with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
             output = self()
         del output
+        blocks = () if self.mask is None or isinstance(self.mask, Tensor) else self.mask.as_tuple()
+        for held in (*self.parameters(), *self.buffers(), *blocks):
+            if isinstance(held, Tensor):
+                saved.pop(held.untyped_storage().data_ptr(), None)
         return sum(saved.values())
 
     def expected_saved_bytes(self) -> int | None:

@@ -116,16 +116,13 @@ class HuggingFace(LightningModule):
         except (ImportError, ValueError) as error:
             raise UsageError(f"transformers refuses: {_first_sentence(error)}") from error
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
-        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
-        return logits
+        return self.network(input_ids=tokens, use_cache=False).logits
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         if isinstance(batch, Mapping) and "input_ids" in batch:
-            labels = {} if "labels" in batch else {"labels": batch["input_ids"]}
-            loss: Tensor = self.network(**batch, **labels, use_cache=False).loss
-            return loss
+            return self.network(**{"labels": batch["input_ids"], **batch}, use_cache=False).loss
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise UsageError(
                 "lmbench.HuggingFace takes batches of (tokens, targets), or mappings with input_ids; "
@@ -142,8 +139,7 @@ class HuggingFace(LightningModule):
 
     def tokens_per_batch(self, batch: Any) -> int:
         """Tokens that one batch trains on, padding included."""
-        tokens: Tensor = batch["input_ids"] if isinstance(batch, Mapping) else batch[0]
-        return tokens.numel()
+        return int((batch["input_ids"] if isinstance(batch, Mapping) else batch[0]).numel())
 
     def compile_targets(self) -> list[nn.Module]:
         """What ``--trainer.compile`` compiles."""

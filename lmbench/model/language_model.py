@@ -104,14 +104,12 @@ class LanguageModel(LightningModule):
         if self._is_fresh:
             self.network = Transformer(self.shape, self.context_length, self.attention, self.checkpoint)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
-        logits: Tensor = self.network(tokens)
-        return logits
+        return self.network(tokens)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss: Tensor = self.network(*batch)
-        return loss
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return self.network(*batch)
 
     validation_step = training_step
 

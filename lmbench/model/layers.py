@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,13 +50,12 @@ class SwiGLU(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, residual_scale: float) -> None:
         super().__init__()
-        self.gate = Projection(d_model, d_ff, std=d_model**-0.5)
-        self.up = Projection(d_model, d_ff, std=d_model**-0.5)
-        self.down = Projection(d_ff, d_model, std=residual_scale * d_ff**-0.5)
+        self.gate = Projection(d_model, d_ff, d_model**-0.5)
+        self.up = Projection(d_model, d_ff, d_model**-0.5)
+        self.down = Projection(d_ff, d_model, residual_scale * d_ff**-0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return hidden
+    def forward(self, x: Tensor) -> Any:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Residual(nn.Module):

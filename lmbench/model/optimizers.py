@@ -17,15 +17,15 @@ from lmbench.errors import UsageError, unknown
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 # "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
-_VARIANTS: dict[str, dict[str, bool]] = {
+_VARIANTS = {
     "fused": {"fused": True},
     "foreach": {"foreach": True},
     "loop": {"fused": False, "foreach": False},
 }
 #: Those whose default is their fused variant, which works on a GPU and on a CPU; others take PyTorch's own choice.
 _FUSED = ("Adam", "AdamW", "SGD")
-#: Takes sparse gradients alone.
-_UNFIT = "SparseAdam"
+#: No optimizer, and one that takes sparse gradients alone.
+_UNFIT = ("Optimizer", "SparseAdam")
 #: Matrices that Muon leaves to AdamW, by their names: its update is for hidden layers.
 _NOT_HIDDEN = re.compile(r"embed|head|\bw[tp]e\b")
 
@@ -42,14 +42,11 @@ class CombinedOptimizer(Optimizer):
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts = parts
-        self.label = " + ".join(type(part).__name__ for part in parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         for part in self.parts:
             part.step()
             self.state.update(part.state)
@@ -67,14 +64,13 @@ def _build(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **
     return kind([parameter for _, parameter in named_parameters], **settings)
 
 
-def _build_muon(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+def _build_muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **rest: Any) -> Optimizer:
     """Muon for the hidden layers' matrices, at AdamW's scale of updates, and AdamW for everything else."""
     hidden, others = list[nn.Parameter](), list[nn.Parameter]()
-    for name, parameter in named_parameters:
+    for name, parameter in parameters:
         (hidden if parameter.ndim == 2 and not _NOT_HIDDEN.search(name) else others).append(parameter)
-    lr, weight_decay, betas = settings["lr"], settings["weight_decay"], settings["betas"]
-    parts = [kind(hidden, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")] if hidden else []
-    parts += [AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)] if others else []
+    parts = [kind(hidden, **rest, adjust_lr_fn="match_rms_adamw")] if hidden else []
+    parts += [AdamW(others, **rest, betas=betas, fused=True)] if others else []
     return CombinedOptimizer(parts)
 
 
@@ -89,21 +85,23 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
     kinds = {
         known: kind
         for known, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and known not in ("Optimizer", _UNFIT)
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and known not in _UNFIT
     }
     name = name.removeprefix("torch.optim.")
     if name not in kinds:
         raise unknown("optimizer", name, kinds)
-    known, build, label = signature(kinds[name]).parameters, _build, name
+    known, label = signature(kinds[name]).parameters, name
+    build: Callable[..., Optimizer] = _build
     if name == "Muon":
         build, label = _build_muon, "Muon + AdamW"
     else:
         # What AdamW's first average is, SGD has as its momentum.
         settings |= {"momentum": settings["betas"][0]} if name == "SGD" else {}
         settings = {setting: value for setting, value in settings.items() if setting in known}
-    variants = [each for each, flags in _VARIANTS.items() if each in known or (each == "loop" and "foreach" in known)]
-    variant = variant or ("fused" if name in _FUSED else None)
+    if variant is None and name in _FUSED:
+        variant = "fused"
     if variant is not None:
+        variants = [each for each, flags in _VARIANTS.items() if flags.keys() & known]
         if variant not in variants:
             raise unknown(f"variant of {name}", variant, variants)
         settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in known}

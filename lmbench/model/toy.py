@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -30,10 +32,9 @@ class Toy(LightningModule):
         self.fc2 = nn.Linear(10, _CLASSES, bias=False)
         self.loss_factor = loss_factor
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Any:
         """Logits, ``batch classes``."""
-        logits: Tensor = self.fc2(self.ln(self.relu(self.fc1(inputs))))
-        return logits
+        return self.fc2(self.ln(self.relu(self.fc1(inputs))))
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         inputs, classes = batch

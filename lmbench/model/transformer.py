@@ -23,8 +23,7 @@ class Block(nn.Module):
 
     def __init__(self, shape: ModelShape, kind: AttentionKind, checkpoint: Checkpointing | None) -> None:
         super().__init__()
-        self._checkpoint = checkpoint
-        self._kind = kind
+        self._checkpoint, self._kind = checkpoint, kind
         # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
         # the sum at one).
         residual_scale = (2 * shape.num_layers) ** -0.5
@@ -35,19 +34,18 @@ class Block(nn.Module):
         self.ffn = SwiGLU(shape.d_model, shape.d_ff, residual_scale)
         self.ffn_residual = Residual()
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+    def forward(self, x: Tensor, tables: Tables) -> Any:
         if self._checkpoint is None or not torch.is_grad_enabled():
             return self._run(x, tables)
         return run_checkpointed(self._checkpoint.keeps_matmuls, self._run_again, x, tables)
 
-    def _run_again(self, x: Tensor, tables: Tables) -> Tensor:
+    def _run_again(self, x: Tensor, tables: Tables) -> Any:
         with self._kind.chosen():
             return self._run(x, tables)
 
-    def _run(self, x: Tensor, tables: Tables) -> Tensor:
+    def _run(self, x: Tensor, tables: Tables) -> Any:
         x = self.attention_residual(x, self.attention(self.attention_norm(x), tables))
-        x = self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
-        return x
+        return self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
 
 
 class Transformer(nn.Module):
@@ -69,36 +67,30 @@ class Transformer(nn.Module):
         self, shape: ModelShape, context_length: int, attention: str = "sdpa", checkpoint: str = "none"
     ) -> None:
         super().__init__()
-        kind = attention_kind(attention)
-        self.shape = shape
+        self._kind, checkpointing = attention_kind(attention), CHECKPOINTS[checkpoint]
         self.context_length = context_length
         self.embedding = Embedding(shape.vocab_size, shape.d_model)
-        checkpointing = CHECKPOINTS[checkpoint]
         checkpointed = checkpointing.blocks(shape.num_layers)
         self.blocks = nn.ModuleList(
-            Block(shape, kind, checkpointing if index in checkpointed else None) for index in range(shape.num_layers)
+            Block(shape, self._kind, checkpointing if index in checkpointed else None)
+            for index in range(shape.num_layers)
         )
         self.norm = RMSNorm(shape.d_model)
-        self.head = Projection(shape.d_model, shape.vocab_size, std=0.5 * shape.d_model**-0.5)
+        self.head = Projection(shape.d_model, shape.vocab_size, 0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
-        self._kind = kind
-        cos, sin = rope_tables(context_length, shape.head_dim)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        keep_mask(self, kind.mask(context_length, is_causal=True))
+        for name, table in zip(("cos", "sin"), rope_tables(context_length, shape.head_dim), strict=True):
+            self.register_buffer(name, table, persistent=False)
+        keep_mask(self, self._kind.mask(context_length, is_causal=True))
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
         """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
-        x: Tensor = self.embedding(tokens)
+        x = self.embedding(tokens)
         tables = self._tables(x)
         with self._kind.chosen():
             for block in self.blocks:
                 x = block(x, tables)
-        logits: Tensor = self.head(self.norm(x))
-        if targets is None:
-            return logits
-        loss: Tensor = self.loss(logits, targets)
-        return loss
+        logits = self.head(self.norm(x))
+        return logits if targets is None else self.loss(logits, targets)
 
     def _tables(self, x: Tensor) -> Tables:
         """The tables for this length, cast once per pass to the dtype that queries and keys will have."""
@@ -107,18 +99,12 @@ class Transformer(nn.Module):
             raise UsageError(
                 f"a sequence of {seq} tokens is longer than the model's context_length {self.context_length}"
             )
-        dtype, mask = _activation_dtype(x), self.mask
+        mask, device, dtype = self.mask, x.device.type, x.dtype
+        # Meta has no autocast and may not be asked; `is_autocast_available` would cut torch 2.11's graph here.
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         if isinstance(mask, Tensor):
             mask = mask[:seq, :seq]
         elif mask is not None and (seq != self.context_length or mask.kv_indices.device != x.device):
             mask = self._kind.mask(seq, True, x.device)
         return Tables(self.cos[:seq].to(dtype), self.sin[:seq].to(dtype), mask)
-
-
-def _activation_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer would return for x: autocast's dtype where that is on."""
-    device = x.device.type
-    # Meta has no autocast and may not be asked; `is_autocast_available` would cut torch 2.11's graph here.
-    if device != "meta" and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.schedule import Schedule
 from lmbench.model.language_model import LanguageModel
-from lmbench.progress import Task, progress
+from lmbench.progress import progress
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import busy_machine
 from lmbench.records.measured import TrainingFacts
@@ -28,24 +28,20 @@ from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.selfcheck.planted import Block, Planted, Work, measure, nothing
 
 
-class CheckResult(NamedTuple):
-    """One line of the table: what was planted, what came back, and how far off it may be."""
+class Truth(NamedTuple):
+    """What was planted and what came back, whether that is right, and how far off it may be."""
 
     name: str
-    status: Literal["pass", "fail", "busy", "n/a"]
+    is_right: bool
     expected: str
     measured: str
     limit: str = ""
 
 
-def judged(name: str, is_right: bool, expected: str, measured: str, limit: str = "") -> CheckResult:
-    return CheckResult(name, "pass" if is_right else "fail", expected, measured, limit)
-
-
-def within_1_percent(name: str, expected_s: float, measured_s: float) -> CheckResult:
+def within_1_percent(name: str, expected_s: float, measured_s: float) -> Truth:
     error = measured_s / expected_s - 1.0
     measured = f"{measured_s * 1e3:.3f} ms ({error:+.2%})"
-    return judged(name, abs(error) <= 0.01, f"{expected_s * 1e3:.3f} ms", measured, "1.0%")
+    return Truth(name, abs(error) <= 0.01, f"{expected_s * 1e3:.3f} ms", measured, "1.0%")
 
 
 # Are phases as long as the work that was planted in them, and do the clocks agree?
@@ -56,17 +52,16 @@ LENGTHS_S: dict[Phase, float] = {"forward": 0.060, "backward": 0.080, "optimizer
 TIMING = Schedule(warmup_steps=2, steps=12)
 
 
-def known_durations(device: torch.device) -> Iterator[CheckResult]:
+def known_durations(device: torch.device) -> Iterator[Truth]:
     """Work of a known length in each phase comes back within 1 %, and the steps sum to the window."""
-    works = {phase: _work_of(length_s, device) for phase, length_s in LENGTHS_S.items()}
-    block = Block(works["forward"], works["backward"])
-    run = measure(Planted(block, optimizer_work=works["optimizer"]), device, TIMING)
-    for phase, length_s in LENGTHS_S.items():
+    forward, backward, optimizer = works = [_work_of(length_s, device) for length_s in LENGTHS_S.values()]
+    run = measure(Planted(Block(forward, backward), optimizer_work=optimizer), device, TIMING)
+    for (phase, length_s), work in zip(LENGTHS_S.items(), works, strict=True):
         # A kernel's true length is learned by an independent clock.
-        truth_s = length_s if device.type == "cpu" else _synchronized_s(works[phase], device)
+        truth_s = length_s if device.type == "cpu" else _synchronized_s(work, device)
         yield within_1_percent(f"known duration in {phase}", truth_s, run.median_s(phase))
     limit, error = 1e-3 if device.type == "cuda" else 5e-3, run.identity_error_fraction
-    yield judged("steps sum to the window", abs(error) <= limit, "0 %", f"{error:+.4%}", f"{limit:.1%}")
+    yield Truth("steps sum to the window", abs(error) <= limit, "0 %", f"{error:+.4%}", f"{limit:.1%}")
 
 
 def _work_of(length_s: float, device: torch.device) -> Work:
@@ -94,7 +89,7 @@ def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> floa
     return (time.perf_counter() - start) / repeats
 
 
-def clocks_agree(device: torch.device) -> Iterator[CheckResult]:
+def clocks_agree(device: torch.device) -> Iterator[Truth]:
     """Whole steps by device events and by a synchronize at each border."""
     work = _work_of(LENGTHS_S["forward"], device)
     module = Planted(*(Block(work, work) for _ in range(3)), optimizer_work=work)
@@ -109,7 +104,7 @@ LAGS = Schedule(warmup_steps=3, steps=10, probe_steps=10)
 BLOCKS = 8
 
 
-def verdicts(device: torch.device) -> Iterator[CheckResult]:
+def verdicts(device: torch.device) -> Iterator[Truth]:
     """Planted hosts and devices that are too slow, each with the verdict its forward must get."""
     matrix = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     vector = torch.zeros(8, device=device)
@@ -130,30 +125,31 @@ def verdicts(device: torch.device) -> Iterator[CheckResult]:
     # The host sleeps through everything that was queued before it: the device starves once in the forward.
     slow = [Block(heavy) for _ in range(BLOCKS)]
     slow[4] = Block(lambda: time.sleep(0.25))
-    cases = (
-        ("host sleep in forward", stack(lambda: time.sleep(2e-3)), "host-bound"),
-        ("loop of tiny kernels", stack(tiny), "host-bound"),
-        ("queue of large matmuls", stack(heavy), "queued"),
-        ("heavy kernel ends a starved phase", stack(tiny, lambda: heavy(60)), "host-bound"),
-        ("one slow block among heavy ones", slow, "host-bound"),
-    )
-    for name, blocks, expected in cases:
+    cases = {
+        "host sleep in forward": stack(lambda: time.sleep(2e-3)),
+        "loop of tiny kernels": stack(tiny),
+        "queue of large matmuls": stack(heavy),
+        "heavy kernel ends a starved phase": stack(tiny, lambda: heavy(60)),
+        "one slow block among heavy ones": slow,
+    }
+    for name, blocks in cases.items():
+        expected = "queued" if name.startswith("queue") else "host-bound"
         forward = (measure(Planted(*blocks), device, LAGS).run.probe.verdicts or PerPhase()).forward
         measured = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)" if forward else "no verdict"
-        yield judged(name, forward is not None and forward.verdict == expected, expected, measured)
+        yield Truth(name, forward is not None and forward.verdict == expected, expected, measured)
 
 
 # Are planted allocations, synchronizes, dead weights and losses found where they were planted?
 
-PLANTED_BYTES = 512 * 2**20
+PLANTED_MIB = 512
 FINDINGS = Schedule(warmup_steps=1, steps=4, probe_steps=1)
 
 
-def allocations(device: torch.device) -> Iterator[CheckResult]:
+def allocations(device: torch.device) -> Iterator[Truth]:
     """A temporary allocation shows in the peak of the phase it was planted in, and in no other."""
 
     def allocate() -> None:
-        torch.empty(PLANTED_BYTES, dtype=torch.uint8, device=device)
+        torch.empty(PLANTED_MIB << 20, dtype=torch.uint8, device=device)
 
     modules: dict[Phase, Planted] = {
         "forward": Planted(Block(allocate)),
@@ -163,12 +159,10 @@ def allocations(device: torch.device) -> Iterator[CheckResult]:
     for phase, module in modules.items():
         peaks = dict((measure(module, device, FINDINGS).run.memory.phase_peak_allocated_bytes or PerPhase()).items())
         highest = max(peaks, key=peaks.__getitem__)
-        extra = peaks[phase] - max(peak for name, peak in peaks.items() if name != phase)
-        is_right = highest == phase and abs(extra - PLANTED_BYTES) <= 2**20
-        measured = f"{extra / 2**20:.1f} MiB in {highest}"
-        yield judged(
-            f"planted allocation in {phase}", is_right, f"{PLANTED_BYTES >> 20} MiB in {phase}", measured, "1 MiB"
-        )
+        extra_mib = (peaks[phase] - max(peak for name, peak in peaks.items() if name != phase)) / 2**20
+        is_right = highest == phase and abs(extra_mib - PLANTED_MIB) <= 1
+        measured = f"{extra_mib:.1f} MiB in {highest}"
+        yield Truth(f"planted allocation in {phase}", is_right, f"{PLANTED_MIB} MiB in {phase}", measured, "1 MiB")
 
 
 class _Peeking(Planted):
@@ -180,24 +174,24 @@ class _Peeking(Planted):
         return loss
 
 
-def hidden_syncs(device: torch.device) -> Iterator[CheckResult]:
+def hidden_syncs(device: torch.device) -> Iterator[Truth]:
     """A planted `.item()` is found with its line; a clean module has none."""
     planted, clean = (
         "; ".join(sync.location for sync in measure(module, device, FINDINGS).run.probe.hidden_syncs or [])
         for module in (_Peeking(), Planted())
     )
-    yield judged("planted .item()", "loss.item()" in planted, "found", planted or "none")
-    yield judged("no planted sync", not clean, "none", clean or "none")
+    yield Truth("planted .item()", "loss.item()" in planted, "found", planted or "none")
+    yield Truth("no planted sync", not clean, "none", clean or "none")
 
 
-def training(device: torch.device) -> Iterator[CheckResult]:
+def training(device: torch.device) -> Iterator[Truth]:
     """A weight that gets no gradient, and one that the optimizer does not know, are named."""
     module = Planted(Block(), Block(), Block())
     module.unused = torch.nn.Parameter(torch.ones(3))
     facts = measure(module, device, FINDINGS).run.probe.training or TrainingFacts()
     missing, unmoved = (", ".join(names or ()) for names in (facts.missing_gradients, facts.unmoved_parameters))
-    yield judged("weight without a gradient", missing == "unused", "unused", missing or "none")
-    yield judged("the other weights moved", not unmoved, "all", unmoved or "all")
+    yield Truth("weight without a gradient", missing == "unused", "unused", missing or "none")
+    yield Truth("the other weights moved", not unmoved, "all", unmoved or "all")
 
 
 class _Counting(Planted):
@@ -207,14 +201,14 @@ class _Counting(Planted):
         return super().training_step(batch, batch_idx) * 0.0 + batch_idx
 
 
-def losses(device: torch.device) -> Iterator[CheckResult]:
+def losses(device: torch.device) -> Iterator[Truth]:
     """Every step's loss is recorded with its own step."""
     window = measure(_Counting(), device, Schedule(2, 200)).window
     right = sum(step.loss == step.step for step in window)
-    yield judged("each step has its own loss", right == len(window), "200 right", f"{right} right")
+    yield Truth("each step has its own loss", right == len(window), "200 right", f"{right} right")
 
 
-def flops(device: torch.device) -> Iterator[CheckResult]:
+def flops(device: torch.device) -> Iterator[Truth]:
     """The formula's model FLOPs equal those that PyTorch's counter sees in the naive model."""
     for size, context in (("tiny", 64), ("small", 128)):
         module = LanguageModel(size=size, context_length=context, attention="naive")
@@ -224,18 +218,18 @@ def flops(device: torch.device) -> Iterator[CheckResult]:
         counted = counter_flops(module, batch, 2 * context).per_token_flops
         formula = forward_flops(module.shape, context).per_token_flops
         name = f"model FLOPs of {size}"
-        yield judged(name, counted == formula, f"{formula:,}/token", f"{counted:,}/token", "exact")
+        yield Truth(name, counted == formula, f"{formula:,}/token", f"{counted:,}/token", "exact")
 
 
 class Check(NamedTuple):
     """A check; `is_timed` where other work on the machine can fail it, `on_cpu` why it says nothing there."""
 
-    run: Callable[[torch.device], Iterator[CheckResult]]
+    run: Callable[[torch.device], Iterator[Truth]]
     is_timed: bool = False
     on_cpu: str = ""
 
 
-CHECKS: dict[str, Check] = {
+CHECKS = {
     "known durations": Check(known_durations, is_timed=True),
     "events and sync agree per step": Check(clocks_agree, True, "both are the host's clock"),
     "host-bound verdicts": Check(verdicts, True, "host and device are one"),
@@ -262,24 +256,32 @@ def check_truths(wanted: str | None) -> Answer:
     device = torch.device(wanted or ("cuda" if has_gpu else "cpu"))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
+    load, counts, rows = "", Counter[str](), list[list[Value | Cell]]()
     with progress("selfcheck", len(CHECKS), is_measured_here=True) as task:
-        load, results = _check(device, task)
-    counts = Counter(result.status for result in results)
+        for name, check in CHECKS.items():
+            task.begin(name)
+            truths, wrong = [Truth(name, False, "", f"on a CPU {check.on_cpu}")], "n/a"
+            if not check.on_cpu or device.type != "cpu":
+                before = read_host()
+                truths, wrong = list(check.run(device)), "fail"
+                state = host_state(before, read_host())
+                guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
+                if check.is_timed and guard.status == "warn":
+                    # A clock that fails on a busy machine is undecided.
+                    load, wrong = guard.message, "busy"
+            for truth in truths:
+                status = "pass" if truth.is_right else wrong
+                counts[status] += 1
+                rows.append([Cell(status, style="outcome"), truth.name, *truth[2:]])
     passed = f"{counts['pass']} passed, {counts['fail']} failed, {counts['busy']} undecided, {counts['n/a']} need a GPU"
     notes, code = [Line("result", passed)], ExitCode.INTERNAL if counts["fail"] else ExitCode.OK
     if counts["busy"]:
         notes.append(Line("undecided", f"{load}; check again when it is quiet"))
         code = code or ExitCode.UNDECIDED
     columns = [
-        Column("", name="status"),
-        Column("check"),
-        Column("expected", is_extra=True),
-        Column("found", narrowing="fold"),
-        Column("limit", is_extra=True),
-    ]
-    rows: list[list[Value | Cell]] = [
-        [Cell(r.status, style="outcome"), r.name, r.expected, r.measured, r.limit] for r in results
-    ]
+        Column("", name="status"), Column("check"), Column("expected", is_extra=True),
+        Column("found", narrowing="fold"), Column("limit", is_extra=True),
+    ]  # fmt: skip
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return Answer(
         headline=[Line("selfcheck", f"{name}, torch {torch.__version__}")],
@@ -287,23 +289,3 @@ def check_truths(wanted: str | None) -> Answer:
         notes=notes,
         exit_code=code,
     )
-
-
-def _check(device: torch.device, task: Task) -> tuple[str, list[CheckResult]]:
-    """What made the machine too busy, if anything did, and the results of every check."""
-    load, results = "", list[CheckResult]()
-    for name, check in CHECKS.items():
-        task.begin(name)
-        if check.on_cpu and device.type == "cpu":
-            results.append(CheckResult(name, "n/a", "", f"on a CPU {check.on_cpu}"))
-            continue
-        before = read_host()
-        lines = list(check.run(device))
-        state = host_state(before, read_host())
-        guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
-        if check.is_timed and guard.status == "warn":
-            # A clock that fails on a busy machine is undecided.
-            lines = [line._replace(status="busy") if line.status == "fail" else line for line in lines]
-            load = guard.message
-        results += lines
-    return load, results

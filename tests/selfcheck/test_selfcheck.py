@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_what_was_planted_comes_back_on_a_cpu(check):
     results = list(check(CPU))
     assert results
-    assert [result.name for result in results if result.status != "pass"] == []
+    assert [result.name for result in results if not result.is_right] == []
 
 
 def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
@@ -25,7 +25,7 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     assert [result.name for result in durations] == [
         f"known duration in {p}" for p in ("forward", "backward", "optimizer")
     ]
-    assert identity.status == "pass"
+    assert identity.is_right
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
 def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, is_timed, waited, code, counts
 ):
-    planted = checks.Check(lambda device: [checks.judged("planted truth", is_right, "one", "two", "1 %")], is_timed)
+    planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two", "1 %")], is_timed)
     monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, on_cpu="is none")})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
     assert main(["selfcheck", "cpu"]) == code
