@@ -104,12 +104,11 @@ def gpu_for(name: str | None) -> Gpu | None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         name, memory = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
-        major, _ = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
         return None
     # What the driver keeps for itself is in NVML's total (torch sees 139.8 of an H200's 140.4 GiB).
     total_bytes = memory.total - getattr(memory, "reserved", 0)
-    return Gpu(name, total_bytes, matmul_workspace_bytes(name, major), is_here=True)
+    return Gpu(name, total_bytes, matmul_workspace_bytes(name), is_here=True)
 
 
 def gpu_of(run: RunRecord) -> Gpu | None:
@@ -117,9 +116,7 @@ def gpu_of(run: RunRecord) -> Gpu | None:
     gpu, total_bytes = run.environment.gpu if run.environment else None, run.memory.device_total_bytes
     if run.device_type != "cuda" or gpu is None or gpu.name is None or total_bytes is None:
         return None
-    major = (gpu.compute_capability or "").partition(".")[0]
-    workspace_bytes = matmul_workspace_bytes(gpu.name, int(major) if major.isdecimal() else None)
-    return Gpu(gpu.name, total_bytes, workspace_bytes, is_here=True)
+    return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name), is_here=True)
 
 
 def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:

@@ -40,9 +40,7 @@ class CudaHistory:
         # Ranges of other threads than this one, which runs the backward of a CUDA device on none of Python's, are
         # noted since PyTorch 2.9.
         known = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
-        options: dict[str, Any] = {
-            name: True for name in ("clear_history", "global_record_annotations") if name in known
-        }
+        options: Any = dict.fromkeys({"clear_history", "global_record_annotations"}.intersection(known), True)
         torch.cuda.memory._record_memory_history(
             enabled="all", context="all", stacks="python", max_entries=max_entries, device=self._device, **options
         )
@@ -102,17 +100,13 @@ def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Categor
 def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str = "cuda") -> Held:
     """What parameters with buffers, their gradients, and the state of the optimizers take on devices of a type."""
     seen: set[int] = set()
-
-    def size_of(named: Iterable[tuple[str, Any]]) -> int:
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for _, tensor in named if isinstance(tensor, Tensor) and tensor.device.type == device_type
-        }  # fmt: skip
-        size_bytes = sum(rounded_bytes(size) for address, size in storages.items() if address not in seen)
+    sizes = []
+    for named in state_of(module, optimizers).values():
+        tensors = [tensor for _, tensor in named if isinstance(tensor, Tensor) and tensor.device.type == device_type]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        sizes.append(sum(rounded_bytes(size) for address, size in storages.items() if address not in seen))
         seen.update(storages)
-        return size_bytes
-
-    return Held(*map(size_of, state_of(module, optimizers).values()))
+    return Held(*sizes)
 
 
 #: Told device, bytes asked for, and bytes that are free on the device.

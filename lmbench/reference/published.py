@@ -70,22 +70,22 @@ class PublishedDtype(Struct, frozen=True):
 
 def load_figures() -> tuple[Figure, ...]:
     """Every published figure that can stand beside a cell; of two for one cell the later one states more."""
-    return _load("figures.csv", Figure)
+    return load_rows("figures.csv", Figure)
 
 
 def load_accumulations() -> tuple[Accumulation, ...]:
     """Every published sum by a loop."""
-    return _load("accumulation.csv", Accumulation)
+    return load_rows("accumulation.csv", Accumulation)
 
 
 def load_dtypes() -> tuple[PublishedDtype, ...]:
     """Every published dtype."""
-    return _load("precision_dtypes.csv", PublishedDtype)
+    return load_rows("precision_dtypes.csv", PublishedDtype)
 
 
 @cache
-def _load(name: str, kind: type[_Row]) -> tuple[_Row, ...]:
-    """The rows of a file; an empty field is what the write-up does not state."""
+def load_rows(name: str, kind: type[_Row]) -> tuple[_Row, ...]:
+    """The rows of a file beside this one; an empty field is what its source does not state."""
     lines = (files("lmbench.reference") / name).read_text(encoding="utf-8").splitlines()
     stated = ({field: text for field, text in row.items() if text} for row in csv.DictReader(lines))
     return tuple(msgspec.convert(row, kind, strict=False) for row in stated)
