@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,15 @@ from lmbench.errors import ExitCode, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.completion import complete_record
 from lmbench.fit.measurement import Measurement
-from lmbench.fit.ranks import cause_of, count_to_start, ending_of, in_its_log, rank_of_process, run_ranks
+from lmbench.fit.ranks import End, cause_of, count_to_start, ending_of, in_its_log, rank_of_process, run_ranks
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import as_list
-from lmbench.instruments.ending import error_facts, is_usage_error
+from lmbench.instruments.ending import error_facts, interrupted, is_usage_error
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.oom import out_of_memory
 from lmbench.instruments.own_code import own_lines
-from lmbench.interruption import exit_code, received
+from lmbench.interruption import Terminated, exit_code, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.codec import encode_run
 from lmbench.records.store import new_run_id
@@ -127,13 +128,19 @@ def _measure(
 
 def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
     """Measure by `count` ranks, and take their record as the recorder's; returns the exit code."""
-    ends = run_ranks(count, measure)
-    path = Path(recorder.results_dir, recorder.run_id or "").absolute()
-    cause = cause_of(path, ends)
+    ends: list[End] = []
+    with suppress(KeyboardInterrupt, Terminated):
+        ends = run_ranks(count, measure)
+    path, signum = Path(recorder.results_dir, recorder.run_id or "").absolute(), received()
+    cause = cause_of(path, ends) if signum is None else None
     if path.is_dir():
-        recorder.take_over(path, None if cause is None else ending_of(path, cause))
+        ending = None if cause is None else ending_of(path, cause)
+        # What a rank tells of a signal may be that the others are gone.
+        recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None:
         _print_lines(cause.log)
+    if signum is not None and recorder.folder is None:
+        return exit_code(signum)
     if recorder.folder is not None or cause is None:
         return int(recorder.exit_code or 0)
     return cause.code if cause.code > 0 else ExitCode.INTERNAL

@@ -77,7 +77,7 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     return Ending("error", ExitCode.USER_CODE if lines or not is_lmbenchs else ExitCode.INTERNAL, facts)
 
 
-def interrupted(signum: int, phase: str) -> Ending:
+def interrupted(signum: int, phase: str | None) -> Ending:
     """The ending of a run that a signal ended."""
     name = signal.Signals(signum).name
     facts = error_facts(name, f"stopped by {_SIGNAL_NAMES.get(signum, name)}", phase)

@@ -173,6 +173,21 @@ def test_in_a_notebook_several_devices_are_refused():
         lmbench.measure(Uneven("sleep"), trainer={"accelerator": "cpu", "devices": 2})
 
 
+def test_a_signal_for_the_command_ends_all_ranks_and_is_what_the_result_says(tmp_path):
+    words = [*WORDS, *TINY, "--trainer.strategy=ddp", "--measure.min_window_s=60"]
+    command = subprocess.Popen([sys.executable, "-m", "lmbench", "fit", *words], stderr=subprocess.PIPE)
+    steps = tmp_path / "results" / "run" / "rank1" / "steps.jsonl"
+    while not steps.exists() and command.poll() is None:
+        time.sleep(0.05)
+    ranks = psutil.Process(command.pid).children()
+    command.terminate()
+    command.communicate()
+    (run,) = lmbench.load("results")
+    assert (command.returncode, run.outcome, run.record.exit_code, len(ranks)) == (143, "interrupted", 143, 2)
+    assert len(run.steps) > 0
+    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+
+
 def test_torchrun_starts_the_ranks_and_one_result_is_printed(tmp_path):
     command = [
         sys.executable,
