@@ -26,6 +26,7 @@ from wandb_loopback import PLANTED_KEY, closed_port_url
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer
 from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.training import total_norm
 from lmbench.records.vocabulary import PHASES
 
 torch.set_num_threads(1)
@@ -149,3 +150,11 @@ def small_disk(tmp_path):
 def sleeper():
     torch.manual_seed(0)
     return Sleeper()
+
+
+@pytest.fixture
+def seen_norms(sleeper):
+    """The norms that the module itself sees before each optimizer step."""
+    norms = []
+    sleeper.on_before_optimizer_step = lambda _: norms.append(float(total_norm([p.grad for p in sleeper.parameters()])))
+    return norms

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 from fit_process import bench
-from lightning.pytorch import LightningModule
+from strangers import Regression
 from torch import nn
 from torch._inductor import async_compile
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils.data import DataLoader
 
-from lmbench.callbacks import Compiler, MeasurementSession
+from lmbench.callbacks import Compiler
 from lmbench.errors import UsageError
 from lmbench.instruments.compiling import CompileOptions, end_compile_workers
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.run import Compile
 
-from conftest import quiet_trainer
+from conftest import measure
 
 # Traces and cuts graphs like the default back end, without a minute of code generation.
 QUICK = CompileOptions(backend="aot_eager")
-EAGER_BACKEND = ["--trainer.compile.backend", "aot_eager"]
+EAGER_BACKEND = "--trainer.compile.backend=aot_eager"
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _fresh_dynamo():
 
 
 def test_the_own_model_compiles_as_one_graph_and_keeps_its_losses(tmp_path):
-    eager, run = bench(tmp_path), bench(tmp_path, *EAGER_BACKEND)
+    eager, run = bench(tmp_path), bench(tmp_path, EAGER_BACKEND)
     compiled = run.record.compile
     assert (compiled.is_enabled, compiled.targets) == (True, ["network"])
     assert (compiled.graph_count, compiled.graph_break_count, compiled.window_recompile_count) == (1, 0, 0)
@@ -41,66 +41,44 @@ def test_the_own_model_compiles_as_one_graph_and_keeps_its_losses(tmp_path):
 
 
 def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
-    words = ["--model=lmbench.AttentionLayer", "--model.attention=naive", "--data.context_length=128"]
-    words += ["--measure.mode=forward"]
+    words = "--model=lmbench.AttentionLayer --model.attention=naive --data.context_length=128 --measure.mode=forward"
     # A graph of one kernel of PyTorch's: there is no C++ to compile.
-    fused = bench(tmp_path, *words, "--trainer.compile", "true").record
+    fused = bench(tmp_path, words, "--trainer.compile=true").record
     told = capsys.readouterr().out
     assert fused.compile.is_attention_fused is True
     assert "compiled     Inductor put PyTorch's fused attention in the place of naive" in told
     assert fused.memory.saved_bytes < fused.memory.expected_saved_bytes
-    as_written = bench(tmp_path, *words, *EAGER_BACKEND).record
+    as_written = bench(tmp_path, words, EAGER_BACKEND).record
     assert as_written.compile.is_attention_fused is False
 
 
 def test_regional_compiles_each_block(tmp_path):
-    compiled = bench(tmp_path, *EAGER_BACKEND, "--trainer.compile.regional", "true").record.compile
+    compiled = bench(tmp_path, EAGER_BACKEND, "--trainer.compile.regional=true").record.compile
     assert compiled.targets == ["network.blocks.0", "network.blocks.1"]
     assert compiled.graph_count >= 1
 
 
-class _Sequential(LightningModule):
-    """A stranger's module: no forward, a Sequential called from the training step, and a log in it."""
-
-    def __init__(self, changes_shape=False):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        self.changes_shape = changes_shape
-
-    def training_step(self, batch, batch_idx):
-        loss = self.body(batch[: 2 + batch_idx] if self.changes_shape else batch).square().mean()
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
+def fit(module, growth=0):
+    batches = [(torch.randn(2 + growth * index, 16),) for index in range(64)]
+    loader = DataLoader(batches, batch_size=None)
+    return measure(module, Compiler(QUICK), schedule=Schedule(2, 4), loader=loader)[1].run.compile
 
 
-class _Unreached(_Sequential):
-    """What is compiled is never called."""
-
-    def compile_targets(self):
-        return [nn.Linear(1, 1)]
-
-
-def fit(module, schedule):
-    session = MeasurementSession(schedule)
-    batches = DataLoader([torch.randn(16, 8) for _ in range(64)], batch_size=None)
-    quiet_trainer(Compiler(QUICK), session).fit(module, batches)
-    return session.run.compile
-
-
-@pytest.mark.parametrize("changes_shape", [False, True])
-def test_a_foreign_modules_children_are_compiled_and_a_new_shape_counts_as_a_recompile(changes_shape):
-    facts = fit(_Sequential(changes_shape), Schedule(2, 4))
-    assert facts.targets == ["body"]
+@pytest.mark.parametrize("growth", [0, 1])
+def test_a_foreign_modules_children_are_compiled_and_a_new_shape_counts_as_a_recompile(growth):
+    facts = fit(Regression(), growth)
+    assert facts.targets == ["net"]
     assert facts.graph_count >= 1
-    assert (facts.window_recompile_count >= 1) == changes_shape
+    assert (facts.window_recompile_count >= 1) == bool(growth)
 
 
 def test_no_graph_is_an_error():
+    class Unreached(Regression):
+        def compile_targets(self):
+            return [nn.Linear(1, 1)]
+
     with pytest.raises(UsageError, match="compiled no graph"):
-        fit(_Unreached(), Schedule(2, 4))
+        fit(Unreached())
 
 
 def test_inductors_workers_are_gone_before_the_window_and_come_back_for_another_graph():

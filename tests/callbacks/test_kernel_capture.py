@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fit_process import SMOKE, bench
+from fit_process import SMOKE, bench, plant
 from lightning.pytorch import Trainer
 from strangers import Data, Regression
 from torch._inductor import config, metrics
@@ -48,7 +48,7 @@ def train(folder, steps=3, **flags):
 
 
 def test_the_profiled_steps_are_the_window_with_phases_as_the_timer_has_them_and_named_modules(tmp_path):
-    run, trace = profiled(tmp_path, "--measure.steps=40", "--measure.min_window_s=9", "--model.attention=naive")
+    run, trace = profiled(tmp_path, "--measure.steps=40 --measure.min_window_s=9 --model.attention=naive")
     size_bytes = (run.path / "trace.json.gz").stat().st_size
     assert run.record.profile == Profile("torch", 3, 3, trace_file="trace.json.gz", trace_bytes=size_bytes)
     assert (run.record.is_profiled, run.record.window.steps) == (True, 3)
@@ -62,9 +62,8 @@ def test_the_profiled_steps_are_the_window_with_phases_as_the_timer_has_them_and
 
 
 def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_path):
-    words = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1"]
-    words += ["--trainer.profiler=lmbench.KernelProfiler", "--trainer.profiler.steps=2"]
-    _, trace = profiled(tmp_path, *words)
+    words = "--trainer.profiler=lmbench.KernelProfiler --trainer.profiler.steps=2 --trainer.gradient_clip_val=1"
+    _, trace = profiled(tmp_path, words, "--trainer.accumulate_grad_batches=2")
     steps, phases = ranges(trace, "step"), ranges(trace, "phase")
     assert [step["name"] for step in steps] == ["lmbench.step:3", "lmbench.step:4"]
     for step in steps:
@@ -76,12 +75,13 @@ def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_pa
         assert sum(p["dur"] for p in inside) == pytest.approx(step["dur"], rel=0.05)
 
 
-def test_a_compiled_graph_tells_which_modules_its_kernels_come_from_beside_a_pass_of_the_users(tmp_path):
+def test_a_compiled_graph_tells_which_modules_its_kernels_come_from_beside_a_pass_of_the_users(tmp_path, monkeypatch):
+    # Graphs are made anew, but what GCC makes of them in 40 s comes from PyTorch's own cache.
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     seen = []
     with config.patch(post_grad_custom_post_pass=seen.append):
-        # Of a shared cache no graph is taken, but what GCC made of one in 40 s.
-        words = ["--trainer.compile.cache=shared", "--model.attention=naive", "--model.num_layers=1"]
-        _, trace = profiled(tmp_path, *words)
+        words = "--trainer.compile.cache=shared --model.attention=naive --model.num_layers=1"
+        _, trace = profiled(tmp_path, words)
         assert len(seen) == 2
         assert config.post_grad_custom_post_pass == seen.append
     assert config.trace.provenance_tracking_level == 0
@@ -95,9 +95,7 @@ def test_a_compiled_graph_tells_which_modules_its_kernels_come_from_beside_a_pas
 
 
 def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path):
-    words = ["--trainer.callbacks+=planted_faults.Planted", "--trainer.callbacks.at=4"]
-    words += ["--trainer.callbacks.hook=on_train_batch_start", "--trainer.callbacks.deed=raise"]
-    run, trace = profiled(tmp_path, *words, code=5)
+    run, trace = profiled(tmp_path, *plant("on_train_batch_start", "raise", 4), code=5)
     assert (run.outcome, run.record.profile.steps) == ("error", 1)
     assert len(ranges(trace, "step")) == 2
     # The second was cut short: no mean counts it, and what it did is outside.
