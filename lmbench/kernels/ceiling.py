@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
@@ -22,7 +23,7 @@ from lmbench.errors import UsageError
 from lmbench.hardware import find_gpu, peak_flops
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.kinds import MATMUL
-from lmbench.kernels.tables import Row, table
+from lmbench.kernels.tables import records, table
 from lmbench.precision import find_precision
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
 from lmbench.records.environment import Environment, Gpu
@@ -30,7 +31,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Line
-from lmbench.report.units import Unit, milliseconds, whole
+from lmbench.report.units import milliseconds, whole
 
 #: A run of a sweep lies three folders below the results.
 _LEVELS = 3
@@ -40,14 +41,6 @@ ADAMW_READS, ADAMW_WRITES = 4, 3
 #: Tensors of the residual stream's shape that a norm needs. Forward reads its input and writes its output; backward
 #: reads input and output's gradient and writes the input's. Weights and row sums are less than a thousandth of it.
 NORM_TENSORS: dict[Phase, int] = {"forward": 2, "backward": 3}
-_WORDS = {
-    "fp32": "fp32: precision 32-true with float32 matmul highest, no TF32",
-    "tf32": "tf32: precision 32-true with float32 matmul {matmul}",
-    "bf16": "bf16: {precision} runs matrix products in it",
-    "fp16": "fp16: {precision} runs matrix products in it",
-}
-#: TFLOP/s or TB/s, as the row says.
-_TERA = Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}")
 
 
 class Rate(Struct, kw_only=True):
@@ -105,12 +98,11 @@ def find_ceiling(folder: Path, run: RunRecord | None, path: Path | None = None) 
             raise UsageError(f"--ceiling {str(path)!r} {reason}") from error
     gpu = run.environment.gpu.name if run and run.environment else None
     for level in folder.absolute().parents[:_LEVELS] if gpu else ():
-        records = {}
+        records = list[tuple[Path, CeilingRecord]]()
         for file in sorted(level.glob("ceiling_*.json")):
             with suppress(DamagedRecord):
-                records[file] = read_packed(file, CeilingRecord)
-        of_gpu = [(file, record) for file, record in records.items() if record.environment.gpu.name == gpu]
-        if of_gpu:
+                records.append((file, read_packed(file, CeilingRecord)))
+        if of_gpu := [entry for entry in records if entry[1].environment.gpu.name == gpu]:
             return max(of_gpu, key=lambda entry: entry[1].measured_at)
     return None
 
@@ -135,7 +127,7 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
 def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
     """The datasheet's rate for one kind of work, FLOP/s or byte/s; None for a device that is not in the table."""
     gpu = find_gpu(gpu_name or "")
-    if gpu is None:
+    if gpu is None or not name:
         return None
     return gpu.memory_bytes_per_s if name == "copy" else gpu.flops_per_s(name)
 
@@ -149,85 +141,88 @@ def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = No
     gpu, matmul = (run.environment.gpu if run.environment else Gpu()), str(run.matmul_precision)
     peak = peak_flops(gpu.name or "", str(run.precision), matmul)
     dtype = f"unknown: the datasheet of {gpu.name or 'this device'} in {run.precision} is not known"
-    dtype = _WORDS[peak.dtype].format(precision=run.precision, matmul=matmul) if peak else dtype
-    rates, measured = {}, "none of this GPU beside the results: `lmbench ceiling` measures it"
+    if peak:
+        dtype = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
+    rates, measured = dict[str, Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
     if ceiling is not None:
         path, record = ceiling
         rates = {rate.name: rate for rate in record.rates}
         device = record.environment.gpu
         measured = f"{path}: {device.name or 'a CPU'}, power limit {whole(device.power_limit_w)} W"
-    rows = _attained(findings, run)
-    for each in rows:
-        kind = "copy" if each["unit"] == "TB" else peak.dtype if peak else ""
-        rate, per_s = rates.get(kind), each["work"] / each["seconds"] if each["work"] and each["seconds"] else None
-        ceilings = {
-            "datasheet": datasheet_rate(gpu.name, kind) if kind else None,
-            "burst": rate and rate.burst_per_s,
-            "sustained": rate and rate.sustained_per_s,
-        }
-        each |= {"per_s": per_s, **{f"{name}_per_s": value for name, value in ceilings.items()}}
-        each |= {f"{name}_fraction": per_s / value if per_s and value else None for name, value in ceilings.items()}
-    shown = table("roofline", pd.DataFrame(rows))
-    unknown = [Line("", f"no figure for {each['name']}: {each['reason']}") for each in rows if each["reason"]]
-    figures = {"matmul_dtype": dtype, "ceiling": measured, "rows": rows}
+    columns = ["name", "seconds", "work", "unit", "reason"]
+    rows = pd.DataFrame(_attained(findings, run), columns=columns).astype({"seconds": float, "work": float})
+    kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
+    limits = {
+        "datasheet": [datasheet_rate(gpu.name, kind) for kind in kinds],
+        "burst": [rates[kind].burst_per_s if kind in rates else None for kind in kinds],
+        "sustained": [rates[kind].sustained_per_s if kind in rates else None for kind in kinds],
+    }
+    rows["per_s"] = rows.work / rows.seconds
+    for name, limit in limits.items():
+        rows[f"{name}_per_s"] = np.array(limit, dtype=float)
+        rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
+    shown = records(rows)
+    unknown = [Line("", f"no figure for {row['name']}: {row['reason']}") for row in shown if row["reason"]]
     notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
-    return Answer(tables=[shown], notes=notes, figures={"roofline": figures})
+    figures = {"roofline": {"matmul_dtype": dtype, "ceiling": measured, "rows": shown}}
+    return Answer(tables=[table("roofline", rows)], notes=notes, figures=figures)
 
 
-def _attained(findings: Findings, run: RunRecord) -> list[Row]:
+def _attained(findings: Findings, run: RunRecord) -> list[tuple[str, float | None, float | None, str, str]]:
     """Matrix products of forward, backward and both, fused attention apart; the optimizer; norms. Each with the time of
-    its kernels, and its work in FLOPs or bytes, None where a `reason` says why."""
-    work, flops, window, model, rows = findings.work, run.flops, run.window, run.model, list[Row]()
+    its kernels, its work in FLOPs or bytes, None where a reason says why, their unit and that reason."""
+    work, flops, window, model = findings.work, run.flops, run.window, run.model
+    rows = list[tuple[str, float | None, float | None, str, str]]()
 
-    def add(name: str, seconds: float, amount: float, *unknown: tuple[object, str], unit: str = "TFLOP") -> None:
+    def add(name: str, seconds: float, amount: float, unit: str, *unknown: tuple[object, str]) -> None:
         """A kind of work, which is not known for the first of the reasons that holds."""
         reason = next((text for holds, text in unknown if holds), "")
-        known = {"seconds": seconds or None, "work": None if reason else amount}
-        rows.append({"name": name, **known, "unit": unit, "reason": reason})
+        rows.append((name, seconds or None, None if reason else amount, unit, reason))
 
     tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else 0.0
     full, causal = flops.per_token_flops or 0.0, flops.causal_per_token_flops or 0.0
-    no_flops = flops.per_token_flops is None or not flops.multiplier
-    for phase in ("forward", "backward"):
+    # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
+    precision = find_precision(str(run.precision))
+    weight_bytes = precision.weight_bytes if precision is not None else 4
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    present = [phase for phase in phases if phase in work.phases]
+    for phase in present:
         kinds_s = work.seconds("kind", phase)
         seconds, fused_s = kinds_s.get(MATMUL, 0.0), kinds_s.get("attention", 0.0)
         # Backward has twice forward's products; fused attention leaves the masked half out.
         count = (2 if phase == "backward" else 1) * tokens / (flops.multiplier or 1)
         attention = 2 * (full - causal) * count if fused_s else 0.0
-        recomputed = phase == "backward" and flops.recomputed_per_token_flops
         unknown = [
-            (no_flops, flops.reason or "the module does not tell its FLOPs"),
-            (flops.causal_per_token_flops is None, "its operators' FLOPs are not those of matrix products alone"),
+            (not full or not flops.multiplier, flops.reason or "the module does not tell its FLOPs"),
+            (not causal, "its operators' FLOPs are not those of matrix products alone"),
             (not tokens, window.tokens_reason or "the number of tokens is not known"),
-            (recomputed, "activation checkpointing computes a part of the forward again in it"),
-        ]
-        if phase in work.phases:
-            no_kernels = (not seconds, "no kernel is a matrix product")
-            add(f"matmul {phase}", seconds, full * count - attention, *unknown, no_kernels)
+            (phase == "backward" and flops.recomputed_per_token_flops,
+             "activation checkpointing computes a part of the forward again in it"),
+        ]  # fmt: skip
+        no_kernels = (not seconds, "no kernel is a matrix product")
+        add(f"matmul {phase}", seconds, full * count - attention, "TFLOP", *unknown, no_kernels)
         if fused_s:
-            add(f"attention {phase}", fused_s, attention / 2, *unknown)
-    products = [each for each in rows if each["name"].startswith("matmul") and each["work"]]
+            add(f"attention {phase}", fused_s, attention / 2, "TFLOP", *unknown)
+    products = [(seconds, amount) for name, seconds, amount, *_ in rows if name.startswith("matmul") and amount]
     if len(products) > 1:
-        add("matmul step", *(sum(each[column] for each in products) for column in ("seconds", "work")))
-    # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
-    precision = find_precision(str(run.precision))
-    weight_bytes, optimizer = precision.weight_bytes if precision is not None else 4, model.optimizer or ""
+        seconds, amount = (sum(filter(None, column)) for column in zip(*products, strict=True))
+        add("matmul step", seconds, amount, "TFLOP")
     if "optimizer" in work.phases:
+        optimizer = model.optimizer or "this optimizer"
         moved = (model.trainable_parameter_count or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes
-        is_foreign = not optimizer.startswith("AdamW") or not moved
-        reason = f"reads and writes of {optimizer or 'this optimizer'} are unknown"
-        add("optimizer", work.total_s("optimizer"), moved, (is_foreign, reason), unit="TB")
-    # Two in each block and one before the head.
-    norms = 2 * (model.num_layers or 0) + 1
-    for name, tensors in NORM_TENSORS.items():
-        seconds = work.seconds("part", name).get("norm", 0.0)
-        is_fused = any("+" in part and "norm" in part.split("+") for part in work.seconds("part", name))
-        unknown = [
+        foreign = (not optimizer.startswith("AdamW") or not moved, f"reads and writes of {optimizer} are unknown")
+        add("optimizer", work.total_s("optimizer"), moved, "TB", foreign)
+    for phase in present:
+        parts_s = work.seconds("part", phase)
+        is_fused = any("+" in part and "norm" in part.split("+") for part in parts_s)
+        seconds = 0.0 if is_fused else parts_s.get("norm", 0.0)
+        # Two in each block and one before the head.
+        norms = 2 * (model.num_layers or 0) + 1
+        amount = NORM_TENSORS[phase] * norms * tokens * (model.d_model or 0) * weight_bytes
+        add(
+            f"norm {phase}", seconds, amount, "TB",
             (None in (model.num_layers, model.d_model), "the model's norms are not known"),
             (is_fused, "fused with other parts: the time of norms alone is unknown"),
             (not seconds or not tokens, "no kernel of a norm alone"),
-        ]
-        if name in work.phases:
-            amount = tensors * norms * tokens * (model.d_model or 0) * weight_bytes
-            add(f"norm {name}", 0.0 if is_fused else seconds, amount, *unknown, unit="TB")
+        )  # fmt: skip
     return rows

@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 
+import numpy as np
 import pandas as pd
 
+from lmbench.kernels.events import where
 from lmbench.kernels.host import Host
 from lmbench.kernels.parts import joined, part_of
 from lmbench.kernels.recorded import GraphNotes
@@ -61,13 +63,10 @@ def parts_in_graphs(
     parts: dict[int, str] = {}
     if not graphs:
         return parts
-    calls = [
-        next((event for event in host.nesting.climb(index) if host.names[event].startswith(_GRAPH_CALL)), NONE)
-        for index in around.tolist()
-    ]
+    calls = host.nesting.innermost(where(host.names, lambda name: name.startswith(_GRAPH_CALL)))
+    called = kernels.assign(call=np.append(calls, NONE)[around], launched_ns=launched_ns, kind=kinds)
     # By launch, and within a launched CUDA graph by start.
-    called = kernels.assign(call=calls, launched_ns=launched_ns, kind=kinds).sort_values(["launched_ns", "start_ns"])
-    for _, members in called[called.call != NONE].groupby("call"):
+    for _, members in called[called.call != NONE].sort_values(["launched_ns", "start_ns"]).groupby("call"):
         ran = list(zip(members["name"], members.kind, strict=True))
         parts |= zip(members.index, parts_of_call(graphs, ran), strict=True)
     return parts

@@ -6,11 +6,11 @@ All by time stamps, and by the numbers that autograd gives its nodes.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 
 import numpy as np
+import pandas as pd
 
 from lmbench.kernels.events import Events, is_range, where
 from lmbench.kernels.parts import module_path, operator_part, part_of
@@ -69,13 +69,24 @@ class Nesting:
             yield event
             event = int(self.parent[event])
 
+    def innermost(self, is_member: Flags) -> Integers:
+        """The index of the innermost of these events around each event, or of itself; NONE where there is none."""
+        return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))[:-1]
+
+
+def settled(links: Integers) -> Integers:
+    """Where links lead that are followed until one leads to itself."""
+    while (links != links[links]).any():
+        links = links[links]
+    return links
+
 
 class Host:
     """Operators and modules of the host, without the ranges that begin and end across them (phases, steps, a user's
     own), and the part of the model that each works for.
 
     `is_engine` are events of autograd's engine around a node of the backward pass; `forward` has the forward operator
-    that made the node; without ranges of modules (`has_modules`) only operators tell a part.
+    that made the node; without ranges of modules only operators tell a part.
 
     Args:
         host: all events of the host.
@@ -89,12 +100,9 @@ class Host:
         names = self.names = self.nesting.names
         self.is_engine = where(names, lambda name: name.startswith(ENGINE))
         self.forward = _forward_operators(events, self.is_engine)
+        # The innermost module range or event of the engine around (or at) each event.
         is_scope = self.is_engine | where(names, lambda name: name.startswith(_MODULES))
-        # The innermost module range or event of the engine around (or at) each event, NONE if there is none.
-        self._scope: list[int] = []
-        for index, parent in enumerate(self.nesting.parent.tolist()):
-            outer = NONE if parent == NONE else self._scope[parent]
-            self._scope.append(index if is_scope[index] else outer)
+        self._scope = self.nesting.innermost(is_scope).tolist()
         # When the first softmax directly in a module range began.
         self._softmax_ns: dict[int, int] = {}
         for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
@@ -104,16 +112,10 @@ class Host:
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
         self._following = dict(_pairs(events, self.is_engine & ~is_storing))
         paths = {path for name in set(names) if (path := module_path(name)) is not None}
-        self.has_modules = bool(paths)
         self._part_of_path = {path: part_of(path, classes) for path in paths}
         norms = (path.split(".") for path, part in self._part_of_path.items() if part == "norm")
-        self._blocks = {".".join(path[:-1]) for path in norms if any(name.isdecimal() for name in path)}
+        self._blocks = {".".join(path[:-1]) for path in norms if any(map(str.isdecimal, path))}
         self._parts: dict[int, str | None] = {NONE: None}
-
-    def child(self, event: int, ancestor: int) -> int:
-        """The event directly in an ancestor that an event lies in (or is), NONE if there is none."""
-        inside = (index for index in self.nesting.climb(event) if self.nesting.parent[index] == ancestor)
-        return next(inside, NONE)
 
     def part(self, event: int) -> str | None:
         """Part of the work that an event launched, None where nothing tells, or for NONE."""
@@ -125,9 +127,9 @@ class Host:
             inside = [*takewhile(lambda index: index != scope, self.nesting.climb(event))]
             by_operator = next(filter(None, (operator_part(self.names[index]) for index in inside)), None)
             if scope != NONE and self.is_engine[scope]:
-                self._parts[event] = self._in_backward(event, scope) or by_operator
+                self._parts[event] = self._of_node(scope, inside) or by_operator
             else:
-                self._parts[event] = self._in_module(inside, scope, by_operator)
+                self._parts[event] = self._of_module(scope, inside, by_operator)
         return self._parts[event]
 
     def is_first_gradient(self, event: int) -> bool:
@@ -136,27 +138,27 @@ class Host:
         around = [self.names[index] for index in self.nesting.climb(event)]
         return around[-1:] == ["aten::ones_like"] and self._scope[event] == NONE
 
-    def _in_module(self, inside: list[int], scope: int, by_operator: str | None) -> str | None:
+    def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:
         path = "" if scope == NONE else module_path(self.names[scope]) or ""
         part = self._part_of_path.get(path)
-        if part not in (None, "attention") or by_operator:
-            return by_operator if part in (None, "attention") else part
-        if part is None:
-            # An addition directly in a module that has norms below it is a residual's.
-            return "residual" if path in self._blocks and inside and _SUM.match(self.names[inside[0]]) else None
-        # Of products directly in an attention module, scores come before its softmax, values after.
-        product = next((index for index in inside if _PRODUCT.match(self.names[index])), NONE)
-        if product == NONE or scope not in self._softmax_ns:
-            return part
-        return "scores" if self._start_ns[product] < self._softmax_ns[scope] else "values"
-
-    def _in_backward(self, event: int, engine: int) -> str | None:
-        """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
-        node, child = self.names[engine], self.child(event, engine)
-        # In the engine's event but not in the node's own function: of two gradients of one tensor.
-        is_gradient_sum = _SUM.match(self.names[event]) and (child == NONE or ENGINE + self.names[child] != node)
-        if is_gradient_sum and not node.endswith(ACCUMULATE) and self._ends_at_residual(engine):
+        if part in (None, "attention") and by_operator:
+            return by_operator
+        if part is None and path in self._blocks and inside and _SUM.match(self.names[inside[0]]):
+            # An addition directly in a module that has norms below it.
             return "residual"
+        if part == "attention" and scope in self._softmax_ns:
+            # Of products directly in an attention module, scores come before its softmax, values after.
+            for product in (index for index in inside if _PRODUCT.match(self.names[index])):
+                return "scores" if self._start_ns[product] < self._softmax_ns[scope] else "values"
+        return part
+
+    def _of_node(self, engine: int, inside: list[int]) -> str | None:
+        """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
+        node = self.names[engine]
+        if inside and _SUM.match(self.names[inside[0]]) and not node.endswith(ACCUMULATE):
+            # In the engine's event but not in the node's own function: of two gradients of one tensor.
+            if ENGINE + self.names[inside[-1]] != node and self._ends_at_residual(engine):
+                return "residual"
         while self.names[engine].endswith(ACCUMULATE) and engine in self._previous:
             engine = self._previous[engine]
         return self._forward_part(engine) or operator_part(self.names[engine].removeprefix(ENGINE))
@@ -167,12 +169,11 @@ class Host:
         if self._forward_part(self._following.get(engine, NONE)) not in ("residual", "embedding"):
             return False
         # Within one backward pass the engine goes down in sequence numbers.
-        sequence, before = self._sequence, self._previous.get(engine)
-        number = sequence[engine]
-        while before is not None and (sequence[before] >= number or sequence[before] == NONE):
+        number, before = self._sequence[engine], self._previous.get(engine)
+        while before is not None and (self._sequence[before] >= number or self._sequence[before] == NONE):
             if self._forward_part(before) == "residual":
                 return True
-            number, before = max(number, sequence[before]), self._previous.get(before)
+            number, before = max(number, self._sequence[before]), self._previous.get(before)
         return False
 
     def _forward_part(self, engine: int) -> str | None:
@@ -193,22 +194,15 @@ def _forward_operators(events: Events, is_engine: Flags) -> dict[int, int]:
     makes none, and the next one carries the same number). A node's event carries its number, and under `Fwd thread id`
     one for the thread, which stands nowhere else in the trace: the thread is the one that has most of these numbers.
     """
-    # Columns are read out of a loop: an attribute of a record array costs a microsecond each time.
-    sequence, forward_thread, start_ns = events.sequence, events.forward_thread, events.start_ns
-    creators: dict[int, dict[int, int]] = defaultdict(dict)
-    # Events of a thread stand in the order of their starts: the last with a number replaces earlier ones.
-    rows = np.flatnonzero((sequence != NONE) & (forward_thread <= 0))
-    for index, thread, number in zip(rows.tolist(), events.thread[rows].tolist(), sequence[rows].tolist(), strict=True):
-        creators[thread][number] = index
-    is_node = (sequence != NONE) & (forward_thread > 0) & is_engine
-    operators: dict[int, int] = {}
-    for thread in np.unique(forward_thread[is_node]):
-        nodes = np.flatnonzero(is_node & (forward_thread == thread)).tolist()
-        numbers = sequence[nodes].tolist()
-        of_thread = max(creators.values(), key=lambda known: len(set(numbers) & known.keys()), default={})
-        for node, number in zip(nodes, numbers, strict=True):
-            creator = of_thread.get(number)
-            # A number of a node that was made before the trace began can come again on another thread.
-            if creator is not None and start_ns[creator] <= start_ns[node]:
-                operators[node] = creator
-    return operators
+    columns = ["thread", "sequence", "forward_thread", "start_ns"]
+    numbered = pd.DataFrame.from_records(events)[columns].assign(event=range(len(events)), is_engine=is_engine)
+    numbered = numbered[numbered.sequence != NONE]
+    is_node = numbered.forward_thread > 0
+    # Events of a thread stand in the order of their starts.
+    creators = numbered[~is_node].drop_duplicates(["thread", "sequence"], keep="last")
+    pairs = numbered[is_node & numbered.is_engine].merge(creators, on="sequence", suffixes=("", "_made"))
+    keys = ["forward_thread", "thread_made"]
+    common = pairs.groupby(keys).sequence.nunique().groupby("forward_thread").idxmax()
+    # A number of a node that was made before the trace began can come again on another thread.
+    is_made = pairs.set_index(keys).index.isin(common) & (pairs.start_ns_made <= pairs.start_ns)
+    return dict(zip(pairs.event[is_made].tolist(), pairs.event_made[is_made].tolist(), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 
 from lmbench.errors import UsageError
 from lmbench.kernels.events import Events, is_range
-from lmbench.kernels.host import Host
+from lmbench.kernels.host import Host, settled
 from lmbench.kernels.names import reader
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Phase
@@ -106,9 +106,7 @@ def _inferred(host: Host, known: set[str]) -> list[_Range]:
     events, is_engine, parent = host.events, host.is_engine, host.nesting.parent
     is_module = is_range(events)
     # For each event the operator around it that no other is around.
-    top = np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent)))
-    while (top != top[top]).any():
-        top = top[top]
+    top = settled(np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent))))
     is_other = ~is_module & ~is_engine[top]
     inferred: list[_Range] = []
     if "forward" not in known:

@@ -15,7 +15,7 @@ from lmbench.kernels.host import ENGINE, Nesting
 from lmbench.kernels.names import NAMES, reader
 from lmbench.kernels.parts import module_path
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, covered, locate, paint, union
+from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds
 
@@ -24,7 +24,6 @@ LAUNCHING = "launching"
 _HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow launch", "copying"
 _call_cause = reader("calls")
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
-_STOPS = ("synchronizing", _COPYING)
 # Host time from one launch to the next is tens of us in eager mode, and up to 250 where the profiler notes stacks.
 _LONG_NS = 300_000
 _KEYS = ["cause", "call", "under", "phase"]
@@ -49,24 +48,23 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     pauses = pauses.assign(thread=np.append(trace.events.launches.thread, main)[launch])
     events = _events(trace)
     waits = pd.concat(_pieces(members, events, main) for _, members in pauses.groupby(["device", "thread"]))
-    # Behind the events stands what no event is around.
-    causes, names = np.append(events.cause, LAUNCHING), np.append(events.name, "")
     is_long = (pauses.waited_ns - pauses.start_ns > _LONG_NS)[waits.pause].to_numpy()
-    is_stopped = (causes[waits.event] == LAUNCHING) & np.isin(causes[waits.stop], _STOPS) & ~is_long
-    event = np.where(is_stopped, waits.stop, waits.event)
-    cause = np.where(is_long & (causes[event] == LAUNCHING), _HOST_CODE, causes[event])
+    causes = events.cause.to_numpy()
+    is_stopped = (causes[waits.event] == LAUNCHING) & np.isin(causes[waits.stop], ("synchronizing", _COPYING))
+    index = np.where(is_stopped & ~is_long, waits.stop, waits.event)
+    event, start_ns = events.iloc[index].reset_index(drop=True), waits.start_ns.to_numpy()
     loaders = events[where(events.name, lambda name: name.startswith("enumerate(DataLoader)#"))]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
-    cause = np.where(locate(*loading, waits.start_ns.to_numpy()) != NONE, _DATA, cause)
-    is_call = np.append(events.is_call, False)[event] & ~np.isin(cause, (LAUNCHING, _HOST_CODE, _DATA))
-    moment = np.where(is_call, np.append(events.start_ns, 0)[event], waits.start_ns)
-    under = _surroundings(trace, np.append(events.thread, main)[event], moment)
+    is_host_code = is_long & (event.cause == LAUNCHING)
+    cause = np.select([locate(*loading, start_ns) != NONE, is_host_code], [_DATA, _HOST_CODE], event.cause)
+    is_call = event.is_call & ~np.isin(cause, (LAUNCHING, _HOST_CODE, _DATA))
+    under = _surroundings(trace, event.thread.to_numpy(), np.where(is_call, event.start_ns, start_ns))
     waits = waits.assign(
         cause=cause,
-        call=np.where(is_call, names[event], ""),
-        event=event,
+        call=np.where(is_call, event.name, ""),
+        event=index,
         under=np.where(np.isin(cause, (LAUNCHING, _DATA)), "", under),
-        phase=trace.timeline.at(waits.start_ns.to_numpy()),
+        phase=trace.timeline.at(start_ns),
     ).sort_values("wait_ns", ascending=False)
     sums = waits.groupby(_KEYS, sort=False).agg(
         wait_s=("wait_ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
@@ -99,21 +97,23 @@ def _words(waits: pd.DataFrame, cause: str) -> str:
 
 
 def _events(trace: Trace) -> pd.DataFrame:
-    """Everything that the host did: operators, ranges and calls, with the `cause` that they are of a wait."""
+    """Everything that the host did: operators, ranges and calls, with the `cause` that they are of a wait; and last,
+    where NONE reads it, nothing."""
     columns, kernels, launches = ["name", "thread", "start_ns", "end_ns"], trace.kernels, trace.events.launches
     host, calls = (pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls))
     linked = kernels[kernels.launch != NONE]
     is_waited = linked.end_ns <= launches.end_ns[linked.launch]
-    copied_ns = launches.start_ns[linked.launch[is_waited & (linked.kind == "memcpy")]]
-    first_ns = launches.start_ns[linked.drop_duplicates("name").launch]
+    is_copied = calls.start_ns.isin(launches.start_ns[linked.launch[is_waited & (linked.kind == "memcpy")]])
+    is_first = calls.start_ns.isin(launches.start_ns[linked.drop_duplicates("name").launch])
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
-    is_slow, is_first = is_long & where(calls.name, _LAUNCH.search), calls.start_ns.isin(first_ns)
-    cause = np.array([_call_cause(name) or LAUNCHING for name in calls.name], dtype=object)
-    is_loading = is_long & (cause == _LOADING) | is_slow & is_first
-    cause[(cause == _LOADING) & ~is_loading] = LAUNCHING
-    tests = {_LOADING: is_loading, _COPYING: calls.start_ns.isin(copied_ns), _SLOW: is_slow}
-    calls["cause"] = np.where(cause == LAUNCHING, np.select([*tests.values()], [*tests], LAUNCHING), cause)
-    return pd.concat([host.assign(cause=LAUNCHING, is_call=False), calls.assign(is_call=True)], ignore_index=True)
+    is_slow = is_long & where(calls.name, _LAUNCH.search)
+    cause = np.array([_call_cause(name) for name in calls.name], dtype=object)
+    is_known, is_loading = np.isin(cause, ("allocating", "synchronizing")), is_long & (cause == _LOADING)
+    tests = {_LOADING: is_loading | is_slow & is_first, _COPYING: is_copied, _SLOW: is_slow}
+    calls["cause"] = np.where(is_known, cause, np.select([*tests.values()], [*tests], LAUNCHING))
+    nothing = pd.DataFrame({"name": "", "thread": trace.events.main_thread, "start_ns": 0, "end_ns": 0}, index=[0])
+    events = [host.assign(is_call=False), calls.assign(is_call=True), nothing.assign(is_call=False)]
+    return pd.concat(events, ignore_index=True).fillna({"cause": LAUNCHING})
 
 
 def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
@@ -126,16 +126,15 @@ def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFra
     events = events.iloc[np.lexsort((-events.end_ns, events.start_ns, events.thread == thread))]
     start, end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
     owners = np.append(events.index[owner], NONE)
-    borders = np.unique(np.concatenate((start, end, begin, until)))
-    pause = locate(begin, until, borders[:-1])
+    start_ns, end_ns, pause = cut(begin, until, np.append(start, end))
     columns = {
-        "start_ns": borders[:-1],
-        "wait_ns": np.diff(borders),
-        "event": owners[locate(start, end, borders[:-1])],
+        "start_ns": start_ns,
+        "wait_ns": end_ns - start_ns,
+        "event": owners[locate(start, end, start_ns)],
         "stop": owners[locate(start, end, begin - 1)][pause],
         "pause": pauses.index[pause],
     }
-    return pd.DataFrame(columns)[pause != NONE]
+    return pd.DataFrame(columns)
 
 
 def _surroundings(trace: Trace, thread: np.ndarray, moments: np.ndarray) -> np.ndarray:
@@ -145,11 +144,10 @@ def _surroundings(trace: Trace, thread: np.ndarray, moments: np.ndarray) -> np.n
 
     @cache
     def words(event: int, users: int) -> str:
-        around = [*host.nesting.climb(event)]
+        around = [host.names[index] for index in host.nesting.climb(event)]
         # Of ATen's operators within each other the outermost, which the program called.
-        inside = [*takewhile(lambda index: host.names[index].startswith("aten::"), around)] or around[:1]
-        names = [host.names[index] for index in inside[-1:]]
-        places = [f"under {module_path(name) or name.removeprefix(ENGINE)}" for name in names]
+        inside = [*takewhile(lambda name: name.startswith("aten::"), around)] or around[:1]
+        places = [f"under {module_path(name) or name.removeprefix(ENGINE)}" for name in inside[-1:]]
         return " ".join([*places, *([f"in {ranges.names[users]}"] if users != NONE else [])])
 
     events = zip(host.nesting.around(thread, moments).tolist(), ranges.around(main, moments).tolist(), strict=True)
