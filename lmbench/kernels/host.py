@@ -155,10 +155,10 @@ class Host:
     def _of_node(self, engine: int, inside: list[int]) -> str | None:
         """A node has its forward operator's part; a gradient is stored on behalf of the node that made it."""
         node = self.names[engine]
-        if inside and _SUM.match(self.names[inside[0]]) and not node.endswith(ACCUMULATE):
-            # In the engine's event but not in the node's own function: of two gradients of one tensor.
-            if ENGINE + self.names[inside[-1]] != node and self._ends_at_residual(engine):
-                return "residual"
+        is_sum = bool(inside and _SUM.match(self.names[inside[0]])) and not node.endswith(ACCUMULATE)
+        # In the engine's event but not in the node's own function: of two gradients of one tensor.
+        if is_sum and ENGINE + self.names[inside[-1]] != node and self._ends_at_residual(engine):
+            return "residual"
         while self.names[engine].endswith(ACCUMULATE) and engine in self._previous:
             engine = self._previous[engine]
         return self._forward_part(engine) or operator_part(self.names[engine].removeprefix(ENGINE))

@@ -12,7 +12,6 @@ from lmbench.kernels.kinds import KINDS
 from lmbench.kernels.parts import FUSED, PARTS
 from lmbench.kernels.step_chart import step_chart
 from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline
-from lmbench.records.instruments import PhaseKernels
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -41,9 +40,16 @@ def _profiled(name: str, title: str, field: Expression, unit: Unit = PERCENT, mo
     return Column(name, title, field, unit, modes=modes, is_profiled=True)
 
 
-def _first(name: str, title: str, read: Callable[[Run], Cell | None]) -> Column:
-    """A column of words about a share, of the cell's first run that has it."""
-    return Column(name, title, per_cell(read), Unit("", 100.0, units.percent_number), None, is_profiled=True)
+def _named(name: str, title: str, read: Callable[[RunRecord], Sequence[Any]]) -> Column:
+    """A column of kernels or operators with their shares, of the cell's first run that has some; the number is the
+    first one's."""
+
+    def of(run: Run) -> Cell | None:
+        rows = read(run.record)
+        text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
+        return Cell(rows[0].share_fraction, text=text) if rows else None
+
+    return Column(name, title, per_cell(of), Unit("", 100.0, units.percent_number), None, is_profiled=True)
 
 
 def _share(kind: str, span: Span, name: str) -> Expression:
@@ -58,19 +64,11 @@ def _share(kind: str, span: Span, name: str) -> Expression:
     return of
 
 
-def _share_of_window(read: Callable[[PhaseKernels], float | None]) -> Expression:
-    """Share of the step's time on the device, slowed by the profiler."""
-
-    def of(run: RunRecord) -> float | None:
-        phases = [] if run.kernels is None else [phase for span, phase in run.kernels.phases.items() if span != "step"]
-        window_s = math.fsum(phase.window_s or 0.0 for phase in phases)
-        return math.fsum(read(phase) or 0.0 for phase in phases) / window_s if window_s else None
-
-    return of
-
-
-def _idle_s(phase: PhaseKernels) -> float | None:
-    return None if phase.busy_s is None or phase.window_s is None else phase.window_s - phase.busy_s
+def _wait_fraction(run: RunRecord) -> float | None:
+    """Share of the step's time on the device, slowed by the profiler, in which it waits for the host."""
+    phases = [] if run.kernels is None else [phase for span, phase in run.kernels.phases.items() if span != "step"]
+    window_s = math.fsum(phase.window_s or 0.0 for phase in phases)
+    return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
 def _kernel_count(run: Run) -> Cell | None:
@@ -81,26 +79,14 @@ def _kernel_count(run: Run) -> Cell | None:
     return Cell(0, text="none") if kernels is not None and kernels.reason and not kernels.operators else None
 
 
-def _in_words(rows: Sequence[Any]) -> Cell | None:
-    """Names with their shares; the number is the first one's."""
-    text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
-    return Cell(rows[0].share_fraction, text=text) if rows else None
-
-
-def _top_other(run: Run) -> Cell | None:
+def _top_other(run: RunRecord) -> list[Any]:
     """The longest kernel of the step that is no matrix product."""
-    top = value_at(run.record, "kernels.phases.step.top_other")
-    return _in_words([] if top is None else [top])
+    return [*filter(None, [value_at(run, "kernels.phases.step.top_other")])]
 
 
-def _top_operators(span: Span) -> Callable[[Run], Cell | None]:
+def _top_operators(span: Span) -> Callable[[RunRecord], list[Any]]:
     """A phase's longest operators on the host, of a run without kernels."""
-
-    def of(run: Run) -> Cell | None:
-        operators = value_at(run.record, "kernels.operators") or ()
-        return _in_words([row for row in operators if row.phase == span][:_NAMED])
-
-    return of
+    return lambda run: [row for row in value_at(run, "kernels.operators") or () if row.phase == span][:_NAMED]
 
 
 def _busy(span: Span) -> Callable[[Frame], Mapping[int, Cell]]:
@@ -143,12 +129,11 @@ COLUMNS: tuple[Column, ...] = (
             ("step", "step", ("train_step",)),
         )
     ),
-    _first("top_other_fraction", "top kernel but matmul", _top_other),
-    _profiled("trace_host_wait_fraction", "waits for host", _share_of_window(attrgetter("host_wait_s"))),
-    _profiled("trace_idle_fraction", "device idle", _share_of_window(_idle_s)),
+    _named("top_other_fraction", "top kernel but matmul", _top_other),
+    _profiled("trace_host_wait_fraction", "waits for host", _wait_fraction),
     _profiled("unclassified_part_fraction", "no part", "kernels.unclassified_part_fraction"),
     *(_profiled(f"{span}_kernel_s", span, f"kernels.phases.{span}.kernel_s", MS) for span in _PHASES),
-    *(_first(f"{span}_top_operator_fraction", span, _top_operators(span)) for span in _PHASES),
+    *(_named(f"{span}_top_operator_fraction", span, _top_operators(span)) for span in _PHASES),
     *(
         _profiled(
             f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name),

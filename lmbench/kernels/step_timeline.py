@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+import pandas as pd
 from msgspec import Meta, Struct
 
 from lmbench.kernels.kinds import short_name
@@ -47,33 +48,28 @@ class StepTimeline(Struct):
 def step_timeline(trace: Trace) -> StepTimeline | None:
     """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's."""
     kernels, launches, line = trace.kernels, trace.events.launches, trace.timeline
-    if not len(kernels) or line.source != "lmbench" or not len(line.step_ns):
+    if kernels.empty or line.source != "lmbench" or not len(line.step_ns):
         return None
     begin = int(line.step_ns[-1, 0])
     # Behind the launches stands what a kernel without a launch has.
-    launch_start, launch_end = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
-    is_own = (kernels.launch != NONE) & (launch_start >= begin) & (launch_start < line.end_ns.max())
+    launch_ns, returned_ns = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
+    is_own = (launch_ns >= begin) & (launch_ns < line.end_ns.max())
     if not is_own.any():
         return None
     end = int(kernels.end_ns[is_own].max())
-    launched = zip((launch_start - begin).tolist(), (launch_end - launch_start).tolist(), strict=True)
-    columns = zip(
-        ((kernels.end_ns > begin) & (kernels.start_ns < end)).tolist(),
-        [launch if own else (None, None) for launch, own in zip(launched, is_own.tolist(), strict=True)],
-        (kernels.start_ns - begin).tolist(),
-        kernels.duration_ns.tolist(),
-        map(short_name, kernels.name),
-        kernels.kind,
-        kernels.part,
-        kernels.phase,
-        strict=True,
-    )
+    columns = kernels.assign(
+        start_ns=kernels.start_ns - begin,
+        kernel=[*map(short_name, kernels.name)],
+        launch_ns=pd.Series(launch_ns - begin, dtype=object).where(is_own, None),
+        launch_duration_ns=pd.Series(returned_ns - launch_ns, dtype=object).where(is_own, None),
+    )[[*StepKernel.__struct_fields__]]
+    rows = columns[(kernels.end_ns > begin) & (kernels.start_ns < end)].itertuples(index=False, name=None)
     pieces = zip(line.phases, (line.start_ns - begin).tolist(), (line.end_ns - begin).tolist(), strict=True)
     return StepTimeline(
         schema_version=2,
         end_ns=end - begin,
-        host_phases=[(str(phase), start, stop) for phase, start, stop in pieces if stop > 0],
-        kernels=[StepKernel(*values, *launch) for is_in, launch, *values in columns if is_in],
+        host_phases=[piece for piece in pieces if piece[2] > 0],
+        kernels=[StepKernel(*row) for row in rows],
     )
 
 
