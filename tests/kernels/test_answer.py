@@ -9,7 +9,6 @@ import json
 import pytest
 import torch
 from paths import GOLDEN, TRACES
-from test_clocks import launched
 from torch import nn
 from trace_events import HandWritten, record_steps
 
@@ -45,7 +44,7 @@ def test_the_first_screen_is_as_it_was_read(capsys):
 @pytest.mark.parametrize("form", [["--all"], ["--format", "markdown"], ["--format", "csv"]], ids=str)
 def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(form, tmp_path, capsys):
     trace = HandWritten()
-    launched(trace, 10, "\x1b[31mred\x00\nnext", 50, 4)
+    trace.launched(10, "\x1b[31mred\x00\nnext", 50, 4)
     text = shown(capsys, str(trace.write(tmp_path / "t.json")), *form)
     assert r"red\x00\nnext" in text.replace("\\\\", "\\")
     assert not any(ord(character) < 32 and character != "\n" for character in text)

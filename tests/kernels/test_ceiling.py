@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, datasheet_rate, find_ceiling, roofline
+from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, find_ceiling, roofline
 from lmbench.kernels.findings import examine
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
@@ -74,11 +74,6 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     record, line = capsys.readouterr().err.rstrip().split("\n")
     assert len(json.loads(record)["rates"]) == 3
     assert "cannot be written" in line
-
-
-def test_the_datasheet_is_of_the_same_kind_of_work():
-    rates = [datasheet_rate("NVIDIA H200", "bf16"), datasheet_rate("NVIDIA H200", "copy"), datasheet_rate("?", "bf16")]
-    assert rates == [989.4e12, 4.8e12, None]
 
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"

@@ -13,7 +13,6 @@ from plain_sums import plain_sums
 from trace_events import HandWritten
 
 from lmbench.kernels.clocks import KERNEL_GAP_NS, QUEUED_LEAD_NS, START_NS, phase_clocks
-from lmbench.kernels.findings import examine
 from lmbench.kernels.trace import load_trace
 
 LATENCY_US, GAP_US, LAUNCH_US = 2.3, 1.1, 4.0
@@ -54,13 +53,6 @@ def simulated(steps, numbered=True, jitter=None):
             trace.step(index, round(begin, 3), round(host - begin, 3))
     trace.metadata["steps"] = len(steps)
     return trace
-
-
-def launched(trace, at, name, start, dur, stream=MAIN):
-    """A kernel with its launch."""
-    number = len(trace.events) + 1
-    trace.launch(number, at)
-    trace.kernel(number, name, start, dur, stream=stream)
 
 
 def clocks_of(trace, path):
@@ -187,7 +179,7 @@ def test_a_host_that_is_ahead_leaves_gaps_and_a_slow_one_makes_the_device_wait(t
 def test_devices_are_summed_and_never_united(tmp_path):
     trace = HandWritten()
     trace.phase("forward", 0, 100)
-    launched(trace, 0, "gemm", 10, 90)
+    trace.launched(0, "gemm", 10, 90)
     trace.launch(9, 1)
     trace.kernel(9, "gemm", 10, 40, device=3)
     _, clocks = clocks_of(trace, tmp_path)
@@ -196,13 +188,13 @@ def test_devices_are_summed_and_never_united(tmp_path):
     assert (forward.busy_s, forward.window_s) == (seconds(130), seconds(200))
 
 
-def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host(tmp_path):
+def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host():
     trace = HandWritten()
     trace.launch(1, 0, 10, name="cudaGraphLaunch")
     trace.launch(2, 20, 10, name="cudaGraphLaunch")
     for number, start, stream in ((1, 15, MAIN), (2, 500_000, SIDE), (2, 500_101, MAIN), (1, 500_202, MAIN)):
         trace.kernel(number, "gemm", start, 100, stream=stream)
-    clock = examine(trace.write(tmp_path / "t.json")).phases.loc["outside"]
+    clock = trace.examined().phases.loc["outside"]
     assert (clock.queued_gap_s, clock.host_wait_s, clock.other_idle_s) == (seconds(2), 0, seconds(499_885))
     assert clock.verdict == "stalled"
 
@@ -212,8 +204,8 @@ def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not(tmp_path):
     trace.add("user_annotation", "ProfilerStep#4", 0, 1000)
     trace.add("user_annotation", "Optimizer.step#AdamW.step", 900, 10)
     for start in range(100, 900, 100):
-        launched(trace, start, "gemm", start + 10, 50)
-    launched(trace, 901, "gemm", 910, 20)
+        trace.launched(start, "gemm", start + 10, 50)
+    trace.launched(901, "gemm", 910, 20)
     _, clocks = clocks_of(trace, tmp_path)
     assert (clocks.total.busy_s, clocks.total.window_s) == (seconds(8 * 50 + 20), seconds(1000))
     assert clocks.phases.busy_s.to_dict() == {"optimizer": seconds(20), "outside": seconds(400)}
@@ -229,11 +221,3 @@ def test_recorded_traces_agree_with_plain_sums(name):
     (device,) = phase_clocks(loaded.kernels, loaded.events, timeline).devices.itertuples()
     sums = (device.busy_s, device.kernel_span_s, device.comm_s, device.comm_s - device.comm_exposed_s)
     assert sums == pytest.approx((plain["busy"], plain["span"], plain["comm"], plain["overlapped"]), rel=1e-5)
-
-
-@pytest.mark.parametrize(("name", "phases"), [("small_fp32_inference", 1), ("small_bf16_compiled", 3)])
-def test_the_traces_window_is_the_event_span_of_the_same_steps(name, phases):
-    clocks = examine(TRACES / name).phases
-    long = clocks[clocks.device_span_s.astype(float) > 1e-3]
-    assert len(long) == phases
-    assert np.allclose(long.window_s, long.device_span_s.astype(float), rtol=0.01)

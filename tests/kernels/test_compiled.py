@@ -9,7 +9,6 @@ from trace_events import HandWritten
 from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
 from lmbench.kernels.kinds import kind_of
-from lmbench.kernels.parts import PARTS
 from lmbench.kernels.recorded import GraphNotes
 
 NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
@@ -74,7 +73,7 @@ def test_a_call_has_parts_by_the_triton_kernels_around(graphs, names, expected):
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path, is_listed):
+def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(is_listed):
     trace = HandWritten()
     paths = ("attention_norm", "attention.q", "ffn_norm", "ffn.gate")
     kernels = [[name, [f"net.blocks.0.{path}"]] for name, path in zip([NORM, MM] * 2, paths, strict=True)]
@@ -85,7 +84,7 @@ def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(tmp_path,
     for number, kernel in enumerate([NORM, ADDED, GEMM, SPLIT_SUM, NORM, GEMM, SPLIT_SUM]):
         trace.launch(number, 10 + 20 * number, 2)
         trace.kernel(number, kernel, 500 + 20 * number, 5)
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     listed = ["norm", "norm", "qkv", "qkv", "norm", "ffn", "ffn"]
     assert findings.trace.kernels.part.tolist() == (listed if is_listed else ["unclassified"] * 7)
     guards = {guard.name: (guard.status, guard.value) for guard in findings.guards}
@@ -100,14 +99,3 @@ def test_a_replayed_graph_has_the_parts_of_the_same_one_launched():
         before, after = (findings.work.seconds("part", phase) for findings in (launched, replayed))
         long = {part: pytest.approx(seconds, rel=0.05) for part, seconds in before.items() if seconds > 100e-6}
         assert {part: after[part] for part in long} == long
-
-
-def test_a_real_compiled_step_has_all_parts_with_nothing_left():
-    findings = examine(TRACES / "small_bf16_compiled")
-    assert findings.work.fraction("part", "unclassified") < 0.001
-    missing = set(PARTS[:13]) - {part for joined in findings.work.seconds("part") for part in joined.split("+")}
-    assert missing <= {"mask", "attention"}
-    # 12 layers: of forward's products 3 are qkv, 3 ffn, 1 output, 1 scores and 1 values; 1 head.
-    rows = findings.work.by("kind", "part", phase="forward")
-    products = rows[rows.kind == "gemm"].set_index("part").kernel_count
-    assert products.to_dict() == {"qkv": 36, "ffn": 36, "output": 12, "scores": 12, "values": 12, "head": 1}

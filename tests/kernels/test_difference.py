@@ -6,7 +6,6 @@ import random
 
 import pytest
 from paths import GOLDEN, TRACES
-from test_clocks import launched
 from trace_events import HandWritten
 
 from lmbench.cli import main
@@ -30,7 +29,7 @@ def written(path, kernels, steps=1):
         trace.step(step, begin, 50_000)
         trace.phase("forward", begin, 50_000)
         for place, (name, duration) in enumerate(kernels.items()):
-            launched(trace, begin + 12 + 20 * place, name, begin + 100 + 900 * place, duration)
+            trace.launched(begin + 12 + 20 * place, name, begin + 100 + 900 * place, duration)
     return examine(trace.write(path / f"{steps}.json"))
 
 
@@ -84,8 +83,8 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
         trace.step(0, 0, 400)
         trace.phase("backward", 0, 100)
         trace.phase("optimizer", 100, 300)
-        launched(trace, 5, "ampere_sgemm_64x64_nn", 10, 100 + number)
-        launched(trace, at, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 130, 50)
+        trace.launched(5, "ampere_sgemm_64x64_nn", 10, 100 + number)
+        trace.launched(at, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 130, 50)
         sides.append(examine(trace.write(tmp_path / f"{number}.json")))
     lines = {line.label: line.text for line in answer_of(*sides).headline}
     assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"

@@ -14,7 +14,6 @@ from lmbench.errors import UsageError
 from lmbench.kernels import events
 from lmbench.kernels.events import read_trace
 from lmbench.kernels.findings import examine
-from lmbench.kernels.trace import load_trace
 
 
 def small():
@@ -144,23 +143,23 @@ def test_notes_of_another_form_are_said_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"dur": None}, {"dur": -5.0}], ids=str)
-def test_events_without_a_duration_are_left_out_and_said(tmp_path, change):
+def test_events_without_a_duration_are_left_out_and_said(change):
     trace = small()
     trace.op("aten::never_ended", 90.0, 1.0)
     trace.events[-1].update(change)
-    findings, complete = examine(trace.write(tmp_path / "t.json")), examine(small().write(tmp_path / "u.json"))
+    findings, complete = trace.examined(), small().examined()
     assert statuses(findings) == statuses(complete) | {"unfinished_events": "warn"}
     assert findings.work.rows.equals(complete.work.rows)
 
 
-def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it(tmp_path):
+def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it():
     trace = HandWritten()
     for at in (10, 30, 50):
         trace.launch(1, at)
     for at in (5, 20, 40, 60, 61):
         trace.kernel(1, "k", at, 1)
     trace.kernel(2, "launched before", 70, 1)
-    launches = load_trace(trace.write(tmp_path / "t.json")).kernels.launch
+    launches = trace.loaded().kernels.launch
     assert launches.tolist() == [0, 0, 1, 2, 2, -1]
 
 
@@ -187,24 +186,24 @@ def captured(begin, end):
         ((None, "hipStreamEndCapture"), 5),
     ],
 )
-def test_what_is_captured_into_a_graph_is_no_missing_kernel(tmp_path, calls, missing):
-    findings = examine(captured(*calls).write(tmp_path / "t.json"))
+def test_what_is_captured_into_a_graph_is_no_missing_kernel(calls, missing):
+    findings = captured(*calls).examined()
     assert findings.completeness["captured_launches"] == 5 - missing
     assert findings.completeness["launch_without_kernel_count"] == missing
     assert statuses(findings)["launches_without_kernel"] == ("fail" if missing else "pass")
     assert statuses(findings)["kernels_without_launch"] == "pass"
 
 
-def test_a_fill_of_no_bytes_is_no_missing_kernel(tmp_path):
+def test_a_fill_of_no_bytes_is_no_missing_kernel():
     trace = small()
     trace.launch(20, 80.0, name="cudaMemsetAsync")
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     assert (findings.completeness["empty_fills"], findings.completeness["launch_without_kernel_count"]) == (1, 0)
     trace.launch(21, 90.0, name="cudaMemcpyAsync")
-    assert statuses(examine(trace.write(tmp_path / "t.json")))["launches_without_kernel"] == "fail"
+    assert statuses(trace.examined())["launches_without_kernel"] == "fail"
 
 
-def test_what_the_traced_steps_did_not_launch_is_not_theirs(tmp_path):
+def test_what_the_traced_steps_did_not_launch_is_not_theirs():
     trace = HandWritten()
     for number in range(10, 15):
         trace.kernel(number, "queued before", 10.0 * number, 9.0)
@@ -214,11 +213,11 @@ def test_what_the_traced_steps_did_not_launch_is_not_theirs(tmp_path):
         trace.kernel(20 + step, "own", 160.0 + 40 * step, 30.0)
     trace.launch(22, 165.0)
     trace.kernel(22, "behind the steps", 240.0, 7.0)
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     assert findings.work.seconds("name") == {"own": pytest.approx(30e-6)}
     assert findings.clocks.total.window_s == pytest.approx(35e-6)
     count = findings.completeness
     assert (count["before_s"], count["outside_steps_s"]) == (pytest.approx(45e-6), pytest.approx(7e-6))
     assert statuses(findings)["kernels_without_launch"] == "pass"
     trace.kernel(25, "lost", 250.0, 90.0)
-    assert statuses(examine(trace.write(tmp_path / "t.json")))["kernels_without_launch"] == "fail"
+    assert statuses(trace.examined())["kernels_without_launch"] == "fail"

@@ -10,7 +10,7 @@ import shutil
 import msgspec
 import pytest
 from paths import TRACES
-from test_clocks import Plan, launched, simulated
+from test_clocks import Plan, simulated
 from test_verdicts import MANY_FAST, run_folder, twice
 from trace_events import HandWritten
 
@@ -126,12 +126,12 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys)
     assert not (folder / TIMELINE_FILE).exists()
 
 
-def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path):
+def test_kernels_without_launch_are_unlinked_unclassified_and_said():
     trace = twice(MANY_FAST)
     for event in trace.events:
         if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
             del event["args"]["correlation"]
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     assert findings.work.by("phase").set_index("phase").kernel_count["unlinked"] == 8 / 2
     assert findings.completeness["kernel_without_launch_count"] == 8
     statuses = guards(findings)
@@ -139,11 +139,11 @@ def test_kernels_without_launch_are_unlinked_unclassified_and_said(tmp_path):
     assert statuses["outside"] == "pass"
 
 
-def test_launches_without_any_kernel_are_no_trace_of_a_cpu(tmp_path):
+def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
     trace = HandWritten()
     trace.op("aten::mm", 0, 50)
     for status, reason in (("n/a", "a trace of a CPU has operators and no kernels"), ("fail", "was not recorded")):
-        findings = examine(trace.write(tmp_path / "t.json"))
+        findings = trace.examined()
         assert reason in findings.why_no_kernels
         assert guards(findings) == {"device_recorded": status}
         trace.launch(1, 10)
@@ -159,23 +159,23 @@ def test_faults_of_a_run_or_trace_are_said(tmp_path):
     for at in (10, 20):
         shared.launch(1, at)
     shared.kernel(1, "k", 30, 5)
-    findings = examine(shared.write(tmp_path / "t.json"))
+    findings = shared.examined()
     assert guards(findings)["launches_without_kernel"] == "fail"
     # In proportion to what is reported: 1 of 14 ms is too much, 4 us are nothing.
     for early_us, status in ((1_000.0, "fail"), (4.0, "pass")):
         early = simulated([[Plan("forward", 2, 0.0, 7_000.0)]])
         early.events[2]["ts"] += 6_900.0 + 100 + early_us - 2.7 - 97.6
-        assert guards(examine(early.write(tmp_path / "t.json")))["kernels_before_launch"] == status
+        assert guards(early.examined())["kernels_before_launch"] == status
 
 
-def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included(tmp_path):
+def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included():
     trace = HandWritten()
     trace.step(0, 0, 1_000)
     trace.phase("backward", 100, 100)
-    launched(trace, 110, "ampere_sgemm_128x64_tn", 120, 10)
-    launched(trace, 300, "ncclDevKernel_AllReduce", 310, 20)
+    trace.launched(110, "ampere_sgemm_128x64_tn", 120, 10)
+    trace.launched(300, "ncclDevKernel_AllReduce", 310, 20)
     trace.kernel(99, "ampere_sgemm_128x64_tn", 400, 30)
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     assert findings.work.seconds("kind") == {"gemm": pytest.approx(40e-6), "comm": pytest.approx(20e-6)}
     assert findings.matmul_fractions == {"backward": pytest.approx(1.0), "step": pytest.approx(4 / 6)}
     assert summarize(findings).phases.step.top_other.share_fraction == pytest.approx(2 / 6)

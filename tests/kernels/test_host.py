@@ -132,7 +132,7 @@ def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path):
     assert {trace.host.part(index) for index in recomputed} == {"ffn"}
 
 
-def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch(tmp_path):
+def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch():
     trace = HandWritten()
     trace.step(0, 0, 1000)
     trace.phase("forward", 0, 100)
@@ -158,12 +158,12 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
     for number, (name, at) in enumerate(kernels, start=1):
         trace.kernel(number, name, at, 10)
-    table = load_trace(trace.write(tmp_path / "t.json")).kernels
+    table = trace.loaded().kernels
     assert table.phase.tolist() == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
     assert table.part.tolist() == ["qkv", "loss", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
-def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator(tmp_path):
+def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator():
     trace = HandWritten()
     trace.phase("transfer", 0, 50)
     trace.phase("backward", 50, 50)
@@ -174,7 +174,7 @@ def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_opera
     )):  # fmt: skip
         trace.launch(number, at)
         trace.kernel(number, name, 100 + 10 * number, 5)
-    kernels = load_trace(trace.write(tmp_path / "t.json")).kernels
+    kernels = trace.loaded().kernels
     assert kernels.part.tolist() == ["data", "comm", "attention", "norm", "unclassified"]
 
 

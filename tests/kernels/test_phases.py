@@ -49,7 +49,7 @@ def test_lightnings_own_profiler_is_understood(tmp_path):
     assert phase_of(trace, "aten::pow") == {"forward", "backward"}
 
 
-def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers(tmp_path):
+def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers():
     trace = HandWritten()
     strategy = "[pl][profile][Strategy]SingleDeviceStrategy."
     for name, start, end in [
@@ -65,7 +65,7 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
     ]:
         trace.add("user_annotation", name, start, end - start)
     trace.op("aten::mm", 101, 5)
-    found = load_trace(trace.write(tmp_path / "t.json"))
+    found = trace.loaded()
     moments = {10: "transfer", 40: OUTSIDE, 55: "optimizer", 150: "forward", 205: "optimizer", 220: "zero_grad"}
     moments |= {300: "backward", 515: "clip", 600: "optimizer", 850: OUTSIDE, 2000: OUTSIDE}
     assert {moment: at_us(found, moment) for moment in moments} == moments
@@ -126,8 +126,8 @@ def test_forward_and_backward_are_inferred_from_what_autograd_runs(tmp_path):
     assert trace.kernels.phase.tolist() == ["backward", OUTSIDE, "backward"]
 
 
-def test_an_unknown_phase_is_named(tmp_path):
+def test_an_unknown_phase_is_named():
     trace = HandWritten()
     trace.phase("warp", 0, 1)
     with pytest.raises(UsageError, match="'warp'"):
-        load_trace(trace.write(tmp_path / "t.json"))
+        trace.loaded()

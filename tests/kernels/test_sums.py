@@ -7,8 +7,7 @@ from paths import TRACES
 from trace_events import AUTOGRAD, MAIN, HandWritten
 
 from lmbench.kernels.findings import examine, summarize
-from lmbench.kernels.sums import STEP, Work, flop_ratio
-from lmbench.kernels.trace import load_trace
+from lmbench.kernels.sums import flop_ratio
 from lmbench.records.run import Model
 
 
@@ -35,8 +34,8 @@ def a_program():
     return trace
 
 
-def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path):
-    findings = examine(a_program().write(tmp_path / "t.json"))
+def test_a_kernel_belongs_to_the_annotations_around_its_launch():
+    findings = a_program().examined()
     rows = findings.annotations.set_index("name")[["calls", "kernel_s", "own_s", "kernel_count"]].T.to_dict("list")
     assert rows == {
         "block": [1, pytest.approx(15e-6), pytest.approx(1e-6), 4],
@@ -48,16 +47,6 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch(tmp_path):
     assert next(iter(rows)) == "backward"
     assert findings.no_annotation_s == pytest.approx(128e-6)
     assert summarize(findings).annotations[0].kernel_s == pytest.approx(80e-6)
-
-
-@pytest.mark.parametrize("name", ["small_fp32_inference", "small_bf16_compiled"])
-def test_the_phases_of_a_real_trace_sum_to_the_captured_time(name):
-    trace = load_trace(TRACES / name)
-    work = Work.of(trace.kernels, 1)
-    assert sum(work.seconds("phase").values()) == pytest.approx(trace.kernels.duration_ns.sum() / 1e9)
-    for phase in (STEP, *work.phases):
-        for rows in (work.by("kind", phase=phase), work.by("part", phase=phase), work.kernels(phase)):
-            assert rows[["kernel_s", "share_fraction"]].sum().tolist() == pytest.approx([work.total_s(phase), 1.0])
 
 
 def test_inside_attention_are_four_parts_with_both_ratios():

@@ -36,24 +36,3 @@ def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass():
     # Other kernels run meanwhile: the device is busy for less than the sum of both.
     total_s = findings.work.total_s("backward")
     assert reduces.kernel_s < findings.phases.busy_s["backward"] < 0.9 * total_s
-
-
-def test_the_answers_are_those_of_the_models_source():
-    layers, norms = 12, 25
-    with (TRACES / "small_bf16_eager" / "answers.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-
-    def launches(phase, part, kind=None):
-        own = (row for row in rows if (row["phase"], row["part"]) == (phase, part))
-        return sum(int(row["launches"]) for row in own if kind in (None, row["kind"]))
-
-    products = {"qkv": 3, "scores": 1, "values": 1, "output": 1, "ffn": 3}
-    for part, count in products.items():
-        assert launches("forward", part, "gemm") == count * layers
-        assert launches("backward", part, "gemm") == 2 * count * layers
-    assert launches("forward", "norm") == 6 * norms
-    assert launches("forward", "rope") == 2 * (4 + 2 + 1) * layers
-    assert launches("forward", "mask") == 2 * layers
-    assert launches("forward", "softmax") == 2 * layers
-    assert launches("forward", "residual") == launches("backward", "residual") / 2 == 2 * layers
-    assert launches("backward", "qkv", "elementwise") == (6 + 2) * layers

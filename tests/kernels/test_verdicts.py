@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_clocks import Plan, launched, simulated
+from test_clocks import Plan, simulated
 from trace_events import HandWritten
 
 from lmbench.kernels.findings import examine
@@ -51,8 +51,8 @@ def late_first():
         trace.step(step, at, 3000)
         trace.phase("forward", at, 1000)
         trace.phase("optimizer", at + 1000, 2000)
-        launched(trace, at + 10, "adam", at + 20, 970)
-        launched(trace, at + 1500, "adam", at + 1510, 1400)
+        trace.launched(at + 10, "adam", at + 20, 970)
+        trace.launched(at + 1500, "adam", at + 1510, 1400)
     return trace
 
 
@@ -61,7 +61,7 @@ def stopping(period_us=160.0, thread=None):
     trace = HandWritten()
     for number in range(1, 21):
         at = period_us * number
-        launched(trace, at, SGEMM, at + 10, 50)
+        trace.launched(at, SGEMM, at + 10, 50)
         trace.add("cuda_runtime", "cudaStreamSynchronize", at + 5, 57, correlation=1000 + number)
         trace.events[-1]["tid"] = thread or trace.events[-1]["tid"]
     return trace
@@ -124,8 +124,8 @@ def communicating(beside_us):
         (communicating(900.0), "forward", "queued", "bound by memory"),
     ],
 )  # fmt: skip
-def test_the_advice_is_true_for_the_case(tmp_path, trace, phase, verdict, words):
-    clock = examine(trace.write(tmp_path / "t.json")).phases.loc[phase]
+def test_the_advice_is_true_for_the_case(trace, phase, verdict, words):
+    clock = trace.examined().phases.loc[phase]
     assert clock.verdict == verdict
     assert words in clock.advice
     wait = 100 * clock.host_wait_s / clock.window_s

@@ -53,8 +53,8 @@ def slow_launch(kernel):
     ],
     ids=["retry", "autograd", "first_launch", "slow_launch", "synchronize", "loader", "operator", "range"],
 )  # fmt: skip
-def test_the_largest_cause_is_the_planted_one(tmp_path, trace, cause, call, under, wait_us, calls):
-    waits = examine(trace.write(tmp_path / "t.json")).waits
+def test_the_largest_cause_is_the_planted_one(trace, cause, call, under, wait_us, calls):
+    waits = trace.examined().waits
     largest = waits.iloc[0]
     assert (largest.cause, largest.call, largest.under) == (cause, call, under)
     assert (largest.wait_s, largest.calls) == (pytest.approx(wait_us * 1e-6), calls)
@@ -70,7 +70,7 @@ def test_causes_and_the_longest_pause_are_on_the_first_screen(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path, seed):
+def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(seed):
     chance, trace = random.Random(seed), HandWritten()
     trace.add("user_annotation", "the main thread's", 0, 1)
     threads = [chance.choice((MAIN, AUTOGRAD)) for _ in range(12)]
@@ -79,7 +79,7 @@ def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(tmp_path,
         trace.kernel(number, f"k{number}", 300 * number + 8, chance.randrange(1, 90))
     for _ in range(25):
         trace.launch(99, chance.randrange(3_500), chance.randrange(1, 500), chance.choice(threads), "cudaMalloc")
-    findings = examine(trace.write(tmp_path / "t.json"))
+    findings = trace.examined()
     expected_us = 0
     for pause in findings.clocks.pauses.itertuples():
         for moment in range(pause.start_ns // 1000, pause.waited_ns // 1000):

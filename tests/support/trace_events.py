@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from lmbench.kernels.findings import examine
+from lmbench.kernels.trace import load_trace
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
 
@@ -44,9 +49,23 @@ class HandWritten:
     def document(self):
         return {"schemaVersion": 1, "lmbench": self.metadata, "traceEvents": self.events}
 
+    def launched(self, at, name, start, dur, stream=STREAM):
+        """A kernel with its launch."""
+        number = len(self.events) + 1
+        self.launch(number, at)
+        self.kernel(number, name, start, dur, stream=stream)
+
     def write(self, path):
         path.write_text(json.dumps(self.document()))
         return path
+
+    def loaded(self):
+        with TemporaryDirectory() as folder:
+            return load_trace(self.write(Path(folder, "t.json")))
+
+    def examined(self):
+        with TemporaryDirectory() as folder:
+            return examine(self.write(Path(folder, "t.json")))
 
 
 def record_steps(
