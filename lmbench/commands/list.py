@@ -150,6 +150,6 @@ def _figure(column: Column, values: Sequence[float], is_range: bool) -> Cell:
         return Cell(None)
     mean, low, high = fmean(values), min(values), max(values)
     if not is_range or low == high:
-        return Cell(mean, std=sample_std(values, mean) if column.unit is MS else None)
+        return Cell(mean, std=sample_std(values) if column.unit is MS else None)
     ends = [milliseconds(end, high - low) if column.unit is MS else column.unit.text(end) for end in (low, high)]
     return Cell(None, low=low, high=high, text=" .. ".join(ends))

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lmbench.files import Unreadable, read_unpacked
 from lmbench.masking import keep_environment_secret, masked, masked_words
@@ -63,25 +64,23 @@ def decode_run(data: bytes) -> RunRecord:
         DamagedRecord: it is no JSON, or a field has the wrong type.
     """
     plain = _plain(data)
-    version = _checked(partial(msgspec.convert, type=_Head), plain).schema_version
+    version = _typed(plain, _Head).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    record: RunRecord = _checked(partial(msgspec.convert, type=RunRecord), _with_nonfinite(plain))
-    return record
+    return _typed(_with_nonfinite(plain), RunRecord)
 
 
 def decode_step(data: bytes) -> StepRecord:
     """A step's record from a line of steps.jsonl. Raises DamagedRecord."""
     record: StepRecord = _checked(_STEP.decode, data)
     if record.nonfinite:
-        record = _checked(partial(msgspec.convert, type=StepRecord), _with_nonfinite(_plain(data)))
+        record = _typed(_with_nonfinite(_plain(data)), StepRecord)
     return record
 
 
 def decode(data: bytes, kind: type[S]) -> S:
     """A record of any class from its JSON. Raises DamagedRecord."""
-    record: S = _checked(partial(msgspec.convert, type=kind), _plain(data))
-    return record
+    return _typed(_plain(data), kind)
 
 
 def write_packed(record: Struct, path: Path) -> None:
@@ -101,6 +100,11 @@ def _plain(data: bytes) -> Any:
     plain = _checked(msgspec.json.decode, data)
     _check_size(plain, MAX_DEPTH)
     return plain
+
+
+def _typed(plain: Any, kind: type[S]) -> S:
+    record: S = _checked(partial(msgspec.convert, type=kind), plain)
+    return record
 
 
 def _checked(read: Callable[[Any], Any], data: Any) -> Any:
@@ -130,9 +134,8 @@ def encode_run(record: RunRecord) -> bytes:
     """The content of run.json, one field a line; ends in a line feed. Objects in `config` that JSON has not become
     text; no secret is in it, by the names of settings and variables and by the looks of any text."""
     keep_environment_secret()
-    plain = as_dict(record)
-    argv = {"argv": plain["argv"] and masked_words(plain["argv"])}
-    return indented_json(_storable(masked(plain) | argv)).encode()
+    plain = masked(as_dict(record)) | {"argv": record.argv and masked_words(record.argv)}
+    return indented_json(plain | {"nonfinite": _nonfinite(plain)}).encode()
 
 
 def indented_json(value: object, indent: int = 1) -> str:
@@ -142,9 +145,9 @@ def indented_json(value: object, indent: int = 1) -> str:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, its line feed included."""
-    values = (getattr(step, name) for name in StepRecord.__struct_fields__)
-    is_finite = all(type(value) is not float or math.isfinite(value) for value in values)
-    return msgspec.json.encode(step if is_finite else _storable(as_dict(step))) + b"\n"
+    values = {name: getattr(step, name) for name in StepRecord.__struct_fields__}
+    nonfinite = {name: str(v) for name, v in values.items() if type(v) is float and not math.isfinite(v)}
+    return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 
 def as_dict(record: Struct) -> dict[str, Any]:
@@ -159,28 +162,17 @@ def _builtin(value: Any) -> Any:
     return value.item() if is_number else str(value)
 
 
-def _storable(plain: dict[str, Any]) -> dict[str, Any]:
-    """A record with null for each non-finite number, whose path is under `nonfinite`."""
-    nonfinite: dict[str, str] = {}
-
-    def store(value: Any, path: str) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[path[1:]] = str(float(value))
-            return None
-        if isinstance(value, dict):
-            return {key: store(item, f"{path}.{key}") for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [store(item, f"{path}.{index}") for index, item in enumerate(value)]
-        return value
-
-    return {**store(plain, ""), "nonfinite": nonfinite}
+def _nonfinite(value: Any, path: str = "") -> dict[str, str]:
+    """Names of the non-finite numbers in a record, for which JSON has null, by their dotted paths."""
+    if isinstance(value, float):
+        return {} if math.isfinite(value) else {path[1:]: str(float(value))}
+    items = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list | tuple) else ())
+    return {inner: name for key, item in items for inner, name in _nonfinite(item, f"{path}.{key}").items()}
 
 
 def _with_nonfinite(plain: Any) -> Any:
     """Put a record's non-finite numbers back where they are null. Raises DamagedRecord for a path to anything else."""
-    nonfinite = _checked(partial(msgspec.convert, type=_Head), plain).nonfinite
-    plain.pop("nonfinite", None)
-    for path, name in nonfinite.items():
+    for path, name in _typed(plain, _Head).nonfinite.items():
         holder: Any = None
         value: Any = plain
         try:
@@ -192,4 +184,4 @@ def _with_nonfinite(plain: Any) -> Any:
             holder[place] = float(name)
         except (LookupError, TypeError, ValueError):
             raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads to no number") from None
-    return plain
+    return {**plain, "nonfinite": {}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,12 +66,12 @@ def settings(record: RunRecord) -> dict[str, Any]:
 def setting_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Settings in which two runs differ, and the environments of their sweeps."""
     environment = "sweep.environment"
-    return _differing(*({**settings(run), environment: value_at(run, environment)} for run in (a, b)))
+    return _differing(a, b, lambda run: {**settings(run), environment: value_at(run, environment)})
 
 
 def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What somebody chose: settings, code, versions, the sweep's environment."""
-    facts = _differing(*(values_at(run, *CHOSEN) for run in (a, b)))
+    facts = _differing(a, b, lambda run: values_at(run, *CHOSEN))
     return list(dict.fromkeys([*setting_differences(a, b), *facts]))
 
 
@@ -79,16 +79,24 @@ def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What was chosen; then facts of the model that no setting of it explains, such as those of another class."""
     chosen = chosen_differences(a, b)
     is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
-    facts = [] if is_explained else _differing(*(values_at(run, *CONSEQUENCES) for run in (a, b)))
+    facts = [] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES))
     return list(dict.fromkeys([*chosen, *facts]))
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    return [
-        Difference(name, *(None if values.get(name) is None else as_text(values[name]) for values in (a, b)))
-        for name in {**a, **b}
-        if a.get(name) != b.get(name)
-    ]
+def _differing(a: RunRecord, b: RunRecord, known: Callable[[RunRecord], Mapping[str, Any]]) -> list[Difference]:
+    """What differs of that which is known of both. An option that is not set on one side (`model.num_layers`, where the
+    size tells it) has the value that the record has under its name."""
+    sides = known(a), known(b)
+    found = []
+    for name in {**sides[0], **sides[1]}:
+        values = [side.get(name) for side in sides]
+        if values[0] != values[1]:
+            values = [
+                value_at(run, name) if value is None else value for run, value in zip((a, b), values, strict=True)
+            ]
+        if values[0] != values[1]:
+            found.append(Difference(name, *(None if value is None else as_text(value) for value in values)))
+    return found
 
 
 def values_at(record: RunRecord, *names: str) -> dict[str, Any]:

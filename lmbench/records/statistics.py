@@ -40,11 +40,9 @@ _POINTS = 100
 _MAX_REPEATS = 1000
 
 
-def sample_std(values: Sequence[float], mean: float) -> float | None:
+def sample_std(values: Sequence[float]) -> float | None:
     """Standard deviation with n - 1, None below two values."""
-    if len(values) < 2:
-        return None
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -53,7 +51,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     Raises ValueError below two values, which have no spread.
     """
     mean = statistics.fmean(values)
-    std = sample_std(values, mean)
+    std = sample_std(values)
     if std is None:
         raise ValueError("an interval of the mean takes two values")
     half = _student(len(values) - 1, CONFIDENCE) * std / math.sqrt(len(values))
@@ -143,7 +141,7 @@ def mean_error_fraction(values: Sequence[float]) -> float:
     mean, n = statistics.fmean(values), len(values)
     alike = max(0.0, lag1_autocorrelation(values, mean) or 0.0)
     independent = max(2.0, n * (1 - alike) / (1 + alike))
-    return _student(independent - 1, CONFIDENCE) * (sample_std(values, mean) or 0.0) / math.sqrt(independent) / mean
+    return _student(independent - 1, CONFIDENCE) * (sample_std(values) or 0.0) / math.sqrt(independent) / mean
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 from msgspec import Struct, defstruct
 
 from lmbench.records.field import Count, Flag, Index, Nats, Scalar, Seconds
-from lmbench.records.vocabulary import Border, Span, Stage
+from lmbench.records.vocabulary import Span, Stage
 
 
 class StepRecord(Struct):
@@ -89,16 +89,6 @@ class StepRecord(Struct):
     def span_s(self, span: Span) -> float | None:
         """Device span of a phase or of the whole step."""
         found: float | None = getattr(self, f"{span}_s")
-        return found
-
-    def host_s(self, span: Span) -> float | None:
-        """Host span of a phase or of the whole step."""
-        found: float | None = getattr(self, f"{span}_host_s")
-        return found
-
-    def lag_s(self, border: Border) -> float | None:
-        """Lag at the end of a phase or of the step."""
-        found: float | None = getattr(self, f"lag_{border}_s")
         return found
 
 

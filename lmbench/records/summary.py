@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,13 @@ from lmbench.records.statistics import (
     trend,
 )
 from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
-from lmbench.records.vocabulary import PHASES, SPANS
+from lmbench.records.vocabulary import SPANS
+
+#: Quantiles of a summary: the share below, and from how many values on.
+_QUANTILES = {
+    "min_s": (0, 1), "p5_s": (0.05, 20), "p25_s": (0.25, 1), "median_s": (0.5, 1), "p75_s": (0.75, 1),
+    "p95_s": (0.95, 20), "p99_s": (0.99, 100), "max_s": (1, 1),
+}  # fmt: skip
 
 
 def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float | None = None) -> None:
@@ -32,7 +39,10 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     _complete_window(run.window, steps, raw_wall_s)
     run.phases = summarize_steps(steps)
-    run.scalars = _mean_scalars(steps)
+    # Skipped steps have no update to describe.
+    updated = [step for step in steps if step.stage == "window" and not step.is_skipped]
+    series = {name: _known(updated, name) for name in SCALARS}
+    run.scalars = ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
 
@@ -68,12 +78,10 @@ def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
 
 def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:
     """Subtract the pauses from the wall time, and compare it with the sum of the steps."""
-    steps = [record for record in records if record.stage == "window"]
-    pauses_s = [step.excluded_s or 0.0 for step in steps]
+    steps, selected = [step for step in records if step.stage == "window"], select_window(records, window.micro_batches)
+    pauses_s = [step.excluded_s for step in steps if step.excluded_s]
     window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in steps)
-    window.excluded_s = math.fsum(pauses_s)
-    window.excluded_count = sum(pause_s > 0 for pause_s in pauses_s)
-    selected = select_window(records, window.micro_batches)
+    window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
     if raw_wall_s is not None:
         window.wall_s = raw_wall_s - window.excluded_s
@@ -85,18 +93,21 @@ def _throughput(run: RunRecord) -> Throughput:
 
     Without a datasheet peak for the device and the precision there is no MFU, never a guess.
     """
-    tokens, wall_s, flops = run.window.tokens, run.window.wall_s, run.flops
-    reason = _why_no_mfu(run)
-    if tokens is None or not wall_s:
-        return Throughput(mfu_reason=reason or "tokens per batch unknown")
-    rate, energy_j = tokens / wall_s, run.device_state.energy_j
+    tokens, wall_s, energy_j, flops = run.window.tokens, run.window.wall_s, run.device_state.energy_j, run.flops
+    rate = tokens / wall_s if tokens and wall_s else None
     # Of several ranks each has a device with that peak.
-    share = rate / flops.peak_flops_per_s / (run.world_size or 1) if flops.peak_flops_per_s else None
+    share = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
+    per_token, again = flops.per_token_flops, flops.recomputed_per_token_flops
+    reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
+    if flops.peak_flops_per_s is None:
+        gpu = run.environment and run.environment.gpu.name
+        reason = f"no datasheet peak known for {gpu or run.device_type} in {run.precision}"
+    elif per_token is None:
+        reason = flops.reason or "the module does not tell its FLOPs"
 
     def product(factor: float | None, count: int | None) -> float | None:
         return None if factor is None or count is None else factor * count
 
-    per_token, again = flops.per_token_flops, flops.recomputed_per_token_flops
     return Throughput(
         tokens_per_s=rate,
         model_flops_per_s=product(rate, per_token),
@@ -104,25 +115,15 @@ def _throughput(run: RunRecord) -> Throughput:
         mfu_causal_fraction=product(share, flops.causal_per_token_flops),
         hfu_fraction=product(share, None if per_token is None or again is None else per_token + again),
         mfu_reason=reason,
-        joules_per_token=None if energy_j is None else energy_j / tokens,
+        joules_per_token=energy_j / tokens if energy_j is not None and rate and tokens else None,
     )
-
-
-def _why_no_mfu(run: RunRecord) -> str | None:
-    if run.flops.peak_flops_per_s is None:
-        gpu = run.environment.gpu.name if run.environment else None
-        return f"no datasheet peak known for {gpu or run.device_type} in {run.precision}"
-    if run.flops.per_token_flops is None:
-        return run.flops.reason or "the module does not tell its FLOPs"
-    return run.window.tokens_reason
 
 
 def host_bound_fraction(run: RunRecord) -> float | None:
     """Share of the step in phases in which the device waited for the host, by the lag probes; None without them."""
-    verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
-    if not verdicts:
+    if not run.probe.verdicts or run.probe.verdicts == PerPhase():
         return None
-    bound = {span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span in PHASES}
+    bound = [span for span, lag in run.probe.verdicts.items() if lag.verdict == "host-bound" and span != "step"]
     return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 
@@ -131,26 +132,19 @@ def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = N
     steps = select_window(records, micro_batches).used
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
-        values = _known(step.span_s(span) for step in steps)
+        values, hosts = _known(steps, f"{span}_s"), _known(steps, f"{span}_host_s")
         if not values:
             continue
         summary = summarize(values)
-        step_mean_s = phases.step.mean_s if phases.step else summary.mean_s if span == "step" else None
+        phases.set(span, summary)
+        step_mean_s = phases.step and phases.step.mean_s
         summary.share_fraction = summary.mean_s / step_mean_s if summary.mean_s is not None and step_mean_s else None
-        if hosts := _known(step.host_s(span) for step in steps):
+        if hosts:
             summary.host = HostSpan(statistics.fmean(hosts), min(hosts), statistics.median(hosts), max(hosts))
         if span != "other":
-            lags = _known(step.lag_s(span) for step in steps)
+            lags = _known(steps, f"lag_{span}_s")
             summary.lag = Lag(min(lags), statistics.median(lags), max(lags)) if lags else Lag()
-        phases.set(span, summary)
     return phases
-
-
-def _mean_scalars(records: Iterable[StepRecord]) -> ScalarMeans:
-    """Mean of each logged scalar over the window's steps that have it; skipped steps have no update to describe."""
-    steps = [step for step in records if step.stage == "window" and not step.is_skipped]
-    series = {name: _known(getattr(step, name) for step in steps) for name in SCALARS}
-    return ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
 
 
 def summarize(values: Sequence[float]) -> PhaseSummary:
@@ -164,24 +158,18 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         raise ValueError("a series with a non-finite value has no summary")
     if not n:
         return PhaseSummary(n=0)
-    quantiles = np.quantile(series, [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1]).tolist()
-    least, p5, p25, median, p75, p95, p99, most = quantiles
-    mean = statistics.fmean(values)
-    std = sample_std(values, mean)
+    mean, median = statistics.fmean(values), float(np.median(series))
+    std = sample_std(values)
     low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
     drift, chance = trend(values) or (None, None)
+    quantiles: dict[str, Any] = {
+        name: float(np.quantile(series, share)) for name, (share, least) in _QUANTILES.items() if n >= least
+    }
     return PhaseSummary(
         n=n,
         mean_s=mean,
         std_s=std,
-        min_s=least,
-        p5_s=p5 if n >= 20 else None,
-        p25_s=p25,
-        median_s=median,
-        p75_s=p75,
-        p95_s=p95 if n >= 20 else None,
-        p99_s=p99 if n >= 100 else None,
-        max_s=most,
+        **quantiles,
         cv_fraction=std / mean if std is not None and mean > 0 else None,
         median_low_s=low,
         median_high_s=high,
@@ -193,5 +181,6 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _known(steps: Iterable[StepRecord], name: str) -> list[float]:
+    """The values that steps have of a field."""
+    return [value for step in steps if (value := getattr(step, name)) is not None]

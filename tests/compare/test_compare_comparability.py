@@ -114,6 +114,13 @@ def test_runs_without_a_configuration_are_compared_by_their_facts(tmp_path):
     assert [str(d) for d in cell.differences] == ["precision: bf16-mixed -> 32-true"]
 
 
+def test_an_option_that_is_not_set_stands_for_what_the_record_says(tmp_path):
+    unset = {"config__model__num_layers": None, "model__num_layers": 2}
+    for layers, told in ((1, ["model.num_layers: 2 -> 1"]), (2, [])):
+        changes = {"config__model__num_layers": layers, "model__num_layers": layers}
+        assert [str(d) for d in compared(tmp_path / str(layers), common=unset, **changes).differences] == told
+
+
 def test_what_a_reader_should_know_is_noted(tmp_path):
     changes = {
         "environment__code__project__is_dirty": True,
