@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from comparison_runs import TIMES, make_runs, make_sweep
+from comparison_runs import TIMES, make_runs, make_sides, make_sweep
 from fit_process import start_fit
 
 from lmbench.cli import main
@@ -18,9 +18,7 @@ from lmbench.records.load import load_run
 
 
 def sides(tmp_path, factor=1.0, **changes):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", [value * factor for value in TIMES], **changes)
-    return [str(tmp_path / "a"), str(tmp_path / "b")]
+    return make_sides(tmp_path, [value * factor for value in TIMES], **changes)
 
 
 @pytest.fixture

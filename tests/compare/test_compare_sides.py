@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from comparison_runs import SLOWER, TIMES, make_run, make_runs, make_sweep
+from comparison_runs import SLOWER, TIMES, make_run, make_runs, make_sides, make_sweep
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.sides import mean_step_s, read_side, typical_step_s
@@ -58,14 +58,14 @@ def test_a_few_long_steps_do_not_hide_a_change_and_a_longer_tail_is_told(
 
 
 def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(tmp_path):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", SLOWER, memory__run_peak_allocated_bytes=6 * 2**30)
-    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
-    words = {result.name: result.finding for result in cell.metrics}
-    assert next(iter(words)) == "step_s"
-    assert words["forward_s"] == "slower"
-    assert words["steady_peak_allocated_bytes"] == "same"
-    assert words["run_peak_allocated_bytes"] == "larger"
+    (cell,) = compared(*make_sides(tmp_path, memory__run_peak_allocated_bytes=6 * 2**30)).cells
+    assert {figure.name: figure.finding for figure in cell.metrics} == {
+        **dict.fromkeys(
+            ("step_s", "mean_step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "other_s"), "slower"
+        ),
+        "steady_peak_allocated_bytes": "same",
+        "run_peak_allocated_bytes": "larger",
+    }
     shares = [r.step_share_fraction for r in cell.metrics if r.step_share_fraction is not None]
     assert sum(shares) == pytest.approx(cell.metrics[0].ratio.change)
     step, *others = cell.metrics
@@ -86,22 +86,20 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
     ],
 )
 def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", TIMES)
+    sides = make_sides(tmp_path, TIMES)
     odd = make_run(tmp_path / "b", 0.09, **changes)
-    found = compared(tmp_path / "a", tmp_path / "b")
+    found = compared(*sides)
     assert found.verdict == "same"
     (left_out,) = (*found.b.left_out, *found.cells[0].left_out_b)
     assert (left_out.path, left_out.reason) == (str(odd), reason)
 
 
 def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", TIMES)
+    sides = make_sides(tmp_path, TIMES)
     broken = make_run(tmp_path / "b", run_id="broken") / "run.json"
     broken.write_text(broken.read_text()[:100])
     old = make_run(tmp_path / "b", run_id="old", schema_version=99)
-    found = compared(tmp_path / "a", tmp_path / "b")
+    found = compared(*sides)
     assert found.verdict == "same"
     assert [run.outcome for run in found.b.left_out] == ["damaged", "damaged"]
     assert found.b.left_out[0].reason.startswith("run.json is damaged")
@@ -111,12 +109,9 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
 
 
 def test_runs_of_one_process_are_one_sample(tmp_path):
-    make_runs(tmp_path / "a", TIMES)
-    make_runs(tmp_path / "b", TIMES, pid=77)
-    found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.verdict == "undecided"
-    assert found.cells[0].metrics[0].ratio.n_b == 1
-    assert all("one process is one sample" in run.reason for run in found.cells[0].left_out_b)
+    (cell,) = compared(*make_sides(tmp_path, TIMES, pid=77)).cells
+    assert (cell.verdict, cell.metrics[0].ratio.n_b) == ("undecided", 1)
+    assert all("one process is one sample" in run.reason for run in cell.left_out_b)
 
 
 def test_the_same_results_twice_are_refused(tmp_path):

@@ -50,6 +50,13 @@ def make_runs(folder: Path, step_times_s: Sequence[float], **changes: Any) -> Pa
     return folder
 
 
+def make_sides(folder: Path, times_b: Sequence[float] = SLOWER, common: Any = None, **changes: Any) -> tuple[str, str]:
+    """Folders of repeats of A and of B, where both have what is common and B the changes."""
+    make_runs(folder / "a", TIMES, **(common or {}))
+    make_runs(folder / "b", times_b, **{**(common or {}), **changes})
+    return str(folder / "a"), str(folder / "b")
+
+
 def make_sweep(folder: Path, times: dict[str, Sequence[float]], axis: str = "model.size", **changes: Any) -> Path:
     """A sweep with one axis: its values by the step times of their repeats."""
     for value, step_times_s in times.items():
