@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
+from lmbench.records.guard import Guard
 from lmbench.records.load import Run
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.schema import value_at
@@ -55,24 +55,16 @@ _ENVIRONMENT = (
 )
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(NamedTuple):
     """A group with the view that shows it. `frame` has the timing runs shown, `shown` those that the view is about,
     and `timed` the cells that have one."""
 
     group: Group
     view: View
     frame: Frame
-    catalogue: Catalogue
+    shown: Frame
+    timed: Frame
     notes: Sequence[str]
-
-    @cached_property
-    def shown(self) -> Frame:
-        return self.frame.shows(self.view.is_profiled)
-
-    @cached_property
-    def timed(self) -> Frame:
-        return self.shown.timed()
 
 
 def report_on(
@@ -108,7 +100,8 @@ def report_on(
             notes.append(str(error))
         # A fact that a view sorts by comes before those that it does not name.
         frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
-        sections.append(_Section(group, shown_by, frame, catalogue, notes))
+        shown = frame.shows(shown_by.is_profiled)
+        sections.append(_Section(group, shown_by, frame, shown, shown.timed(), notes))
     if len(refused) == len(groups):
         raise refused[0]
     rows = [
@@ -119,10 +112,10 @@ def report_on(
     columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
-        sections=[*map(_answer, sections), Answer(tables=[repeat], first=[])],
+        sections=[*(_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
         notes=[Line("not read", line) for line in unread],
         # Worked out for CSV and JSON alone: of 1,000 cells it takes a second.
-        data=lambda: _data(sections),
+        data=lambda: _data(sections, catalogue),
     )
 
 
@@ -141,57 +134,57 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
     return view if view.name else replace(view, name=group.name)
 
 
-def _answer(section: _Section) -> Answer:
-    group, view, timed = section.group, section.view, section.timed
+def _answer(section: _Section, catalogue: Catalogue) -> Answer:
+    group, view, frame, shown, timed, _ = section
     environments = {
         ", ".join([gpu, *(text.format(value) for text, name in _ENVIRONMENT if (value := value_at(environment, name)))])
-        for run, gpu in zip(section.frame.runs.run, section.frame.runs.gpu, strict=True)
+        for run, gpu in zip(frame.runs.run, frame.runs.gpu, strict=True)
         if (environment := run.record.environment) is not None
     }
-    warnings = list(_warnings(section.shown))
-    notes = [*section.notes, *_notes(section), *(text for text, is_shared in warnings if not is_shared)]
+    devices = timed.by_device()
+    # What answers the view's question, device by device: the view's own sentences, then those of features.
+    features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
+    answers = [
+        f"{part.facts.gpu.iloc[0]}: {text}" if len(devices) > 1 else text
+        for part in devices
+        for texts in (sentences(view.answers, part, catalogue.column), *(each.headline(part) for each in features))
+        for text in texts
+    ]
+    warnings = _warnings(list(shown.ok.run))
+
+    def charts() -> list[Chart]:
+        """The charts of the view, device by device, then pictures of runs."""
+        figures = [
+            chart
+            for part in devices
+            for spec in view.charts
+            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], part, catalogue.column)
+        ]
+        return [*figures, *(chart for feature in catalogue.features for chart in feature.charts(frame))]
+
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
             *([Line("question", view.question)] if view.question else []),
-            *(Line("answer", text) for text in _sentences(section)),
-            *(Line("WARN", text) for text, is_shared in warnings if is_shared),
-            Line("cells", _tally(section.shown)),
+            *(Line("answer", text) for text in answers),
+            *(Line("WARN", text) for text, is_shared in warnings.items() if is_shared),
+            Line("cells", _tally(shown)),
             *(Line("measured", line) for line in sorted(environments)[:_MOST_NAMED]),
         ],
-        tables=view_tables(view, timed, section.catalogue),
-        charts=lambda: _charts(section),
-        notes=[*(Line("not ok", text) for text in _failures(section.shown)), *(Line("note", note) for note in notes)],
+        tables=view_tables(view, timed, catalogue),
+        charts=charts,
+        notes=[
+            *(Line("not ok", text) for text in _failures(shown)),
+            *(Line("note", note) for note in (*section.notes, *_notes(section))),
+            *(Line("note", text) for text, is_shared in warnings.items() if not is_shared),
+        ],
     )
-
-
-def _charts(section: _Section) -> list[Chart]:
-    """The charts of the view, device by device, then pictures of runs."""
-    catalogue = section.catalogue
-    charts = [
-        chart
-        for part in section.timed.by_device()
-        for spec in section.view.charts
-        for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], part, catalogue.column)
-    ]
-    return [*charts, *(chart for feature in catalogue.features for chart in feature.charts(section.frame))]
-
-
-def _sentences(section: _Section) -> Iterator[str]:
-    """What answers the view's question, device by device: the view's own sentences, then those of features."""
-    view, catalogue = section.view, section.catalogue
-    features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
-    devices = section.timed.by_device()
-    for part in devices:
-        texts = sentences(view.answers, part, catalogue.column)
-        for text in [*texts, *(text for feature in features for text in feature.headline(part))]:
-            yield f"{part.facts.gpu.iloc[0]}: {text}" if len(devices) > 1 else text
 
 
 def _tally(frame: Frame) -> str:
     """How many cells and runs there are, how they ended, and when they were measured."""
-    outcomes = Counter(frame.runs.outcome)
-    counts = ", ".join(f"{count} {outcome_word(outcome)}" for outcome, count in outcomes.most_common())
+    outcomes = Counter(map(outcome_word, frame.runs.outcome))
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     days = sorted(run.record.started_at[:10] for run in frame.runs.run if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     return f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"
@@ -203,17 +196,15 @@ def _count(number: int, word: str) -> str:
 
 def _failures(frame: Frame) -> Iterator[str]:
     """What did not end well, each reason once with the cells that it was met in, and where the runs lie."""
-    names = frame.differing()
-    runs = frame.runs.set_index("cell").loc[list(frame.facts.index)].reset_index()
-    failed = runs[runs.outcome != "ok"]
-    ends = failed.assign(
-        reason=[": ".join(filter(None, [outcome_label(run), _reason(run)])) for run in failed.run],
-        words=[frame.in_words(cell, names) for cell in failed.cell],
-        run_id=[run.run_id for run in failed.run],
-    )
-    for reason, runs in ends.groupby("reason", sort=False):
-        cells = _some([word for word in dict.fromkeys(runs.words) if word])
-        yield ": ".join(filter(None, [cells, f"{reason} ({_some(list(runs.run_id))})"]))
+    names, ends = frame.differing(), defaultdict[str, list[tuple[str, str]]](list)
+    for cell in frame.facts.index:
+        for run in frame.runs_of(cell, is_shown=None):
+            if run.outcome != "ok":
+                reason = ": ".join(filter(None, [outcome_label(run), _reason(run)]))
+                ends[reason].append((frame.in_words(cell, names), run.run_id))
+    for reason, runs in ends.items():
+        cells, run_ids = (_some(list(dict.fromkeys(filter(None, texts)))) for texts in zip(*runs, strict=True))
+        yield ": ".join(filter(None, [cells, f"{reason} ({run_ids})"]))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -231,9 +222,9 @@ def _reason(run: Run) -> str:
 
 
 def _notes(section: _Section) -> Iterator[str]:
-    """The baseline that no run is, runs in no timing table, cells without a run, the host's rows, and guards."""
-    group, frame, timed, sweep = section.group, section.frame, section.timed, section.group.sweep
-    baseline = frame.baseline
+    """The baseline that no run is, runs in no timing table, cells without a run, and the host's rows."""
+    group, _, frame, _, timed, _ = section
+    baseline, cells = frame.baseline, group.sweep.cells
     if baseline and len(timed.facts) and not any(baseline.items() <= known.items() for known in timed.known.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(run.record).name for run in frame.runs.run[~frame.runs.is_shown])
@@ -241,72 +232,65 @@ def _notes(section: _Section) -> Iterator[str]:
         if passes[look.name] and not look.has_timing:
             hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
             yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
-    trials = sum(row["is_trial"] for row in group.rows)
-    if trials:
+    if trials := sum(row["is_trial"] for row in group.rows):
         yield f"{_count(trials, 'more run')} tried what fits, and more than that"
-    missing = {cell.id for cell in sweep.cells}.difference(*((row["place"], row["searched"]) for row in group.rows))
-    if missing:
-        yield f"{len(missing)} of {_count(len(sweep.cells), 'cell')} have no run yet"
-    bound = sum(share.value > 0.5 for share in HOST_BOUND.of(timed).values())
-    if bound:
+    if missing := {cell.id for cell in cells}.difference(*((row["place"], row["searched"]) for row in group.rows)):
+        yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
+    if bound := sum(share.value > 0.5 for share in HOST_BOUND.of(timed).values()):
         yield (
             f"host-bound over 50 % in {_count(bound, 'row')}: the device waited for the host there, and precision, "
             "compilation or a bigger batch show what they do to the host"
         )
 
 
-def _warnings(frame: Frame) -> Iterator[tuple[str, bool]]:
-    """What guards warn of, a line each, and whether they do so in all runs."""
-    runs = list(frame.ok.run)
-    guards = [guard for run in runs for guard in run.record.guards if guard.status == "warn"]
-    for name, count in sorted(Counter(guard.name for guard in guards).items()):
-        worst = max((guard for guard in guards if guard.name == name), key=lambda guard: abs(guard.value or 0.0))
-        is_shared = count == len(runs)
-        which = f"in all {count} runs" if is_shared else f"{count} of {_count(len(runs), 'run')}"
-        yield f"{which}: {worst.message}{'' if count == 1 else ' (the worst)'}", is_shared
+def _warned(runs: Iterable[Run]) -> Iterator[Guard]:
+    return (guard for run in runs for guard in run.record.guards if guard.status == "warn")
 
 
-# a row for each cell
+def _warnings(runs: Sequence[Run]) -> dict[str, bool]:
+    """What guards of the ok runs warn of, a line each, and whether they do so in all runs."""
+    guards = sorted(_warned(runs), key=lambda guard: guard.name)
+    texts = {}
+    for _, same in groupby(guards, key=lambda guard: guard.name):
+        known = list(same)
+        worst, count = max(known, key=lambda guard: abs(guard.value or 0.0)), len(known)
+        which = f"in all {count} runs" if count == len(runs) else f"{count} of {_count(len(runs), 'run')}"
+        texts[f"{which}: {worst.message}{'' if count == 1 else ' (the worst)'}"] = count == len(runs)
+    return texts
 
 
-def _data(sections: Sequence[_Section]) -> Table:
-    """The cells of all sections as one table."""
+def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
+    """The cells of all sections as one table: where each belongs, its facts, how it ended, and its figures, published
+    ones among them."""
     facts = in_order({name for section in sections for known in section.frame.known.values() for name in known})
-    rows = [row for section in sections for row in _data_rows(section, facts)]
+    rows = []
+    for group, view, _, frame, _, _ in sections:
+        named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
+        figures = {
+            name: column.of(frame)
+            for name, column in {**catalogue.columns, **named}.items()
+            if name in named or not (column.is_costly or (column.is_profiled and not view.is_profiled))
+        }
+        for cell in frame.facts.index:
+            runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
+            first = next(iter(ok or runs), None)
+            rows.append({
+                "sweep": group.name,
+                "view": view.name,
+                "gpu": frame.facts.gpu[cell],
+                **{name: frame.known[cell].get(name) for name in facts},
+                "outcome": first.outcome if first else "ok",
+                "phase": value_at(first.record, "error.phase") if first else None,
+                "reason": first.damage or value_at(first.record, "error.message") if first else None,
+                "runs": len(runs),
+                "ok_runs": len(ok),
+                "spread": spread_text([len(ok)]) or None,
+                "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
+                "warnings": "; ".join(sorted({guard.name for guard in _warned(ok)})) or None,
+                "run_ids": " ".join(run.run_id for run in runs),
+                **{name: cells.get(cell) for name, cells in figures.items()},
+                "baseline": frame.base_name or None,
+            })  # fmt: skip
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [answer.Column(name, name=name) for name in names]
     return Table("cells", "Cells", columns, [[row.get(name) for name in names] for row in rows])
-
-
-def _data_rows(section: _Section, facts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cell as a flat row: where it belongs, its facts, how it ended, its figures, and published ones."""
-    view, frame, catalogue = section.view, section.shown, section.catalogue
-    named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
-    figures: dict[str, Mapping[int, Any]] = {
-        name: column.of(frame)
-        for name, column in {**catalogue.columns, **named}.items()
-        if name in named or not (column.is_costly or (column.is_profiled and not view.is_profiled))
-    }
-    for cell in frame.facts.index:
-        runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
-        first = next(iter(ok or runs), None)
-        warnings = {guard.name for run in ok for guard in run.record.guards if guard.status == "warn"}
-        yield {
-            "sweep": section.group.name,
-            "view": view.name,
-            "gpu": frame.facts.gpu[cell],
-            **{name: frame.known[cell].get(name) for name in facts},
-            "outcome": first.outcome if first else "ok",
-            "phase": value_at(first.record, "error.phase") if first else None,
-            "reason": first.damage or value_at(first.record, "error.message") if first else None,
-            "runs": len(runs),
-            "ok_runs": len(ok),
-            "passes": len(frame.runs_of(cell, is_shown=False)),
-            "window_steps": sum(run.record.window.steps or 0 for run in ok),
-            "spread": spread_text([len(ok)]) or None,
-            "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
-            "warnings": "; ".join(sorted(warnings)) or None,
-            "run_ids": " ".join(run.run_id for run in runs),
-            **{name: cells.get(cell) for name, cells in figures.items()},
-            "baseline": frame.base_name or None,
-        }
