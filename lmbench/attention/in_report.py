@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,6 @@ from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
-from lmbench.report.answer import Cell
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.facts import is_consequence
@@ -23,6 +23,20 @@ _RATIO = Unit("", 1.0, "{:.2f}".format)
 
 #: The allocator rounds what it asks the device for up to this (c10/cuda/CUDACachingAllocator.h, kRoundLarge).
 _ROUNDING_BYTES = 2 * 2**20
+
+
+@lru_cache(maxsize=4)
+def _growths(frame: Frame, span: Span) -> dict[int, float]:
+    times, lines = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean(), defaultdict[Any, list[Any]](list)
+    for cell, known in frame.known.items():
+        if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
+            others = {(n, v) for n, v in known.items() if n != "context" and not is_consequence(n)}
+            lines[frame.facts.gpu[cell], frozenset(others)].append((known["context"], cell))
+    return {
+        cell: math.log(times[cell] / times[before]) / math.log(longer / shorter)
+        for line in lines.values()
+        for (shorter, before), (longer, cell) in pairwise(sorted(line))
+    }
 
 
 def _columns(span: Span) -> tuple[Column, ...]:
@@ -43,19 +57,9 @@ def _columns(span: Span) -> tuple[Column, ...]:
         flops_per_s, peak = rate(run), run.flops.peak_flops_per_s
         return flops_per_s / peak if flops_per_s and peak else None
 
-    def growth(frame: Frame) -> dict[int, Cell]:
+    def growth(frame: Frame, cell: int) -> float | None:
         """The power of the context with which the pass's time grows, from the next shorter one: 2 is quadratic."""
-        times, lines = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean(), defaultdict[Any, list[Any]](list)
-        for cell, known in frame.known.items():
-            if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
-                others = {(n, v) for n, v in known.items() if n != "context" and not is_consequence(n)}
-                lines[frame.facts.gpu[cell], frozenset(others)].append((known["context"], cell))
-        return {
-            cell: Cell(math.log(times[cell] / times[before]) / math.log(longer / shorter))
-            for line in lines.values()
-            for (shorter, before), (longer, cell) in pairwise(sorted(line))
-            if not modes or frame.known[cell].get("mode") in modes
-        }
+        return _growths(frame, span).get(cell) if not modes or frame.known[cell].get("mode") in modes else None
 
     return (
         Column(f"{span}_flops_per_s", span, rate, _RATE, modes=modes),

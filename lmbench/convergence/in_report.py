@@ -4,7 +4,7 @@ answer: what to take and what not."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
 from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, picture
-from lmbench.report.columns import BASELINE, NAT, STEP, Column
+from lmbench.report.columns import BASELINE, NAT, STEP, Column, Read, values_of
 from lmbench.report.frame import Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartSpec
@@ -34,7 +34,6 @@ from lmbench.report.view import ChartSpec
 _MAX_POINTS = 300
 #: The axis of differences ends at so many times the band of the baseline's seeds: what runs away leaves it.
 _BANDS = 5
-_Cells = Mapping[int, Cell]
 
 
 def curves_of(frame: Frame, cell: int) -> dict[Any, Curve]:
@@ -56,54 +55,50 @@ def judgements(frame: Frame) -> dict[int, Judgement]:
 # columns
 
 
-def _follows(frame: Frame) -> _Cells:
+def _follows(frame: Frame, cell: int) -> Cell | None:
     """1 where a row follows, 0 where it does not, nan where nobody knows; and the same in words."""
-    cells = {}
-    for cell in frame.facts.index:
-        if frame.base.get(cell) == cell:
-            # Beside itself a baseline only shows whether it broke.
-            curves = curves_of(frame, cell)
-            broken, seeds = judge(curves, curves), f"{len(curves)} seed{'s' * (len(curves) != 1)}"
-            is_whole = broken.follows is not False
-            cells[cell] = Cell(float(is_whole), text=f"yardstick, {seeds}" if is_whole else broken.words)
-    for cell, judgement in judgements(frame).items():
-        value = math.nan if judgement.follows is None else float(judgement.follows)
-        cells[cell] = Cell(value, text=judgement.words)
-    return cells
+    if frame.base.get(cell) == cell:
+        # Beside itself a baseline only shows whether it broke.
+        curves = curves_of(frame, cell)
+        broken, seeds = judge(curves, curves), f"{len(curves)} seed{'s' * (len(curves) != 1)}"
+        is_whole = broken.follows is not False
+        return Cell(float(is_whole), text=f"yardstick, {seeds}" if is_whole else broken.words)
+    judgement = judgements(frame).get(cell)
+    if judgement is None:
+        return None
+    return Cell(math.nan if judgement.follows is None else float(judgement.follows), text=judgement.words)
 
 
-def _tail_loss(frame: Frame) -> _Cells:
-    curves = {cell: [c for run in frame.runs_of(cell, "ok") if (c := curve_of(run))] for cell in frame.ok_cells}
-    return {cell: Cell(float(np.mean([c.tail_loss for c in known]))) for cell, known in curves.items() if known}
+def _tail_loss(frame: Frame, cell: int) -> float | None:
+    losses = [curve.tail_loss for run in frame.runs_of(cell, "ok") if (curve := curve_of(run))]
+    return float(np.mean(losses)) if losses else None
 
 
-def _of_difference(name: str, figure: str, of: Callable[[float], float] = float) -> Callable[[Frame], _Cells]:
+def _of_difference(name: str, figure: str, of: Callable[[float], float] = float) -> Read:
     """The value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
-    def read(frame: Frame) -> _Cells:
-        figures = [
-            (c, getattr(d, figure)) for c, j in judgements(frame).items() for d in j.differences if d.name == name
-        ]
-        return {cell: Cell(of(value)) for cell, value in figures if value is not None}
+    def read(frame: Frame, cell: int) -> float | None:
+        judgement = judgements(frame).get(cell, Judgement(None, ""))
+        values = (getattr(each, figure) for each in judgement.differences if each.name == name)
+        return next((of(value) for value in values if value is not None), None)
 
     return read
 
 
-def _to_loss(per_step: str, text: Callable[[float], str]) -> Callable[[Frame], _Cells]:
+def _to_loss(per_step: str, text: Callable[[float], str]) -> Read:
     """Time or energy of every step up to the loss of the baseline's run of the same seed, mean over seeds; infinite
     where one never came there. Steps before the window, the first with its compiling among them, count as much as the
     window's."""
 
-    def read(frame: Frame) -> _Cells:
-        costs, cells = frame.numbers(per_step).groupby(level=0).mean(), {}
-        for cell, base in frame.base.items():
-            curves, others = curves_of(frame, cell), curves_of(frame, base)
-            pairs = [(curves[seed], others[seed]) for seed in curves if seed in others]
-            steps = [steps_to_loss(a.first(n), b.first(n)) for a, b in pairs for n in [min(len(a), len(b))]]
-            if steps and cell in costs.index:
-                value = float(np.mean(steps) * costs[cell])
-                cells[cell] = Cell(value, text="never" if math.isinf(value) else text(value))
-        return cells
+    def read(frame: Frame, cell: int) -> Cell | None:
+        (costs,) = values_of(frame.numbers(per_step), cell)
+        if cell not in frame.base or not costs:
+            return None
+        curves, others = curves_of(frame, cell), curves_of(frame, frame.base[cell])
+        pairs = [(curves[seed], others[seed]) for seed in curves if seed in others]
+        steps = [steps_to_loss(a.first(n), b.first(n)) for a, b in pairs for n in [min(len(a), len(b))]]
+        value = float(np.mean(steps) * np.mean(costs)) if steps else None
+        return value if value is None else Cell(value, text="never" if math.isinf(value) else text(value))
 
     return read
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 from lmbench.kernels.kinds import KINDS
@@ -19,7 +20,7 @@ from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
 from lmbench.report.catalogue import Feature
-from lmbench.report.columns import Column, per_cell
+from lmbench.report.columns import Column, Read, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.timeline import page_charts
@@ -89,16 +90,19 @@ def _top_operators(span: Span) -> Callable[[RunRecord], list[Any]]:
     return lambda run: [row for row in value_at(run, "kernels.operators") or () if row.phase == span][:_NAMED]
 
 
-def _busy(span: Span) -> Callable[[Frame], Mapping[int, Cell]]:
+def _busy(span: Span) -> Read:
     """How long the device was busy with a phase, from profiled runs beside a cell's timing runs: about what its span
     would be if the device never waited."""
 
-    def seconds(run: RunRecord) -> Any:
-        return value_at(run, f"kernels.phases.{span}.busy_s") or value_at(run, f"kernels.phases.{span}.kernel_s")
-
-    def of(frame: Frame) -> dict[int, Cell]:
-        means = frame.shows(is_profiled=True).numbers(seconds).groupby(level=0).mean()
-        return {cell: Cell(value) for cell, value in means.to_dict().items() if value}
+    def of(frame: Frame, cell: int) -> float | None:
+        phases = [
+            value_at(run.record, f"kernels.phases.{span}")
+            for run in frame.runs_of(cell, "ok", is_shown=None)
+            if run.record.is_profiled
+        ]
+        times = [phase.busy_s or phase.kernel_s for phase in phases if phase is not None]
+        known = [time_s for time_s in times if time_s]
+        return fmean(known) if known else None
 
     return of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -55,7 +55,7 @@ class Column:
 
     `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
     `expression` is a number of a run, which `over` combines over the ok runs of a cell; or, where `over` is None, a
-    function of the frame that gives a cell of an answer for each cell.
+    function of the frame and a cell that gives a number, a cell of an answer, or None.
 
     Args:
         within: the field that is the spread of a lone process, empty where it has none; None where no standard
@@ -99,8 +99,9 @@ class Column:
     def of(self, frame: Frame) -> dict[int, Any]:
         """The cells that have a value, with it; of one that did not end well only what is known without that."""
         if self.over is None:
-            cells = self.expression(frame)
-            return {cell: cells[cell] for cell in cells if self.is_planned or cell in frame.ok_cells}
+            cells = [cell for cell in frame.facts.index if self.is_planned or cell in frame.ok_cells]
+            values = {cell: self.expression(frame, cell) for cell in cells}
+            return {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
         by_cell = self.numbers(frame).groupby(level=0)
         if not len(by_cell):
             return {}
@@ -119,37 +120,28 @@ class Column:
         return answer.text_of(cell, self.unit)
 
 
-def per_cell(
-    read: Callable[[Run], Any], *, is_shown: bool | None = True, outcome: str | None = "ok"
-) -> Callable[[Frame], Mapping[int, Cell]]:
-    """For each cell what its first run tells that tells anything: a number, or a cell of an answer."""
+#: What a function of a cell tells: a number, a cell of an answer, or None.
+Read = Callable[[Frame, int], Any]
 
-    def of(frame: Frame) -> dict[int, Cell]:
-        values = {}
-        for cell in frame.facts.index:
-            known = (value for run in frame.runs_of(cell, outcome, is_shown) if (value := read(run)) is not None)
-            values[cell] = next(known, None)
-        return _cells(values)
+
+def per_cell(read: Callable[[Run], Any], *, is_shown: bool | None = True, outcome: str | None = "ok") -> Read:
+    """What the first run of a cell tells that tells anything: a number, or a cell of an answer."""
+
+    def of(frame: Frame, cell: int) -> Any:
+        known = map(read, frame.runs_of(cell, outcome, is_shown))
+        return next((value for value in known if value is not None), None)
 
     return of
-
-
-def _cells(values: Mapping[int, Any]) -> dict[int, Cell]:
-    """Values as cells of an answer, without those that are None."""
-    return {k: v if isinstance(v, Cell) else Cell(v) for k, v in values.items() if v is not None}
 
 
 def _waits(span: Span) -> Column:
     """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
 
-    def of(frame: Frame) -> dict[int, Cell]:
-        cells = {}
-        lags = frame.numbers(f"probe.verdicts.{span}.min_lag_s").groupby(level=0).mean().to_dict()
-        for cell in frame.ok_cells:
-            words = {value_at(run.record, f"probe.verdicts.{span}.verdict") for run in frame.runs_of(cell, "ok")}
-            if words := words - {None}:
-                cells[cell] = Cell(lags.get(cell), text=words.pop() if len(words) == 1 else "mixed")
-        return cells
+    def of(frame: Frame, cell: int) -> Cell | None:
+        words = {value_at(run.record, f"probe.verdicts.{span}.verdict") for run in frame.runs_of(cell, "ok")} - {None}
+        (lags,) = values_of(frame.numbers(f"probe.verdicts.{span}.min_lag_s"), cell)
+        lag = statistics.fmean(lags) if lags else None
+        return Cell(lag, text=words.pop() if len(words) == 1 else "mixed") if words else None
 
     return Column(f"{span}_lag_s", f"{span} is", of, Unit("", 1e3, units.milliseconds), None)
 
@@ -211,9 +203,9 @@ def values_of(numbers: pd.Series, *cells: int) -> list[list[float]]:
     return [values[places == cell].tolist() for cell in cells]
 
 
-def _against(read: Callable[[Frame, int, int], Any]) -> Callable[[Frame], dict[int, Cell]]:
-    """What is read of each cell beside its baseline."""
-    return lambda frame: _cells({cell: read(frame, cell, b) for cell, b in frame.base.items() if cell in frame.known})
+def _against(read: Callable[[Frame, int, int], Any]) -> Read:
+    """What is read of a cell beside its baseline."""
+    return lambda frame, cell: read(frame, cell, frame.base[cell]) if cell in frame.base else None
 
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:

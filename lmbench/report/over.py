@@ -4,8 +4,9 @@ where their level changes."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Literal
@@ -93,26 +94,29 @@ def _courses(frame: Frame) -> Iterator[Frame]:
             yield part.select(part.ordered(list(frame.course)))
 
 
-def _changes(expression: str) -> Callable[[Frame], Mapping[int, Cell]]:
+@lru_cache(maxsize=8)
+def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     """The changes of a number's level, each at the first cell of the new level: a fraction with its interval."""
+    cells = dict[int, Cell]()
+    for part in _courses(frame):
+        series = part.numbers(expression).groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
+        for change in level_changes(series.to_list()):
+            low, high = change.low - 1, change.high - 1
+            text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
+            cell = series.index[change.index]
+            cells[cell] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+    return cells
 
-    def of(frame: Frame) -> dict[int, Cell]:
-        cells = dict[int, Cell]()
-        for part in _courses(frame):
-            series = part.numbers(expression).groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
-            for change in level_changes(series.to_list()):
-                low, high = change.low - 1, change.high - 1
-                text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
-                cell = series.index[change.index]
-                cells[cell] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
-        return cells
 
-    return of
+def _change(frame: Frame, cell: int, expression: str) -> Cell | None:
+    return _changes(frame, expression).get(cell)
 
 
 _COLUMNS = tuple(
-    Column(f"{name}_change_fraction", f"{name} change", _changes(expression), PERCENT, None, is_costly=True)
-    for name, expression in (("step", "phases.step.mean_s"), ("peak", "memory.run_peak_allocated_bytes"))
+    Column(
+        f"{name}_change_fraction", f"{name} change", partial(_change, expression=field), PERCENT, None, is_costly=True
+    )
+    for name, field in (("step", "phases.step.mean_s"), ("peak", "memory.run_peak_allocated_bytes"))
 )
 
 

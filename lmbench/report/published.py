@@ -15,22 +15,22 @@ from lmbench.report.facts import EAGER, Value
 from lmbench.report.frame import Frame
 
 
-def _published(frame: Frame, label: str, column: str) -> dict[int, Cell]:
-    """A source's figures by the cells that they can be compared with.
+def _published(frame: Frame, cell: int, label: str, column: str) -> Cell | None:
+    """A source's figure that a cell can be compared with.
 
     What a write-up states must be equal, and the cell must be as the figure is: eager or compiled, with attention
     written out, nothing recomputed. What it does not state is a caveat; a figure of unknown size or context stands
     beside a cell only where all cells have one.
     """
     several = [name for name in ("size", "context") if frame.facts.get(name, pd.Series()).nunique() > 1]
-    cells = dict[int, Cell]()
+    found = None
     for figure in load_figures():
         is_asked = (figure.label, figure.column) == (label, column)
-        if is_asked and all(getattr(figure, name) is not None for name in several):
+        is_told = all(getattr(figure, name) is not None for name in several)
+        if is_asked and is_told and _fits(figure, frame.known[cell]):
             notes = (f"ref. {label}: {figure.caveats}",) if figure.caveats else ()
-            fitting = [cell for cell in frame.facts.index if _fits(figure, frame.known[cell])]
-            cells |= dict.fromkeys(fitting, Cell(figure.value, figure.std, text=figure.text, notes=notes))
-    return cells
+            found = Cell(figure.value, figure.std, text=figure.text, notes=notes)
+    return found
 
 
 def _fits(figure: Figure, facts: Mapping[str, Value]) -> bool:
