@@ -70,7 +70,6 @@ def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = Non
         "inferred_phases": timeline.inferred,
         "steps": steps,
         "kernel_s": findings.work.total_s(),
-        "matmul_fractions": findings.matmul_fractions,
         "completeness": count,
         "clocks": {
             "steps": clocks.steps,

@@ -52,9 +52,6 @@ class Clocks:
     Of `phases` alone: `host_s` is the host's time in the phase under the profiler. `launches` are calls of the host,
     from one to the next the median is `launch_interval_s`; `kernels` have the median duration `median_kernel_s`.
 
-    Of `devices` alone: `kernel_span_s` is from the start of its first kernel to the end of its last, which leaves out
-    what the host does in the first step before and in the last behind.
-
     `is_whole_trace`: the steps are not known to the moment, and the clocks run over all that was traced, what lies
     outside of phases included.
     """
@@ -138,10 +135,9 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
         median_kernel_s=in_phase.duration_ns.median() / 1e9,
         launch_interval_s=launched.interval_ns.median() / 1e9,
     )
-    spans = counted.groupby("device")
-    span_s = (spans.end_ns.max() - spans.start_ns.min()) / steps / 1e9
-    by_device = _means(clocked, "device", steps).assign(kernel_span_s=span_s).fillna(0)
-    return Clocks(by_phase, by_device, pd.concat(pauses, ignore_index=True), steps, skipped, is_whole)
+    return Clocks(
+        by_phase, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True), steps, skipped, is_whole
+    )
 
 
 def _means(pieces: pd.DataFrame, key: str, steps: int) -> pd.DataFrame:

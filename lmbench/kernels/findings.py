@@ -77,17 +77,6 @@ class Findings:
     def attention(self) -> dict[Phase, AttentionTimes]:
         return attention_times(self.work, self.trace.record.model)
 
-    @property
-    def matmul_fractions(self) -> dict[str, float]:
-        """Share of matrix products in kernel time: of inference or forward, of backward, and of the whole step."""
-        forward = "inference" if self.run is not None and self.run.mode == "inference" else "forward"
-        names = {"forward": forward, "backward": "backward", STEP: STEP}
-        return {
-            name: self.work.fraction("kind", MATMUL, phase)
-            for phase, name in names.items()
-            if phase in (STEP, *self.work.phases)
-        }
-
     @cached_property
     def guards(self) -> list[Guard]:
         """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,12 +35,9 @@ def recorder_of(folder, strict=False):
     return recorder
 
 
-def copied(name, folder, trace=None):
-    """A recorded run, with another trace in its folder if there is one."""
-    shutil.copytree(TRACES / name, folder / name)
-    if trace is not None:
-        (folder / name / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace.document()).encode()))
-    return folder / name
+def copied(name, folder):
+    """A recorded run."""
+    return Path(shutil.copytree(TRACES / name, folder / name))
 
 
 def guards(findings):
@@ -75,25 +71,18 @@ def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path):
     assert (folder / TIMELINE_FILE).exists()
 
 
-def unclassified(share, launches=1):
-    """A step in which a kernel of no known kind or part takes this share; `launches` of a further one lack kernels."""
+def lossy():
+    """Of two launches one has a kernel."""
     trace = HandWritten()
-    trace.step(1, 0, 1_000)
-    trace.phase("forward", 0, 1_000)
-    trace.module("blocks.0.ffn", 10, 100)
-    trace.op("aten::mm", 20, 30)
-    trace.launch(1, 25)
-    trace.kernel(1, "nvjet_sm90_tst_128x128", 200, 100 * (1 - share))
-    trace.launch(2, 400)
-    trace.kernel(2, "no_such_thing", 420, 100 * share)
-    for number in range(launches - 1):
-        trace.launch(3 + number, 500 + 10 * number)
+    trace.launch(1, 10)
+    trace.launched(20, "k", 30, 5)
     return trace
 
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
 def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict, code, tmp_path):
-    folder = copied("small_fp32_inference", tmp_path, unclassified(0.0, launches=5))
+    folder = copied("small_fp32_inference", tmp_path)
+    lossy().write(folder / "trace.json.gz")
     recorder = recorder_of(folder, strict)
     complete_record(recorder)
     run = load_run(folder).record
@@ -103,19 +92,18 @@ def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict, code, tmp_p
 
 def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
     folder = copied("small_fp32_inference", tmp_path)
-    (folder / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "na'))
+    (folder / "trace.json.gz").write_text('{"traceEvents": [{"ph": "X", "na')
     recorder = recorder_of(folder)
     complete_record(recorder)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "the run is complete" in line
+    assert "the run is complete" in capsys.readouterr().err
     run = load_run(folder).record
     assert (run.outcome, recorder.exit_code) == ("ok", ExitCode.OK)
     assert run.kernels.reason.startswith("the trace could not be examined: ")
 
 
 def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys):
-    words = ["fit", "--config", "smoke", "--trainer.logger", "false", "--trainer.profiler", "kernels"]
-    assert main([*words, "--measure.results_dir", str(tmp_path)]) == 0
+    words = ["--config=smoke", "--trainer.logger=false", "--trainer.profiler=kernels"]
+    assert main(["fit", *words, f"--measure.results_dir={tmp_path}"]) == 0
     (folder,) = find_runs([tmp_path])
     assert f"lmbench kernels {folder}" in capsys.readouterr().out
     kernels = load_run(folder).record.kernels
@@ -129,14 +117,13 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys)
 def test_kernels_without_launch_are_unlinked_unclassified_and_said():
     trace = twice(MANY_FAST)
     for event in trace.events:
-        if event["cat"] == "kernel" and event["args"]["correlation"] <= 8:
+        if event["cat"] == "kernel" and event["args"]["correlation"] <= 15:
             del event["args"]["correlation"]
     findings = trace.examined()
     assert findings.work.by("phase").set_index("phase").kernel_count["unlinked"] == 8 / 2
     assert findings.completeness["kernel_without_launch_count"] == 8
-    statuses = guards(findings)
-    assert {statuses[name] for name in ("kernels_without_launch", "launches_without_kernel")} == {"fail"}
-    assert statuses["outside"] == "pass"
+    expected = {"kernels_without_launch": "fail", "launches_without_kernel": "fail", "outside": "pass"}
+    assert guards(findings).items() >= expected.items()
 
 
 def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
@@ -155,12 +142,6 @@ def test_faults_of_a_run_or_trace_are_said(tmp_path):
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
     assert guards(examine(folder))["run_record"] == "warn"
-    shared = HandWritten()
-    for at in (10, 20):
-        shared.launch(1, at)
-    shared.kernel(1, "k", 30, 5)
-    findings = shared.examined()
-    assert guards(findings)["launches_without_kernel"] == "fail"
     # In proportion to what is reported: 1 of 14 ms is too much, 4 us are nothing.
     for early_us, status in ((1_000.0, "fail"), (4.0, "pass")):
         early = simulated([[Plan("forward", 2, 0.0, 7_000.0)]])
@@ -177,5 +158,6 @@ def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch
     trace.kernel(99, "ampere_sgemm_128x64_tn", 400, 30)
     findings = trace.examined()
     assert findings.work.seconds("kind") == {"gemm": pytest.approx(40e-6), "comm": pytest.approx(20e-6)}
-    assert findings.matmul_fractions == {"backward": pytest.approx(1.0), "step": pytest.approx(4 / 6)}
+    fractions = [findings.work.fraction("kind", "gemm", phase) for phase in ("backward", "step")]
+    assert fractions == pytest.approx([1.0, 4 / 6])
     assert summarize(findings).phases.step.top_other.share_fraction == pytest.approx(2 / 6)

@@ -19,7 +19,7 @@ def union_us(intervals):
 
 
 def plain_sums(path):
-    """By device, in s: `busy`, `span` from the first kernel to the last, `comm` and how much of it is `overlapped`."""
+    """By device, in s: `busy`, `comm` and how much of it is `overlapped`."""
     text = path.read_bytes()
     events = json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)["traceEvents"]
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
@@ -29,7 +29,6 @@ def plain_sums(path):
         comm = [one[:2] for one in own if re.search("nccl", one[2])]
         compute = [one[:2] for one in own if not re.search("nccl|^Mem(cpy|set) ", one[2])]
         overlapped = union_us(comm) + union_us(compute) - union_us(comm + compute)
-        span = max(one[1] for one in own) - min(one[0] for one in own)
-        sums = {"busy": union_us([one[:2] for one in own]), "span": span, "comm": union_us(comm)}
+        sums = {"busy": union_us([one[:2] for one in own]), "comm": union_us(comm)}
         found[device] = {name: value / 1e6 for name, value in {**sums, "overlapped": overlapped}.items()}
     return found
