@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from lmbench.instruments import environment, host
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
-from lmbench.instruments.environment import capture_environment, git_state
+from lmbench.instruments.environment import capture_environment, git_state, torch_flags
 from lmbench.records.codec import as_dict
 from lmbench.records.environment import Environment, Gpu, Revision
 from lmbench.records.measured import DeviceReading, DeviceState
@@ -29,14 +30,10 @@ CPU = torch.device("cpu")
 
 
 def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_secret(monkeypatch):
-    for name in list(os.environ):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", os.defpath)
-    for name in ("CUDA_SECRET_TOKEN", "TORCH_password", "NCCL_Credentials", "OMP_SECRET", "HF_TOKEN", "MY_CUDA_X"):
-        monkeypatch.setenv(name, "hunter2-planted")
+    secrets = ["CUDA_SECRET_TOKEN", "TORCH_password", "NCCL_Credentials", "OMP_SECRET", "HF_TOKEN", "MY_CUDA_X"]
     listed = ["CUDA_LAUNCH_BLOCKING", "MKL_NUM_THREADS", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"]
-    for name in listed:
-        monkeypatch.setenv(name, "1")
+    planted = {"PATH": os.defpath} | dict.fromkeys(secrets, "hunter2-planted") | dict.fromkeys(listed, "1")
+    monkeypatch.setattr(os, "environ", planted)
     captured = capture_environment(CPU)
     text = json.dumps(as_dict(captured), allow_nan=False)
     assert msgspec.convert(json.loads(text), Environment) == captured
@@ -48,68 +45,60 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
         assert getattr(captured.versions, package) == metadata.version(package)
 
 
+def flags_of_switches():
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(True)
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
+    switched = torch_flags()
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    return switched, torch_flags()
+
+
 def test_flags_follow_torchs_switches_and_those_that_it_refuses_to_read_are_null():
     # In a process of its own; the new TF32 setting makes the old ones unreadable.
-    code = (
-        "import torch, json\n"
-        "from lmbench.instruments.environment import torch_flags\n"
-        "from lmbench.records.codec import as_dict\n"
-        "torch.set_float32_matmul_precision('high')\n"
-        "torch.use_deterministic_algorithms(True)\n"
-        "torch.autograd.set_detect_anomaly(True, check_nan=False)\n"
-        "flags = [as_dict(torch_flags())]\n"
-        "torch.set_float32_matmul_precision('highest')\n"
-        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "print(json.dumps([*flags, as_dict(torch_flags())]))"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    switched, refused = json.loads(done.stdout)
-    assert switched["float32_matmul_precision"] == "high"
-    assert switched["deterministic_algorithms"] is switched["anomaly_mode"] is True
-    assert (refused["float32_matmul_precision"], refused["cudnn_benchmark"]) == (None, False)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        switched, refused = pool.apply(flags_of_switches)
+    assert switched.float32_matmul_precision == "high"
+    assert switched.deterministic_algorithms is switched.anomaly_mode is True
+    assert (refused.float32_matmul_precision, refused.cudnn_benchmark) == (None, False)
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
+    """A folder with one commit, and its hash."""
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
-
-    def git(*args):
-        identity = ["-c", "user.name=n", "-c", "user.email=e@x"]
-        command = ["git", "-C", str(tmp_path), *identity, *args]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    git("init", "-q")
     (tmp_path / "code.py").write_text("a = 1\n")
-    git("add", "code.py")
-    git("commit", "-q", "-m", "one")
-    return SimpleNamespace(path=tmp_path, commit=git("rev-parse", "HEAD"))
+    script = "git init -q; git add code.py; git -c user.name=n -c user.email=e@x commit -qm one; git rev-parse HEAD"
+    return tmp_path, subprocess.check_output(script, shell=True, cwd=tmp_path, text=True).strip()
 
 
 def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
-    (repository.path / "results").mkdir()
-    (repository.path / "results" / "run.json").write_text("{}")
-    assert git_state(repository.path) == Revision(repository.commit, False)
-    (repository.path / "code.py").write_text("a = 2\n")
-    assert git_state(repository.path) == Revision(repository.commit, True)
+    path, commit = repository
+    (path / "results.json").write_text("{}")
+    assert git_state(path) == Revision(commit, False)
+    (path / "code.py").write_text("a = 2\n")
+    assert git_state(path) == Revision(commit, True)
     # A package that is installed below a project is not of its commit.
-    site = repository.path / ".venv" / "site-packages" / "lmbench"
+    site = path / ".venv" / "site-packages" / "lmbench"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("")
     assert git_state(site, holds="__init__.py") == Revision(None, None)
-    assert git_state(repository.path, holds="code.py").commit == repository.commit
+    assert git_state(path, holds="code.py").commit == commit
 
 
-def test_no_repository_no_git_and_a_git_that_hangs_are_null(tmp_path, repository, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent.parent))
-    assert git_state(tmp_path.parent / "absent").commit is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state(repository.path) == Revision(None, None)
-    slow = tmp_path / "git"
+def test_no_repository_no_git_and_a_git_that_hangs_are_null(repository, monkeypatch):
+    path, _ = repository
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(path.parent.parent))
+    assert git_state(path.parent / "absent").commit is None
+    monkeypatch.setenv("PATH", str(path))
+    assert git_state(path) == Revision(None, None)
+    slow = path / "git"
     slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     slow.chmod(0o755)
     monkeypatch.setattr(environment, "_GIT_TIMEOUT_S", 0.2)
-    assert git_state(tmp_path) == Revision(None, None)
+    assert git_state(path) == Revision(None, None)
 
 
 def test_host_facts_agree_with_psutil_and_its_scores_are_plausible():
@@ -127,14 +116,13 @@ def test_host_facts_agree_with_psutil_and_its_scores_are_plausible():
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
     child = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
-    parent = (
-        "import subprocess, sys\n"
-        "ballast = bytearray(b'x') * 400_000_000\n"
-        "subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
-        "exec(sys.argv[1])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", parent, child], capture_output=True, text=True, check=True)
-    childs, parents = map(int, done.stdout.split())
+    parent = """if True:
+        import subprocess, sys
+        ballast = bytearray(b'x') * 400_000_000
+        subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)
+        exec(sys.argv[1])"""
+    printed = subprocess.check_output([sys.executable, "-c", parent, child], text=True)
+    childs, parents = map(int, printed.split())
     assert parents > 400_000_000
     assert childs < 100_000_000
 
@@ -191,36 +179,26 @@ def test_a_cpu_has_a_sensor_that_knows_nothing():
         ([], True, (None, None)),
         (None, True, (None, None)),
     ],
-    ids=["alone", "named", "before CUDA", "idle", "container", "hidden", "unsupported"],
 )
 def test_other_processes_are_named_counted_or_unknown(pids, has_context, others):
     assert other_processes(pids, has_context) == others
 
 
-class SmallCard:
-    """NVML's answers for a card that has no energy counter, no violation times and no MIG."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
-    nvmlDeviceGetName = staticmethod(lambda handle: "Small Card")
-    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda handle: 450_000)
-    nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (8, 9))
-    nvmlDeviceGetClockInfo = staticmethod(lambda handle, kind: {1: 2520, 2: 10501}[kind])
-    nvmlDeviceGetCurrentClocksThrottleReasons = staticmethod(lambda handle: 0x1 | 0x4 | 0x40)
-    nvmlSystemGetDriverVersion = staticmethod(lambda: "600.1")
-
-    def nvmlDeviceGetViolationStatus(self, handle, policy):
-        if policy == self.NVML_PERF_POLICY_POWER:
-            return SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
-        raise self.NVMLError
-
-
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     sensor = DeviceSensor(CPU)
-    sensor._nvml, sensor._handle = SmallCard(), "handle"
+    # A card that has no energy counter, no thermal violation times and no MIG.
+    power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
+    sensor._handle = "handle"
+    sensor._nvml = SimpleNamespace(
+        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
+        NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (8, 9),
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10501}[kind],
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
+        nvmlSystemGetDriverVersion=lambda: "600.1",
+        nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
+    )  # fmt: skip
     reading = sensor.read()
     assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0, compute_capability="8.9")
     assert sensor.driver() == "600.1"

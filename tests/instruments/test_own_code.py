@@ -36,24 +36,23 @@ def raised(*files, message="planted"):
         return error.with_traceback(error.__traceback__.tb_next)
 
 
-PATHS = {
-    # files, the last one raising: whose lines are shown
-    "a module": ([LIGHTNING, MINE, TORCH], [MINE]),
-    "deeper": ([LIGHTNING, MINE, TORCH, MINE, TORCH], [MINE, MINE]),
-    "an installed package": ([LIGHTNING, PACKAGE, TORCH], [PACKAGE]),
-    "one's own lines before a package's": ([LIGHTNING, MINE, PACKAGE], [MINE]),
-    "a notebook's cell": ([LIGHTNING, "/tmp/ipykernel_7/1.py"], ["/tmp/ipykernel_7/1.py"]),
-    "text": ([LIGHTNING, "<string>"], ["<string>"]),
-    "compiled code": ([LIGHTNING, LMBENCH, "/tmp/torchinductor_me/ab/cab.py"], []),
-    "a traced graph": ([LIGHTNING, LMBENCH, "<eval_with_key>.7"], []),
-    "python": ([LIGHTNING, json.__file__], []),
-    "lmbench": ([LIGHTNING, LMBENCH, TORCH], []),
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_only_the_users_lines_are_shown(path):
-    files, shown = PATHS[path]
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ([LIGHTNING, MINE, TORCH], [MINE]),
+        ([LIGHTNING, MINE, TORCH, MINE, TORCH], [MINE, MINE]),
+        ([LIGHTNING, PACKAGE, TORCH], [PACKAGE]),
+        ([LIGHTNING, MINE, PACKAGE], [MINE]),
+        # A notebook's cell, text, compiled code, a traced graph.
+        ([LIGHTNING, "/tmp/ipykernel_7/1.py"], ["/tmp/ipykernel_7/1.py"]),
+        ([LIGHTNING, "<string>"], ["<string>"]),
+        ([LIGHTNING, LMBENCH, "/tmp/torchinductor_me/ab/cab.py"], []),
+        ([LIGHTNING, LMBENCH, "<eval_with_key>.7"], []),
+        ([LIGHTNING, json.__file__], []),
+        ([LIGHTNING, LMBENCH, TORCH], []),
+    ],
+)
+def test_only_the_users_lines_are_shown(files, shown):
     error = raised(*files)
     assert [line.filename for line in own_lines(error)] == shown
     assert own_traceback(error) is not None or not shown
