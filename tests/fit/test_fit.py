@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import statistics
 
 import pytest
 import yaml
@@ -22,27 +22,23 @@ def run(tmp_path_factory):
         return bench(tmp_path_factory.mktemp("fit"))
 
 
-def test_a_run_leaves_a_complete_result(run):
-    assert run.outcome == "ok"
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json", "steps.jsonl"]
-    assert (len(run.steps), run.record.window.steps) == (9, 6)
-    assert run.record.model.parameter_count == 1_362_240
-    assert abs(run.record.window.identity_error_fraction) < 5e-3
-    json.loads((run.path / "run.json").read_text())
-    assert yaml.safe_load((run.path / "config.yaml").read_text())["model"]["size"] == "tiny"
-    assert not any("planted-secret-key" in path.read_text() for path in run.path.iterdir())
-
-
-def test_the_summary_follows_from_the_raw_steps(run):
-    window = [step for step in run.steps if step.stage == "window"]
-    mean = math.fsum(step.forward_s for step in window) / len(window)
-    assert run.record.phases.forward.mean_s == pytest.approx(mean)
+def test_a_run_leaves_a_complete_result_whose_summary_follows_from_the_raw_steps(run):
+    files = {path.name: path.read_text() for path in run.path.iterdir()}
+    assert files.keys() == {"config.yaml", "run.json", "steps.jsonl"}
+    assert "planted-secret-key" not in "".join(files.values())
+    assert json.loads(files["run.json"])["outcome"] == run.outcome == "ok"
+    assert yaml.safe_load(files["config.yaml"])["model"]["size"] == "tiny"
+    record, window = run.record, [step for step in run.steps if step.stage == "window"]
+    assert (len(run.steps), len(window), record.window.steps) == (9, 6, 6)
+    assert record.model.parameter_count == 1_362_240
+    assert abs(record.window.identity_error_fraction) < 5e-3
+    assert record.phases.forward.mean_s == pytest.approx(statistics.fmean(step.forward_s for step in window))
     tokens = sum(step.tokens for step in window)
-    assert run.record.throughput.tokens_per_s == pytest.approx(tokens / run.record.window.wall_s)
+    assert record.throughput.tokens_per_s == pytest.approx(tokens / record.window.wall_s)
 
 
 def test_the_same_seed_gives_the_same_losses_and_order_of_zeroing_changes_none(run, tmp_path):
-    native = bench(tmp_path, "--measure.zero_grad", "native")
+    native = bench(tmp_path, "--measure.zero_grad=native")
     assert [step.loss for step in run.steps] == [step.loss for step in native.steps]
     assert (run.record.zero_grad, native.record.zero_grad) == ("after_step", "native")
     assert native.steps[-1].zero_grad_s is not None
@@ -57,7 +53,7 @@ def test_the_same_seed_gives_the_same_losses_and_order_of_zeroing_changes_none(r
     ],
 )
 def test_a_mode_does_its_part_of_the_step_only(run, tmp_path, mode, phases, flops):
-    result = bench(tmp_path, "--measure.mode", mode, "--data.num_batches", "8")
+    result = bench(tmp_path, f"--measure.mode={mode} --data.num_batches=8")
     spans_s = {phase: result.steps[-1].span_s(phase) for phase in PHASES}
     assert phases <= {phase for phase, span_s in spans_s.items() if span_s is not None}
     assert ((spans_s["backward"] or 0) > 1e-4) == ("backward" in phases)
@@ -75,8 +71,8 @@ def test_validate_measures_inference(tmp_path):
 
 
 def test_accumulation_and_clipping_are_trainer_flags(tmp_path):
-    words = ["--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1.0"]
-    result = bench(tmp_path, *words, "--trainer.precision", "bf16-mixed")
+    words = "--trainer.accumulate_grad_batches=2 --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed"
+    result = bench(tmp_path, words)
     assert {step.micro_batches for step in result.steps} == {2}
     assert all(step.clip_s > 0 for step in result.steps)
     assert result.steps[0].tokens == 2 * 4 * 64
@@ -85,12 +81,12 @@ def test_accumulation_and_clipping_are_trainer_flags(tmp_path):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--model.learning_rate", "1e-30", "--model.weight_decay", "0"], "trained"),
-        (["--model.learning_rate", "1e30"], "finite_loss"),
+        ("--model.learning_rate=1e-30 --model.weight_decay=0", "trained"),
+        ("--model.learning_rate=1e30", "finite_loss"),
     ],
 )
 def test_a_guard_that_fails_makes_a_strict_run_exit_4(tmp_path, words, name):
-    record = bench(tmp_path, *words, "--measure.strict", "true", code=4).record
+    record = bench(tmp_path, words, "--measure.strict=true", code=4).record
     assert {guard.name: guard.status for guard in record.guards}[name] == "fail"
     assert record.exit_code == 4
 

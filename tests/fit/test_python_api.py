@@ -26,21 +26,21 @@ import lmbench
 from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
 
-QUICK = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0, "trainer": {"accelerator": "cpu"}}
 
-
-def measure(module, data=None, **given):
-    return lmbench.measure(module, data, **{**QUICK, **given})
+def measure(module=None, data=None, /, trainer=None, **given):
+    module = OwnLoaders() if module is None else module
+    quick = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0}
+    return lmbench.measure(module, data, trainer={"accelerator": "cpu", **(trainer or {})}, **{**quick, **given})
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """A run that was kept, probes included, and the folder of results it is in."""
     results = tmp_path_factory.mktemp("api") / "results"
-    return measure(OwnLoaders(), probe_steps=1, results_dir=results), results
+    return measure(probe_steps=1, results_dir=results), results
 
 
-def test_a_run_is_what_the_command_would_have_left(kept, capsys):
+def test_a_run_is_what_the_command_would_have_left_and_a_row_or_steps_of_a_frame(kept, capsys):
     run, results = kept
     (loaded,) = lmbench.load(results)
     assert (loaded.path, loaded.record, loaded.steps) == (run.path, run.record, run.steps)
@@ -49,12 +49,15 @@ def test_a_run_is_what_the_command_would_have_left(kept, capsys):
     assert main(["show", str(run.path)]) == 0
     assert str(run) == capsys.readouterr().out.strip("\n")
     assert repr(run).startswith(f"<lmbench.Run {run.run_id}: ok, ")
+    row = lmbench.to_frame([loaded]).loc[0]
+    assert (row["run_id"], row["phases.step.mean_s"]) == (run.run_id, run.record.phases.step.mean_s)
+    assert list(lmbench.to_frame(run, steps=True)["step_s"]) == [step.step_s for step in run.steps]
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    run = measure(OwnLoaders())
+    run = measure()
     assert run.outcome == "ok"
     assert "result " not in str(run)
     assert list(tmp_path.iterdir()) == []
@@ -66,15 +69,6 @@ def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):
     html = named._repr_html_()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;, 577 parameters" in html
     assert not re.findall(r"<(?!/?(?:div|table|caption|strong|thead|tbody|tr|th|td)\b)", html)
-
-
-def test_runs_become_a_frame_of_runs_or_of_steps(kept):
-    run, results = kept
-    frame = lmbench.to_frame(lmbench.load(results))
-    assert frame.loc[0, "phases.step.mean_s"] == run.record.phases.step.mean_s
-    assert frame.loc[0, "run_id"] == run.run_id
-    steps = lmbench.to_frame(run, steps=True)
-    assert list(steps["step_s"]) == [step.step_s for step in run.steps]
 
 
 def test_data_is_a_data_module_a_loader_or_a_batch():
@@ -106,7 +100,7 @@ def test_lmbenchs_own_modules_get_their_data_and_zero_gradients_after_the_step()
     ],
 )
 def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, is_there):
-    run = measure(OwnLoaders(), instrument=instrument, gradient_norm=True, probe_steps=1)
+    run = measure(instrument=instrument, gradient_norm=True, probe_steps=1)
     assert is_there(run.record)
     assert run.steps[-1].gradient_norm > 0
 
@@ -127,7 +121,7 @@ def surroundings():
 
 @pytest.mark.parametrize("module", [OwnLoaders, Failing])
 def test_the_process_is_left_as_it_was(module):
-    flags = {"deterministic": True, "benchmark": True, "detect_anomaly": True, "accelerator": "cpu"}
+    flags = {"deterministic": True, "benchmark": True, "detect_anomaly": True}
     built, before = module(), surroundings()
     with suppress(ArithmeticError):
         measure(built, matmul_precision="high", seed=7, trainer=flags)
@@ -153,27 +147,26 @@ def test_the_module_is_left_as_it_was_but_for_its_weights(options):
 def test_a_copy_leaves_the_weights_alone():
     module = OwnLoaders()
     before = module.net[0].weight.clone()
-    measure(module, copy=True)
-    assert torch.equal(module.net[0].weight, before)
-    measure(module)
-    assert not torch.equal(module.net[0].weight, before)
+    for copy in (True, False):
+        measure(module, copy=copy)
+        assert torch.equal(module.net[0].weight, before) == copy
 
 
 def test_it_works_in_a_thread_and_beside_a_running_event_loop():
     async def cell():
-        return await asyncio.to_thread(measure, OwnLoaders()), measure(OwnLoaders())
+        return await asyncio.to_thread(measure), measure()
 
     assert [run.outcome for run in asyncio.run(cell())] == ["ok", "ok"]
 
 
 def test_a_measurement_within_another_is_refused():
     class Nested(Callback):
-        def on_train_start(self, trainer, pl_module):
-            measure(OwnLoaders())
+        def on_train_start(self, *_):
+            measure()
 
     with pytest.raises(lmbench.UsageError, match="another measurement runs in this process"):
-        measure(OwnLoaders(), trainer={"accelerator": "cpu", "callbacks": [Nested()]})
-    assert measure(OwnLoaders()).outcome == "ok"
+        measure(trainer={"callbacks": [Nested()]})
+    assert measure().outcome == "ok"
 
 
 def test_a_lack_of_memory_is_a_run(tmp_path):
@@ -192,30 +185,26 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
     assert [batch() for batch in batches] == [None] * 3
 
 
-MISTAKES = {
-    "a plain module": (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
-    "a class": (lambda: measure(OwnLoaders), "OwnLoaders is no lightning.pytorch.LightningModule .or no instance"),
-    "no data": (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
-    "data's class": (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
-    "a dataset": (
-        lambda: measure(Regression(), TensorDataset(torch.ones(2))),
-        "data is TensorDataset; give a DataLoader",
-    ),
-    "empty data": (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
-    "too short": (lambda: measure(OwnLoaders(), trainer={"max_steps": 1}), "training ended at step 1, the window"),
-    "no GPU": (lambda: measure(OwnLoaders(), instrument="memory"), "the history is of a GPU's allocator"),
-    "no instrument": (lambda: measure(OwnLoaders(), instrument="kernel"), "did you mean kernels"),
-    "a flag": (lambda: measure(OwnLoaders(), trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
-    "a flag twice": (lambda: measure(OwnLoaders(), trainer={"precision": 16}), "is an argument of measure"),
-    "a limit": (lambda: measure(OwnLoaders(), trainer={"min_steps": 9}), "trainer.min_steps is 9"),
-    "a mode": (lambda: measure(OwnLoaders(), mode="backward"), "mode is 'backward'; allowed: inference, forward"),
-    "compiling": (lambda: measure(OwnLoaders(), compile={"mod": "default"}), "did you mean --compile.mode?"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_an_exception_of_one_line(mistake):
-    call, told = MISTAKES[mistake]
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
+        (lambda: measure(OwnLoaders), "OwnLoaders is no lightning.pytorch.LightningModule .or no instance"),
+        (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
+        (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
+        (lambda: measure(Regression(), TensorDataset(torch.ones(2))), "data is TensorDataset; give a DataLoader"),
+        (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
+        (lambda: measure(trainer={"max_steps": 1}), "training ended at step 1, the window"),
+        (lambda: measure(instrument="memory"), "the history is of a GPU's allocator"),
+        (lambda: measure(instrument="kernel"), "did you mean kernels"),
+        (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
+        (lambda: measure(trainer={"precision": 16}), "is an argument of measure"),
+        (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),
+        (lambda: measure(mode="backward"), "mode is 'backward'; allowed: inference, forward"),
+        (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),
+    ],
+)
+def test_a_mistake_is_an_exception_of_one_line(call, told):
     with pytest.raises(lmbench.UsageError, match=told) as raised:
         call()
     assert "\n" not in str(raised.value)
@@ -223,13 +212,13 @@ def test_a_mistake_is_an_exception_of_one_line(mistake):
 
 def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
     class Impatient(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            os.kill(os.getpid(), signal.SIGINT)
+        def on_train_batch_end(self, *_):
+            signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        measure(OwnLoaders(), trainer={"accelerator": "cpu", "callbacks": Impatient()}, results_dir=tmp_path)
+        measure(trainer={"callbacks": Impatient()}, results_dir=tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
     (run,) = lmbench.load(tmp_path)
     assert run.outcome == "interrupted"
-    assert measure(OwnLoaders()).outcome == "ok"
+    assert measure().outcome == "ok"
