@@ -98,28 +98,23 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
     path, file = request.find()
     plan = make_plan(path.name, file)
     progress, began_s = Progress(plan), time.monotonic()
-    jobs = list(plan.jobs())
-    missing = [job.repeat for job in jobs if not is_run_folder(path / RUNS_FOLDER / job.name)]
+    missing = [job.repeat for job in plan.jobs() if not is_run_folder(path / RUNS_FOLDER / job.name)]
     kept_rounds = min(missing, default=file.repeats)
-    window_s = _FIRST_WINDOW_S
-    window_options = window_words(window_s)
-    if any(name in options for name in _WINDOW for options in (file.base, *file.sides.values())):
-        window_options = []
+    window_s, options = _FIRST_WINDOW_S, {*file.base}.union(*file.sides.values())
+    window_options = [] if options & {*_WINDOW} else window_words(window_s)
 
     def look() -> Comparison:
-        a, b = (f"{path}@{SIDE}={side}" for side in file.sides)
-        return compare(a, b, tolerance, about)
+        return compare(*(f"{path}@{SIDE}={side}" for side in file.sides), tolerance, about)
 
     def is_enough(rounds: int) -> bool:
         """Whether the verdict of what has been measured stands after so many rounds, or the budget ends. Else windows
         become longer where the noise needs it and the budget has the time."""
         nonlocal window_s
-        if any(job.repeat >= rounds and is_run_folder(path / RUNS_FOLDER / job.name) for job in jobs):
+        if rounds < kept_rounds:
             return False
-        comparison = look()
-        cell = next(iter(comparison.cells), None)
-        elapsed_s = time.monotonic() - began_s
-        reason = cell.reasons[0] if cell is not None else "no run counts"
+        comparison, elapsed_s = look(), time.monotonic() - began_s
+        cell = comparison.cells[0] if comparison.cells else None
+        reason = cell.reasons[0] if cell else "no run counts"
         progress.said(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
         if cell is None or comparison.verdict == INVALID:
             return True
@@ -127,18 +122,16 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
             # A run that ended well is left out for a guard, which may have been an accident.
             left_out = (*cell.left_out_a, *cell.left_out_b)
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
-        latest = [process for process in cell.slow if process.round == rounds]
-        for process in latest:
-            progress.said(f"slow: {process}")
+        latest = [f"slow: {process}" for process in cell.slow if process.round == rounds]
+        for line in latest:
+            progress.said(line)
         round_s = elapsed_s / max(1, rounds - kept_rounds)
-        is_late = elapsed_s + round_s > budget_s
-        is_decided = comparison.verdict != UNDECIDED and not latest
+        is_late, is_decided = elapsed_s + round_s > budget_s, comparison.verdict != UNDECIDED and not latest
         if is_late and not is_decided:
             progress.said(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
-        spread = statistics.pstdev(cell.metrics[0].ratio.differences)
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
         # One round has no spread.
-        if window_options and has_time and rounds > 1 and spread > tolerance:
+        if window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:
             window_s *= 2
             window_options[:] = window_words(window_s)
         return is_late or is_decided
