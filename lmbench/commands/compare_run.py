@@ -104,7 +104,7 @@ def measure(request: Request, tolerance: float, about: Sequence[str], budget: st
     window_options = [] if options & {*_WINDOW} else window_words(window_s)
 
     def look() -> Comparison:
-        return compare(*(f"{path}@{SIDE}={side}" for side in file.sides), tolerance, about)
+        return compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", tolerance, about)
 
     def is_enough(rounds: int) -> bool:
         """Whether the verdict of what has been measured stands after so many rounds, or the budget ends. Else windows
