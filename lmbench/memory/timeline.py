@@ -131,35 +131,32 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
     columns, names = range(len(history.time_us)), list(history.sizes_bytes)
     sizes = np.array([*history.sizes_bytes.values()], np.int64).reshape(len(names), len(columns))
     edges = np.vstack([np.zeros(len(columns), np.int64), sizes.cumsum(axis=0)])
-    reserved, held = np.array(history.reserved_bytes), edges[-1].copy()
-    top = max(reserved.max(), held.max()) / 2**30
+    held, reserved = edges[-1].copy(), history.reserved_bytes
+    top = max(*reserved, held.max()) / 2**30
     moments = pd.DataFrame({
         "name": "", "start": columns, "end": range(1, len(columns) + 1), "low": 0, "high": top, "opacity": 0,
         "time": [f"{time_us / 1e3:.2f} ms" for time_us in history.time_us],
-        "held": [f"{gib(size)} of {gib(limit)} reserved" for size, limit in zip(held, reserved, strict=True)],
+        "held": [f"{gib(size)} of {gib(most)} reserved" for size, most in zip(held, reserved, strict=True)],
         "parts": [
             "\n".join(f"{name} {gib(size)}" for name, size in zip(names, column, strict=True) if size)
             for column in sizes.T
         ],
     })  # fmt: skip
-    areas = [
-        {**step, "name": name}
-        for name, low, high in zip(names, edges, edges[1:], strict=False)
-        for step in _steps(0, low, high)
-        if step["high"] > step["low"]
-    ]
+    layered = zip(names, edges, edges[1:], strict=False)
+    areas = [step for name, low, high in layered for step in _steps(0, low, high, name)]
     blocks = []
     for block in history.blocks:
         floor = edges[names.index(block.category), block.first : block.last + 1]
-        words = {**asdict(block), "name": block.category, "size": gib(block.size_bytes)}
-        blocks += [{**words, **step} for step in _steps(block.first, floor, floor + block.size_bytes)]
+        words = {**asdict(block), "size": gib(block.size_bytes)}
+        steps = _steps(block.first, floor, floor + block.size_bytes, block.category)
+        blocks += [{**words, **step} for step in steps]
         # The next block of the category lies on this one.
         floor += block.size_bytes
     bands = pd.DataFrame(history.bands, columns=["name", "start", "end"]).assign(low=1.03 * top, high=1.1 * top)
-    limits = [size / 2**30 for size in (*history.reserved_bytes, history.reserved_bytes[-1])]
+    limits = enumerate([*reserved, reserved[-1]])
     look = {"type": "line", "interpolate": "step-after", "strokeDash": [5, 3], "color": "var(--text)", "clip": True}
     lines = [
-        {"data": {"values": [{"start": start, "low": low} for start, low in enumerate(limits)]}, "mark": look},
+        {"data": {"values": [{"start": start, "low": size / 2**30} for start, size in limits]}, "mark": look},
         {
             "data": {"values": [{"start": history.peak + 0.5}]}, "mark": {"type": "rule", "clip": True},
             "encoding": {"y": None},
@@ -187,10 +184,11 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
     )  # fmt: skip
 
 
-def _steps(first: int, low: Integers, high: Integers) -> list[dict[str, Any]]:
-    """Columns from `first` on in which both edges stay: from a column up to another, with the edges in GiB."""
+def _steps(first: int, low: Integers, high: Integers, name: str) -> list[dict[str, Any]]:
+    """Columns from `first` on in which both edges stay, as spans from a column up to another, with edges in GiB."""
     cuts = np.flatnonzero(np.diff([low, high], prepend=-1).any(axis=0)).tolist()
     return [
-        {"start": first + start, "end": first + end, "low": low[start] / 2**30, "high": high[start] / 2**30}
-        for start, end in pairwise([*cuts, len(low)])
+        {"name": name, "start": first + a, "end": first + b, "low": low[a] / 2**30, "high": high[a] / 2**30}
+        for a, b in pairwise([*cuts, len(low)])
+        if high[a] > low[a]
     ]

@@ -234,7 +234,6 @@ def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
         return reserve(value)
 
     border = largest_that_fits(tried, ROOM, start, unit, 2**20)
-    assert border.value is not None
     assert border.value % unit == 0
     assert ROOM.fits(reserve(border.value))
     assert not ROOM.fits(reserve(border.value + unit))
@@ -265,7 +264,6 @@ def test_a_run_keeps_its_prediction(tmp_path):
     words = ["fit", "--config=smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s=0"]
     assert main([*words, "--memory.predict=true", "--wandb.mode=disabled", "--quiet"]) == 0
     prediction = load_run(find_runs([tmp_path])[0]).record.memory_prediction
-    assert prediction is not None
     assert prediction.reason is None
     assert prediction.peak_allocated_bytes
     # On a CPU there is nothing that it could be held against.
@@ -304,7 +302,6 @@ def test_attention_by_itself_is_predicted_by_its_shape():
     # q, k, v and the gradient of the output; the product and its scaled copy, then softmax's result beside one of them.
     assert forward.parameters == backward.parameters == 4 * inputs
     assert (forward.temporaries, backward.activations) == (2 * scores, scores + inputs)
-    assert forecast.largest_batch_size is not None
     assert (forecast.largest_batch_size.value or 0) > 8
     assert forecast.largest_context_length is not None
     with pytest.raises(UsageError, match="a prediction compiles nothing; predict sdpa"):

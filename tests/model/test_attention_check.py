@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -128,11 +129,9 @@ def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_to
 
 
 def checked(function, dtype=torch.float32, **changes):
-    setting = {"size": Size(2, 2, 40, 16), "is_causal": True, "dtype": dtype, "device": torch.device("cpu"), **changes}
+    use = Use(Size(2, 2, 40, 16), True, dtype, torch.device("cpu"))
     name = f"OF.{function}" if hasattr(OF, function) else function
-    result = check_attention(attention_kind(f"test_attention_check:{name}"), Use(**setting))
-    assert result is not None
-    return result
+    return check_attention(attention_kind(f"test_attention_check:{name}"), replace(use, **changes))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -216,28 +215,24 @@ LAYER = ("--model=lmbench.AttentionLayer", "--model.head_dim=8", *SHORT)
 MODEL = ("--model.size=tiny", "--model.vocab_size=50", *SHORT)
 
 
-def attention(function, *words):
-    return ["--model.attention", f"test_attention_check:{function}", *words]
+def attention(function):
+    return f"--model.attention=test_attention_check:{function}"
 
 
-@pytest.mark.parametrize(
-    ("subject", "compiled"),
-    [(LAYER, ["--trainer.compile.backend=aot_eager"]), (MODEL, [])],
-    ids=["compiled layer", "model"],
-)
-def test_a_librarys_operator_is_checked_and_measured(subject, compiled, tmp_path, capsys):
-    record = bench(tmp_path, *subject, *attention("operator", *compiled)).record
+@pytest.mark.parametrize("subject", [(*LAYER, "--trainer.compile.backend=aot_eager"), MODEL], ids=["layer", "model"])
+def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
+    record = bench(tmp_path, *subject, attention("operator")).record
     assert record.model.attention == "test_attention_check:operator"
     assert record.model.attention_check.cases == 13
     assert record.flops.per_token_flops
     assert "13 shapes" in " ".join(capsys.readouterr().out.split())
-    if subject is LAYER:
+    if subject is not MODEL:
         # q, k and v alone
         assert (record.memory.saved_bytes, record.memory.expected_saved_bytes) == (0, None)
 
 
 def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(tmp_path, capsys):
-    assert run(["fit", *MODEL, *attention("OF.scaled"), "--measure.results_dir", str(tmp_path)]) == 2
+    assert run(["fit", *MODEL, attention("OF.scaled"), f"--measure.results_dir={tmp_path}"]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("lmbench: incorrect: test_attention_check:OF.scaled is off by ")
     assert printed.err.count("\n") == 1
@@ -247,7 +242,7 @@ def test_a_wrong_function_has_an_exit_code_and_one_line_and_no_speed(tmp_path, c
 
 def test_a_function_that_was_right_only_before_the_run_has_no_speed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["test_attention_check"], "CALLS", [])
-    record = bench(tmp_path, *MODEL, *attention("right_at_first"), code=2).record
+    record = bench(tmp_path, *MODEL, attention("right_at_first"), code=2).record
     printed = capsys.readouterr().out
     assert "outcome " in printed
     assert not [label for label in ("mean step", "throughput", "MFU", "forward ") if f"\n{label}" in printed]

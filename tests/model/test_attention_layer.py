@@ -46,16 +46,15 @@ def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
     assert (record.mode, record.zero_grad) == ("forward_backward", "after_step")
     assert (record.model.num_heads, record.model.head_dim, record.model.is_causal) == (3, 8, True)
     assert (record.data.batch_size, record.data.context_length) == (2, 50)
-    assert record.phases.forward is not None
-    assert record.phases.backward is not None
+    assert None not in (record.phases.forward, record.phases.backward)
     # Two products of 2 * 50 * 50 * 8 for each of 2 * 3 heads and 3 passes' worth, over 100 positions.
     assert record.flops.per_token_flops == 2 * 2 * 50 * 50 * 8 * 6 * 3 // 100
     assert record.flops.causal_per_token_flops == record.flops.per_token_flops // 2
     assert record.memory.saved_bytes == record.memory.expected_saved_bytes == 2 * 3 * 50 * 50 * 4
     assert record.loss.first is None
     guards = {guard.name: guard.status for guard in record.guards}
-    assert guards["gradients"] == "pass"
-    assert {guards[name] for name in ("finite_loss", "first_loss", "trained")} == {"n/a"}
+    expected = {"gradients": "pass", "finite_loss": "n/a", "first_loss": "n/a", "trained": "n/a"}
+    assert expected.items() <= guards.items()
     assert math.isfinite(record.throughput.tokens_per_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -24,11 +25,10 @@ def test_naive_attention_is_the_formula():
     """An output is the mean of the values up to its position, weighted by exp(q k / sqrt(d)): plain loops."""
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     result = NaiveCore(head_dim=4)(q, k, v, causal_mask(6))
-    for head in range(2):
-        for i in range(6):
-            weights = [math.exp(float(q[0, head, i] @ k[0, head, j]) / 2) for j in range(i + 1)]
-            mixed = sum(weight * v[0, head, j] for j, weight in enumerate(weights)) / sum(weights)
-            torch.testing.assert_close(result[0, head, i], mixed)
+    for head, i in product(range(2), range(6)):
+        weights = [math.exp(q[0, head, i] @ k[0, head, j] / 2) for j in range(i + 1)]
+        mixed = sum(weight * v[0, head, j] for j, weight in enumerate(weights)) / sum(weights)
+        torch.testing.assert_close(result[0, head, i], mixed)
 
 
 def check(attention, device, dtype):
