@@ -40,14 +40,6 @@ class Gpu(Struct, frozen=True):
         teraflops = {"bf16": self.half, "fp16": self.half, "tf32": self.tf32, "fp32": self.fp32}[dtype]
         return None if teraflops is None else teraflops * 1e12
 
-    @property
-    def memory_bytes_per_s(self) -> float:
-        return self.memory * 1e9
-
-    @property
-    def memory_size_bytes(self) -> int:
-        return self.size * 2**30
-
 
 class Peak(NamedTuple):
     """The rate that a run's matmuls are held against, in FLOP/s, the data type it is for, and its source."""

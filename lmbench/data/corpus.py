@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,6 @@ _ENCODED_PIECES = 64
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 TokenIds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-TokenType = np.dtype[np.uint16] | np.dtype[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     """
     if vocab_size < MINIMUM_VOCAB_SIZE:
         raise UsageError(f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}")
-    dtype: TokenType = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    dtype: Any = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     try:
         parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -149,7 +148,7 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     return tokens
 
 
-def _open(path: Path, dtype: TokenType) -> TokenIds | None:
+def _open(path: Path, dtype: Any) -> TokenIds | None:
     """The memory map of a cache file, None where it is damaged."""
     try:
         tokens = np.memmap(path, dtype, mode="r")
@@ -158,7 +157,7 @@ def _open(path: Path, dtype: TokenType) -> TokenIds | None:
     return tokens if f"{zlib.crc32(tokens.data):08x}" == path.stem.rpartition("-")[2] else None
 
 
-def _build(corpus: Corpus, vocab_size: int, folder: Path, key: str, dtype: TokenType) -> Path:
+def _build(corpus: Corpus, vocab_size: int, folder: Path, key: str, dtype: Any) -> Path:
     """Write the ids of each piece of text, with the end-of-text id after each file."""
     tokenizer, pieces, checksum = train_tokenizer(corpus, vocab_size), corpus.pieces(), 0
     folder.mkdir(parents=True, exist_ok=True)

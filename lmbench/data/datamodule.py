@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +35,7 @@ class TokenBatch(NamedTuple):
     targets: Tensor
 
 
+@dataclass(eq=False)
 class DrawnBatches(IterableDataset[TokenBatch]):
     """Batches drawn as they are asked for, other ones in every loader process.
 
@@ -41,26 +43,28 @@ class DrawnBatches(IterableDataset[TokenBatch]):
     are drawn uniformly. `seed` has parts for run, rank and split.
     """
 
-    def __init__(self, source: TokenIds | int, batch_size: int, context_length: int, seed: tuple[int, ...]) -> None:
-        self._source, self._batch_size, self._context_length, self._seed = source, batch_size, context_length, seed
+    source: TokenIds | int
+    batch_size: int
+    context_length: int
+    seed: tuple[int, ...]
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        rng, source, length = np.random.default_rng((*self._seed, _worker())), self._source, self._context_length + 1
+        rng, source, length = np.random.default_rng((*self.seed, _worker())), self.source, self.context_length + 1
         while True:
             if isinstance(source, int):
-                windows = rng.integers(source, size=(self._batch_size, length), dtype=np.int64)
+                windows = rng.integers(source, size=(self.batch_size, length), dtype=np.int64)
             else:
-                starts = rng.integers(source.size - self._context_length, size=self._batch_size)
+                starts = rng.integers(source.size - self.context_length, size=self.batch_size)
                 windows = np.stack([source[start : start + length] for start in starts]).astype(np.int64)
             ids = torch.from_numpy(windows)
             yield TokenBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
+@dataclass(eq=False)
 class PrebuiltBatches(IterableDataset[TokenBatch]):
     """Batches that exist, in turn; loader processes start at different ones."""
 
-    def __init__(self, batches: Sequence[TokenBatch]) -> None:
-        self.batches = batches
+    batches: Sequence[TokenBatch]
 
     def __iter__(self) -> Iterator[TokenBatch]:
         return itertools.islice(itertools.cycle(self.batches), _worker() % len(self.batches), None)
@@ -122,10 +126,9 @@ class TokenData(LightningDataModule):
         caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         self.cache_dir = Path(cache_dir or f"{caches}/lmbench").expanduser()
         self._text: tuple[Corpus, TokenIds] | None = None
-        if source not in SOURCES:
-            raise unknown("source", source, SOURCES)
-        if placement not in PLACEMENTS:
-            raise unknown("placement", placement, PLACEMENTS)
+        for name, value, allowed in (("source", source, SOURCES), ("placement", placement, PLACEMENTS)):
+            if value not in allowed:
+                raise unknown(name, value, allowed)
         check_at_least(1, batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
         check_at_least(0, num_workers=num_workers, seed=seed)
         check_at_least(MINIMUM_BATCHES, num_batches=num_batches)

@@ -129,7 +129,7 @@ def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
     gpu = find_gpu(gpu_name or "")
     if gpu is None or not name:
         return None
-    return gpu.memory_bytes_per_s if name == "copy" else gpu.flops_per_s(name)
+    return gpu.memory * 1e9 if name == "copy" else gpu.flops_per_s(name)
 
 
 def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = None) -> Answer:

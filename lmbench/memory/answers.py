@@ -249,8 +249,8 @@ def shortage_answer(shortage: Shortage) -> Answer:
     caption = f"on {gpu.name} with {gib(gpu.total_bytes)}; GiB" if gpu is not None else "GiB"
     reasons = dict.fromkeys(change.reason for change in changes if change.reason)
     figures = {
-        "error": shortage.run.error, "refused": refused, "unused_bytes": shortage.unused_bytes, "gpu": gpu,
-        "as_it_is": shortage.as_it_is, "remedies": shortage.remedies, "advice": advice(shortage),
+        "refused": refused, "gpu": gpu, "as_it_is": shortage.as_it_is, "remedies": shortage.remedies,
+        "advice": advice(shortage),
     }  # fmt: skip
     return Answer(
         headline=lines,
@@ -306,8 +306,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
         tables=tables,
         notes=[
             Line("peak", f"{peak}; {gib(forecast.reserved_bytes)} reserved"), Line("verdict", fits),
-            *(Line("note", note) for note in forecast.notes),
             Line("predicted", f"from {forecast.method}, in {forecast.took_s:.0f} s, without a GPU"),
         ],
-        figures={name: getattr(forecast, name) for name in forecast.__struct_fields__ if name != "notes"},
+        figures=asdict(forecast),
     )  # fmt: skip

@@ -74,7 +74,6 @@ class Forecast(Struct):
     largest_batch_size: Largest | None = None
     largest_context_length: Largest | None = None
     took_s: float = 0.0
-    notes: list[str] = []
 
     @property
     def highest(self) -> PhasePeak:
@@ -96,7 +95,7 @@ def gpu_for(name: str | None) -> Gpu | None:
     """
     if name is not None:
         known = named_gpu(name)
-        offered = int(known.memory_size_bytes * OFFERED_FRACTION)
+        offered = int(known.size * 2**30 * OFFERED_FRACTION)
         return Gpu(known.name, offered, matmul_workspace_bytes(known.name), is_here=False)
     import pynvml  # type: ignore[import-untyped]
 

@@ -146,12 +146,12 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
         return blocks.sum(-1, dtype=torch.int32), blocks.argsort(descending=True, stable=True).int()
 
     return BlockMask.from_kv_blocks(
-        *ordered(lower - full), *ordered(full), BLOCK_SIZE=_FLEX_BLOCK, mask_mod=_is_seen, seq_lengths=(seq, seq)
+        *ordered(lower - full),
+        *ordered(full),
+        BLOCK_SIZE=_FLEX_BLOCK,
+        mask_mod=lambda batch, head, query, key: query >= key,
+        seq_lengths=(seq, seq),
     )
-
-
-def _is_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return query >= key
 
 
 @dataclass(frozen=True)

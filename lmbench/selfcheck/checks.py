@@ -165,20 +165,17 @@ def allocations(device: torch.device) -> Iterator[Truth]:
         yield Truth(f"planted allocation in {phase}", is_right, f"{PLANTED_MIB} MiB in {phase}", measured, "1 MiB")
 
 
-class _Peeking(Planted):
-    """Looks at its loss on the host, as many training loops do."""
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.seen = loss.item()
-        return loss
-
-
 def hidden_syncs(device: torch.device) -> Iterator[Truth]:
     """A planted `.item()` is found with its line; a clean module has none."""
+
+    def peek(loss: Tensor, _: int) -> Tensor:
+        """Looks at its loss on the host, as many training loops do."""
+        loss.item()
+        return loss
+
     planted, clean = (
         "; ".join(sync.location for sync in measure(module, device, FINDINGS).run.probe.hidden_syncs or [])
-        for module in (_Peeking(), Planted())
+        for module in (Planted(see_loss=peek), Planted())
     )
     yield Truth("planted .item()", "loss.item()" in planted, "found", planted or "none")
     yield Truth("no planted sync", not clean, "none", clean or "none")
@@ -194,16 +191,9 @@ def training(device: torch.device) -> Iterator[Truth]:
     yield Truth("the other weights moved", not unmoved, "all", unmoved or "all")
 
 
-class _Counting(Planted):
-    """Its loss in step k is k."""
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * 0.0 + batch_idx
-
-
 def losses(device: torch.device) -> Iterator[Truth]:
-    """Every step's loss is recorded with its own step."""
-    window = measure(_Counting(), device, Schedule(2, 200)).window
+    """Every step's loss, which is k in step k, is recorded with its own step."""
+    window = measure(Planted(see_loss=lambda loss, k: loss * 0.0 + k), device, Schedule(2, 200)).window
     right = sum(step.loss == step.step for step in window)
     yield Truth("each step has its own loss", right == len(window), "200 right", f"{right} right")
 

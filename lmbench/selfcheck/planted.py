@@ -20,6 +20,7 @@ from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Span
 
 Work = Callable[[], None]
+SeeLoss = Callable[[Tensor, int], Tensor]
 
 
 def nothing() -> None:
@@ -42,17 +43,20 @@ class Block(nn.Module):
 
 
 class Planted(LightningModule):
-    """A stack of blocks with planted work, and planted work at the end of the optimizer's step."""
+    """A stack of blocks with planted work, and planted work at the end of the optimizer's step; `see_loss` gets each
+    step's loss and index, and returns a loss."""
 
-    def __init__(self, *blocks: Block, optimizer_work: Work = nothing) -> None:
+    def __init__(
+        self, *blocks: Block, optimizer_work: Work = nothing, see_loss: SeeLoss = lambda loss, _: loss
+    ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks or [Block()])
-        self.optimizer_work = optimizer_work
+        self.optimizer_work, self.see_loss = optimizer_work, see_loss
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         for block in self.blocks:
             batch = block(batch)
-        return batch.square().mean()
+        return self.see_loss(batch.square().mean(), batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
