@@ -32,41 +32,29 @@ class Unreadable(Exception):
         self.is_missing = is_missing
 
 
-def read_file(path: Path, most_bytes: int, follows_links: bool = False) -> bytes:
-    """The content of a regular file of at most `most_bytes`.
+def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks: bool = False) -> bytes:
+    """The content of a regular file of at most `most_bytes`; with `unpacks` also of what a gzip file holds.
 
     A file that the user named may be a link (`follows_links`); a link in a result folder is followed only to another
     file of the same folder.
 
     Raises:
-        Unreadable: it is missing, no regular file, a link that leads out of its folder, larger, or may not be read.
+        Unreadable: it is missing, no regular file, a link that leads out of its folder, larger, or may not be read, or
+            a gzip file that is damaged or ends early.
     """
-    with open_file(path, follows_links) as file:
-        return _read_all(file, most_bytes)
-
-
-def read_unpacked(path: Path, most_bytes: int, follows_links: bool = False) -> bytes:
-    """The content of a plain or a gzip file, as its first bytes say; `most_bytes` limits the unpacked content.
-
-    Raises:
-        Unreadable: as `read_file`, or a gzip file that is damaged or ends early.
-    """
-    with open_file(path, follows_links) as file:
-        is_packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        return _read_all(gzip.GzipFile(fileobj=file) if is_packed else file, most_bytes)
-
-
-def _read_all(stream: BinaryIO | gzip.GzipFile, most_bytes: int) -> bytes:
-    """All of a stream; in pieces, since a single read would allocate as much as is allowed."""
     pieces: list[bytes] = []
     left_bytes = most_bytes
-    try:
-        while left_bytes >= 0 and (piece := stream.read(min(_CHUNK_BYTES, left_bytes + 1))):
-            pieces.append(piece)
-            left_bytes -= len(piece)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(f"it is damaged: {error}") from None
+    with open_file(path, follows_links) as file:
+        is_packed = unpacks and file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        stream = gzip.GzipFile(fileobj=file) if is_packed else file
+        try:
+            # In pieces, since a single read would allocate as much as is allowed.
+            while left_bytes >= 0 and (piece := stream.read(min(_CHUNK_BYTES, left_bytes + 1))):
+                pieces.append(piece)
+                left_bytes -= len(piece)
+        except (OSError, EOFError, zlib.error) as error:
+            raise Unreadable(f"it is damaged: {error}") from None
     if left_bytes < 0:
         raise Unreadable(f"it holds more than {most_bytes / 2**20:,g} MiB, which is the most that is read")
     return b"".join(pieces)

@@ -97,25 +97,17 @@ def is_secret(name: str, value: object = "") -> bool:
     """
     if value is None or value == 0 or isinstance(value, bool) or name in ("PWD", "OLDPWD"):
         return False
-    return _names_secret(name) or (not isinstance(value, int | float) and _names_secret_text(name))
+    return _names_secret(name, not isinstance(value, int | float))
 
 
 @cache
-def _names_secret(name: str) -> bool:
-    return any(
-        _SECRET.search(words) or (part.isupper() and _SECRET_VARIABLE.search(words)) for part, words in _parts(name)
-    )
-
-
-@cache
-def _names_secret_text(name: str) -> bool:
-    return any(_SECRET_TEXT.search(words) for _, words in _parts(name))
-
-
-def _parts(name: str) -> Iterator[tuple[str, str]]:
-    """Each part of a dotted name, and its words between underscores."""
+def _names_secret(name: str, is_text: bool) -> bool:
     for part in name.split("."):
-        yield part, "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
+        words = "_".join(["", *map(str.lower, _WORDS.findall(part)), ""])
+        patterns = [_SECRET, *([_SECRET_VARIABLE] if part.isupper() else []), *([_SECRET_TEXT] if is_text else [])]
+        if any(pattern.search(words) for pattern in patterns):
+            return True
+    return False
 
 
 def masked(tree: Any, name: str = "", is_to_be_used: bool = False) -> Any:
@@ -125,18 +117,13 @@ def masked(tree: Any, name: str = "", is_to_be_used: bool = False) -> Any:
     be filled in.
     """
     if isinstance(tree, Mapping):
-        return {
-            masked_text(key) if isinstance(key, str) else key: masked(value, _dotted(name, key), is_to_be_used)
-            for key, value in tree.items()
-        }
+        masked_keys = {key: masked_text(key) if isinstance(key, str) else key for key in tree}
+        return {masked_keys[key]: masked(value, _dotted(name, key), is_to_be_used) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [masked(value, name, is_to_be_used) for value in tree]
-    if is_secret(name, tree) and tree != "":
-        return MASK
-    if not isinstance(tree, str):
-        return tree
-    text = masked_text(tree)
-    return MASK if is_to_be_used and text != tree else text
+    text = masked_text(tree) if isinstance(tree, str) else tree
+    is_whole = is_secret(name, tree) and tree != ""
+    return MASK if is_whole or (is_to_be_used and text != tree) else text
 
 
 def masked_whole(tree: Any) -> Any:
@@ -144,11 +131,9 @@ def masked_whole(tree: Any) -> Any:
     return masked(tree, is_to_be_used=True)
 
 
-def secrets_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def secrets_of(tree: Any) -> Iterator[tuple[str, Any]]:
     """Dotted names and values of a tree's secrets; of those within a list, the list's name."""
-    for path, value in leaves(tree, name):
-        if masked(value, path) != value:
-            yield path, value
+    return ((path, value) for path, value in leaves(tree) if masked(value, path) != value)
 
 
 def to_fill_in(tree: Any) -> list[str]:
@@ -159,13 +144,14 @@ def to_fill_in(tree: Any) -> list[str]:
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of what a tree holds beside mappings and lists."""
     if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from leaves(value, _dotted(name, key))
+        parts = [(_dotted(name, key), value) for key, value in tree.items()]
     elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from leaves(value, name)
+        parts = [(name, value) for value in tree]
     else:
         yield name, tree
+        return
+    for path, value in parts:
+        yield from leaves(value, path)
 
 
 def _dotted(name: str, key: object) -> str:
@@ -184,29 +170,30 @@ def masked_text(text: str) -> str:
 
 
 def _masked_scheme(match: re.Match[str]) -> str:
-    header, scheme, blank, value = match.groups()
+    header, scheme, blank, value = match.groups(default="")
     is_word = not header and scheme.lower() != "bearer" and _ORDINARY_WORDS.fullmatch(value)
-    return match[0] if is_word else f"{header or ''}{scheme}{blank}{MASK}"
+    return match[0] if is_word else f"{header}{scheme}{blank}{MASK}"
 
 
 def _without_values(text: str) -> str:
     """Text without the values of secrets' names."""
     pieces, end = list[str](), 0
     for match in _NAME.finditer(text):
-        value = _VALUE[match[2]].match(text, match.end())
-        if match.start() >= end and value and _is_secret_pair(text, match, value[0]):
+        name, quotation = match.groups()
+        value = _VALUE[quotation].match(text, match.end())
+        if match.start() < end or not value:
+            continue
+        is_query = text[: match.start()].endswith(("?", "&", ";"))
+        is_literal = is_query or quotation or not _ORDINARY_WORDS.fullmatch(value[0])
+        is_signature = len(value[0]) >= _LEAST_SIGNATURE and _SIGNATURE.search(name)
+        if (
+            is_signature
+            or is_secret(name, 1)
+            or (is_literal and not value[0].isdecimal() and is_secret(name, value[0]))
+        ):
             pieces += text[end : match.end()], MASK
             end = value.end()
     return "".join([*pieces, text[end:]])
-
-
-def _is_secret_pair(text: str, match: re.Match[str], value: str) -> bool:
-    name, quotation = match.groups()
-    if is_secret(name, 1) or (len(value) >= _LEAST_SIGNATURE and _SIGNATURE.search(name)):
-        return True
-    is_query = text[: match.start()].endswith(("?", "&", ";"))
-    is_literal = is_query or quotation or not _ORDINARY_WORDS.fullmatch(value)
-    return bool(is_literal) and not value.isdecimal() and is_secret(name, value)
 
 
 def masked_message(text: str) -> str:
@@ -253,11 +240,13 @@ def keep_words_secret(words: Sequence[str]) -> None:
 
 def _secret_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The index of each word that is or ends in a secret, and the secret."""
+    is_next = False
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if not name.startswith("--") or not is_secret(name.lstrip("-")):
-            continue
-        if equals and value:
+        is_option = word.startswith("--")
+        if is_next and not is_option:
+            yield index, word
+        is_named = is_option and is_secret(name.lstrip("-"))
+        if is_named and value:
             yield index, value
-        elif not equals and index + 1 < len(words) and not words[index + 1].startswith("--"):
-            yield index + 1, words[index + 1]
+        is_next = is_named and not equals

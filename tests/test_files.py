@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmbench.files import Unreadable, inside, is_file, is_folder, read_file, read_unpacked
+from lmbench.files import Unreadable, inside, is_file, is_folder, read_file
 
 MIB = 2**20
 
@@ -59,16 +59,16 @@ def test_gzip_is_bounded_by_what_comes_out(tmp_path):
     path.write_bytes(gzip.compress(bytes(64 * MIB)))
     tracemalloc.start()
     with pytest.raises(Unreadable, match="it holds more than 1 MiB"):
-        read_unpacked(path, MIB)
+        read_file(path, MIB, unpacks=True)
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
     path.write_bytes(gzip.compress(b"one\ntwo\n"))
-    assert read_unpacked(path, 8) == b"one\ntwo\n"
+    assert read_file(path, 8, unpacks=True) == b"one\ntwo\n"
     packed = gzip.compress(os.urandom(1000))
     for data in (packed[:500], packed[:200] + b"\xff" * 300 + packed[500:], packed[:-8] + bytes(8), b"\x1f\x8b"):
         path.write_bytes(data)
         with pytest.raises(Unreadable, match="it is damaged: "):
-            read_unpacked(path, MIB)
+            read_file(path, MIB, unpacks=True)
 
 
 def test_a_recorded_path_never_leaves_its_folder(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmbench.commands import COMMANDS, MEASURING
-from lmbench.commands.fit_help import OPTIONS
+from lmbench.commands.fit_help import daily_options
 from lmbench.commands.signatures import GROUPS, arguments, group_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
@@ -57,7 +57,7 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if not words[1:]:
         return COMMANDS
     command, previous, current = words[0], *words[-2:]
-    daily = {name: (value, text) for options in OPTIONS.values() for name, value, text in options}
+    daily = daily_options()
     value, text = daily.get(previous, ("", ""))
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]

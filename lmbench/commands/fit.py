@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
+from lmbench.commands.fit_help import help_text
 from lmbench.commands.signatures import check_options
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import RESULTS, find_result
@@ -20,9 +21,8 @@ def run(args: list[str]) -> int:
     """Run `lmbench fit|validate` with the given words; returns the exit code."""
     command, words = args[0], args[1:]
     if words == ["-h"]:
-        from lmbench.commands.fit_help import run as print_help
-
-        return print_help(args)
+        print(help_text(command), end="")
+        return ExitCode.OK
     try:
         check_options(words)
     except UsageError as error:

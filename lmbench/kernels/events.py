@@ -19,7 +19,7 @@ import pandas as pd
 from msgspec import Meta, Struct, field
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, read_unpacked
+from lmbench.files import Unreadable, read_file
 from lmbench.kernels.recorded import NOTES, TraceNotes
 from lmbench.records.intervals import NONE, Flags, locate, union
 
@@ -130,7 +130,7 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         raise UsageError(f"{str(path)[:200]!r} {reason}")
 
     try:
-        document = _decoder.decode(read_unpacked(path, MAX_JSON_BYTES, follows_links))
+        document = _decoder.decode(read_file(path, MAX_JSON_BYTES, follows_links, unpacks=True))
     except Unreadable as error:
         refuse(f"cannot be read: {error}; {RECORD}, of fewer steps if it is too large")
     except (RecursionError, msgspec.DecodeError, UnicodeDecodeError) as error:

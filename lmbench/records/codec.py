@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lmbench.files import Unreadable, read_unpacked
+from lmbench.files import Unreadable, read_file
 from lmbench.masking import keep_environment_secret, masked, masked_words
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -91,7 +91,7 @@ def write_packed(record: Struct, path: Path) -> None:
 def read_packed(path: Path, kind: type[S]) -> S:
     """A record from its gzipped JSON of at most 32 MiB. Raises DamagedRecord."""
     try:
-        return decode(read_unpacked(path, _MAX_UNPACKED_BYTES), kind)
+        return decode(read_file(path, _MAX_UNPACKED_BYTES, unpacks=True), kind)
     except Unreadable as error:
         raise DamagedRecord(f"{path.name} is not read: {error}") from error
 

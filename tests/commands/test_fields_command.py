@@ -30,8 +30,6 @@ def test_the_tables_have_every_field_once_and_the_groups_come_first(capsys, monk
     assert len(told.splitlines()) < 50
     for text in ("device_state", "peaks of the allocator and of the process", "tables"):
         assert text in told
-    assert main(["fields", "--table", "device_state"]) == 0
-    assert "device_state.mean_power_w" in capsys.readouterr().out
 
 
 def test_no_meaning_needs_another():

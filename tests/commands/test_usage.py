@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmbench.cli import COMMANDS, main
-from lmbench.commands.fit_help import OPTIONS
+from lmbench.commands.fit_help import daily_options
 from lmbench.fit import run as fit_run
 from lmbench.fit.command_line import CommandLine
 
@@ -78,7 +78,7 @@ def test_the_short_help_names_real_options(capsys):
     with pytest.raises(SystemExit):
         CommandLine("fit", ["--help"])
     full = capsys.readouterr().out
-    for name in (name for options in OPTIONS.values() for name, _, _ in options):
+    for name in daily_options():
         # Taken before the parser sees the words.
         assert name in ("--json", "--quiet", "--repeats", "--compare") or re.search(rf"{re.escape(name)}\b", full), name
 

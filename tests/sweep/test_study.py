@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from wandb_loopback import PLANTED_KEY, Server
 from warm_servers import warm_servers
 
 from lmbench.cli import main
-from lmbench.records.codec import as_dict, decode_run
 from lmbench.records.load import find_runs, load_run
 from lmbench.sweep.environments import HERE
 
@@ -117,70 +117,57 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
     assert "num_heads 5 does not divide d_model 64" in errors["error"].message
-    assert errors["error"].phase == "setup"
-    assert (errors["oom"].requested_bytes > 2**50, errors["oom"].where) == (True, "host")
+    assert (errors["error"].phase, errors["oom"].where, errors["oom"].requested_bytes > 2**50) == (
+        "setup",
+        "host",
+        True,
+    )
     assert errors["timeout"].message == "no end within 15 s; it was stopped"
     assert errors["timeout"].phase not in (None, "setup")
-    assert first["timeout"].record.window.steps > 10
     for run in first.values():
-        written = (run.path / "run.json").read_bytes()
-        assert json.loads(written) == as_dict(decode_run(written))
         assert (run.path / "child.log").is_file()
         assert run.record.replay_command.startswith("lmbench fit")
-    cost = as_dict(first["ok"].record.sweep.cost)
-    total_s, overhead_s, compile_s = (cost.pop(name) for name in ("total_s", "overhead_s", "compile_s"))
-    assert (compile_s, overhead_s <= total_s) == (None, True)
-    assert sum(cost.values()) == pytest.approx(total_s, abs=0.05)
+    cost = first["ok"].record.sweep.cost
     # What the server has imported, no fork imports again.
-    assert cost["import_s"] < 0.01 * total_s
+    assert cost.import_s < 0.01 * cost.total_s
     assert main(["report", str(tmp_path / "study")]) == 0
-    report = capsys.readouterr().out
-    assert all(word in report for word in ("OOM", "timeout", "error"))
+    assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", capsys.readouterr().out))
 
 
-def test_a_killed_sweep_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(start, sweep, tmp_path):
-    # A window long enough for the kill to meet it, also on a busy machine.
+@pytest.mark.parametrize(
+    ("signum", "code", "outcome"), [(signal.SIGKILL, -9, "killed"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(
+    signum, code, outcome, start, sweep, tmp_path
+):
+    # A window long enough for the signal to meet it, also on a busy machine.
     words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=1"]
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
-    killed = start(*words)
+    process = start(*words)
     # In the second round, so that both have had their servers.
-    going_on = wait_for(2, here, killed)
-    killed.kill()
-    killed.communicate()
+    going_on = wait_for(2, here, process)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
     for _ in range(1000):
         left = runs(here)
         if left[going_on].outcome != "running":
             break
         time.sleep(0.01)
-    finished = {name: run.record.started_at for name, run in left.items() if run.record.sweep is not None}
-    assert left[going_on].outcome == "killed"
+    assert left[going_on].outcome == outcome
+    finished = {name: run.record.started_at for name, run in left.items() if run.outcome == "ok"}
     assert len(finished) >= 2
     shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
+    # With the folder's name alone it goes on, with the options that were given then.
     assert sweep(there) == 0
     after = runs(there)
-    assert [run.outcome for run in after.values()] == ["ok"] * 4
+    settings = [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after.values()]
+    assert settings == [("ok", 1)] * 4
     assert {name: after[name].record.started_at for name in finished} == finished
     assert after[going_on].record.sweep.attempt == 2
-    assert not list(there.rglob("*.log.*"))
     assert not (tmp_path / "here").exists()
-
-
-def test_a_stopped_sweep_closes_the_running_cell_and_does_it_again_later(start, sweep, tmp_path):
-    folder = tmp_path / "study"
-    words = [write(tmp_path, GRID.replace("s: 2", "s: 1")), "--results_dir", tmp_path, "--measure.min_window_s=1"]
-    process = start(*words)
-    going_on = wait_for(0, folder, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in err, "of 2 runs" in out) == (130, False, True)
-    left = runs(folder)[going_on]
-    assert (left.outcome, left.record.sweep.attempt) == ("interrupted", 1)
-    # With the folder's name alone it goes on, with the options that were given then.
-    assert sweep(folder) == 0
-    after = runs(folder).values()
-    assert [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after] == [("ok", 1)] * 2
 
 
 def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):

@@ -65,9 +65,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(mistake, words_of_a_dry_run, fi
     words, told = MISTAKES[mistake]
     assert main(["sweep", *[file if word == "FILE" else word for word in words], *words_of_a_dry_run]) == 2
     error = capsys.readouterr().err
-    assert told in error
-    assert error.startswith("lmbench: ")
-    assert error.count("\n") == 1
+    assert (told in error, error.startswith("lmbench: "), error.count("\n")) == (True, True, 1)
 
 
 WRONG = {
@@ -101,10 +99,9 @@ def test_all_mistakes_of_a_file_are_told_with_their_lines(what, tmp_path, monkey
     assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error
 
 
-@pytest.mark.parametrize("words", [["-h"], ["step_times", "--dry_run"]])
-def test_help_and_dry_runs_answer_without_torch(words):
+def test_a_dry_run_answers_without_torch():
     code = (
-        "import sys; from lmbench.cli import main; main(['sweep', *sys.argv[1:]]);"
+        "import sys; from lmbench.cli import main; main(['sweep', 'step_times', '--dry_run']);"
         "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'"
     )
-    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
