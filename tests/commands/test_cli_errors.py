@@ -12,7 +12,6 @@ MISTAKES = {
     "--model.optimizer=fused": "unknown optimizer 'fused'",
     "--model.context_length=8": "set that: --data.context_length 8",
     "--measure.mode=inference": "use `lmbench validate`",
-    "--trainer.devices=2": "one is supported so far",
     "--trainer.accelerator=gpu": "the Trainer refuses its flags",
     "--data.source=text --model.vocab_size=100": "need at least 257",
     "--data.source=text --data.text_files=[empty.txt]": "empty",

@@ -13,8 +13,6 @@ from warm_server import warm_server
 
 from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
-from lmbench.flops import COUNTER_SOURCE
-from lmbench.records.load import load_run
 
 from conftest import Sleeper, SlowBatches
 
@@ -85,23 +83,6 @@ def test_the_commands_of_every_example_run_one_after_the_other(examples, tmp_pat
         if quickened(words)[1:] == ["-h"]:
             options = [word for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []
-
-
-def test_the_example_of_an_own_module_is_measured_as_the_readme_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    write_examples(tmp_path)
-    first, second, _ = block("bash", "--model my_module.MyModule").strip().splitlines()
-    assert main([*shlex.split(first)[1:], *QUICK]) == 0
-    assert "tokens/s" in capsys.readouterr().out
-    (folder,) = (tmp_path / "results").iterdir()
-    run = load_run(folder).record
-    assert (run.window.tokens, run.zero_grad) == (3 * 2 * 32, "native")
-    assert (run.flops.per_token_flops, run.flops.source) == (3 * 2 * 64 * 10_000, COUNTER_SOURCE)
-    assert main([*shlex.split(second, comments=True)[1:], *QUICK]) == 0
-    printed = capsys.readouterr()
-    assert "forward_backward" in printed.out
-    assert "ignored model.size of the shipped configuration" in printed.err
 
 
 def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -93,11 +91,3 @@ def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variabl
         BenchTrainer()
     assert list(tmp_path.iterdir()) == []
     assert main(["fit", "-h"]) == 0
-
-
-def test_a_new_interpreter_measures_too(tmp_path):
-    words = [sys.executable, "-m", "lmbench", "fit", *RUN, "--measure.results_dir", str(tmp_path / "results")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "tokens/s" in done.stdout
-    assert outcome(tmp_path) == ("ok", 8, 0)

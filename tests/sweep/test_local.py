@@ -159,15 +159,6 @@ def test_it_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_l
     assert is_gone(pid_in(shared.folder / "child"))
 
 
-def test_an_interruption_is_passed_on_and_handed_back(machine):
-    def tick(elapsed_s):
-        pid_in(machine.folder / "child")
-        raise KeyboardInterrupt
-
-    end = machine.end(f"on(signal.SIGINT, 130); {CHILD} {SLEEP}", tick=tick)
-    assert (end.code, end.by, type(end.cause)) == (130, "interruption", KeyboardInterrupt)
-
-
 IDENTITY = "hash('x'), os.getppid(), ctypes.addressof(ctypes.c_int.in_dll(ctypes.pythonapi, 'Py_OptimizeFlag'))"
 
 
