@@ -196,8 +196,7 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
         return ratio_from(inside.min()), ratio_from(inside.max())
 
     p = min(1.0, math.exp(-float(log_evidence(differences))) / 2)
-    series = (logs_a, logs_b, differences)
-    persistence = tuple(lag1_autocorrelation(values.tolist(), float(values.mean())) or 0.0 for values in series)
+    persistence = tuple(lag1_autocorrelation(values) or 0.0 for values in (logs_a, logs_b, differences))
     return RoundsRatio(
         point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds,
         persistence if persistence[-1] > _PERSISTS / math.sqrt(n) else (),

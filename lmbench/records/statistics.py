@@ -42,7 +42,8 @@ _MAX_REPEATS = 1000
 
 def sample_std(values: Sequence[float]) -> float | None:
     """Standard deviation with n - 1, None below two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    # Exactly 0 where all values are one.
+    return float(np.std(np.asarray(values) - statistics.fmean(values), ddof=1)) if len(values) > 1 else None
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -50,8 +51,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
     Raises ValueError below two values, which have no spread.
     """
-    mean = statistics.fmean(values)
-    std = sample_std(values)
+    mean, std = statistics.fmean(values), sample_std(values)
     if std is None:
         raise ValueError("an interval of the mean takes two values")
     half = _student(len(values) - 1, CONFIDENCE) * std / math.sqrt(len(values))
@@ -77,9 +77,9 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float, float] | No
     return ordered[rank - 1], ordered[n - rank], 1 - 2 * float(scipy.special.bdtr(rank - 1, n, 0.5))
 
 
-def lag1_autocorrelation(values: Sequence[float], mean: float) -> float | None:
+def lag1_autocorrelation(values: Sequence[float] | Floats) -> float | None:
     """Correlation of each value with the next, None below three values or for a constant series."""
-    deviations = np.asarray(values) - mean
+    deviations = np.asarray(values) - statistics.fmean(values)
     square = float(deviations @ deviations)
     return float(deviations[:-1] @ deviations[1:]) / square if len(values) > 2 and square else None
 
@@ -139,7 +139,7 @@ def mean_error_fraction(values: Sequence[float]) -> float:
     autocorrelation of a first-order process (Bayley and Hammersley 1946). Two at least, as an interval takes.
     """
     mean, n = statistics.fmean(values), len(values)
-    alike = max(0.0, lag1_autocorrelation(values, mean) or 0.0)
+    alike = max(0.0, lag1_autocorrelation(values) or 0.0)
     independent = max(2.0, n * (1 - alike) / (1 + alike))
     return _student(independent - 1, CONFIDENCE) * (sample_std(values) or 0.0) / math.sqrt(independent) / mean
 
@@ -207,18 +207,15 @@ def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     logs_a, logs_b = logs_of(a), logs_of(b)
     difference = float(logs_b.mean() - logs_a.mean())
     std_a, std_b = std_of_logs(logs_a), std_of_logs(logs_b)
-    ends: list[float | None] = [None] * 4
-    p = None
-    if std_a is not None and std_b is not None:
-        part_a, part_b = std_a**2 / len(a), std_b**2 / len(b)
-        error = math.sqrt(part_a + part_b)
-        halves, p = (0.0, 0.0), float(abs(difference) < EQUAL)
-        if error:
-            freedom = error**4 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
-            p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))
-            halves = (_student(freedom, CONFIDENCE) * error, _student(freedom, EQUIVALENCE_CONFIDENCE) * error)
-        ends = [ratio_from(difference + sign * half) for half in halves for sign in (-1, 1)]
-    low, high, equal_low, equal_high = ends
+    if std_a is None or std_b is None:
+        return Ratio(ratio_from(difference), None, None, None, len(a), len(b), std_a, std_b, None, None)
+    part_a, part_b = std_a**2 / len(a), std_b**2 / len(b)
+    error, freedom, p = math.sqrt(part_a + part_b), 1.0, float(abs(difference) < EQUAL)
+    if error:
+        freedom = error**4 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
+        p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))
+    halves = [_student(freedom, confidence) * error for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)]
+    low, high, equal_low, equal_high = (ratio_from(difference + sign * half) for half in halves for sign in (-1, 1))
     return Ratio(ratio_from(difference), low, high, p, len(a), len(b), std_a, std_b, equal_low, equal_high)
 
 
@@ -228,11 +225,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Sequential rejection (Holm, Scandinavian Journal of Statistics 6, 1979): the k-th smallest of m is multiplied by
     m - k + 1, and no adjusted value is below that of a smaller p.
     """
-    order = np.argsort(p_values, kind="stable")
-    scaled = np.sort(p_values) * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return [float(p) for p in adjusted]
+    adjusted, scaled = np.empty(len(p_values)), np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    adjusted[np.argsort(p_values, kind="stable")] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return list(map(float, adjusted))
 
 
 def detectable_fraction(std: float, repeats: int) -> float:

@@ -174,7 +174,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         median_low_s=low,
         median_high_s=high,
         median_coverage_fraction=coverage,
-        lag1_autocorrelation=lag1_autocorrelation(values, mean),
+        lag1_autocorrelation=lag1_autocorrelation(values),
         outlier_count=outlier_count(values, median),
         trend_fraction=drift,
         trend_p=chance,
