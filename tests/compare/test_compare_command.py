@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 
 import pytest
-from comparison_runs import TIMES, make_runs, make_sides, make_sweep
+from comparison_runs import TIMES, make_sides, make_sweep
 from fit_process import start_fit
 
 from lmbench.cli import main
@@ -54,16 +52,16 @@ def test_json_has_everything_in_si_units_and_markdown_can_be_pasted(tmp_path, sa
     record = json.loads(capsys.readouterr().out)
     assert (record["verdict"], record["exit_code"], record["tolerance_fraction"]) == ("slower", 10, 0.01)
     (cell,) = record["cells"]
-    step = cell["metrics"][0]
-    assert (step["name"], step["unit"], step["finding"]) == ("step_s", "s", "slower")
-    assert (step["a"], step["ratio"]["point"]) == pytest.approx((0.05, 1.1), rel=1e-3)
-    assert step["ratio"]["low"] < 1.1 < step["ratio"]["high"]
-    assert (len(cell["used_a"]), step["ratio"]["n_a"]) == (3, 3)
+    step, ratio = cell["metrics"][0], cell["metrics"][0]["ratio"]
+    assert (step["name"], step["unit"], step["finding"], len(cell["used_a"])) == ("step_s", "s", "slower", ratio["n_a"])
+    assert (step["a"], ratio["point"]) == pytest.approx((0.05, 1.1), rel=1e-3)
+    assert ratio["low"] < 1.1 < ratio["high"]
     code, text = said(*words, "--format", "markdown")
     assert (code, said(*words, "--format", "markdown")) == (10, (code, text))
-    assert "- **verdict**: SLOWER: +10.00 %" in text
-    assert "| step | 50.00 ms | 55.00 ms | 1.1000 |" in text
-    assert "| run peak | 5.00 GiB |" in text
+    for line in (
+        "- **verdict**: SLOWER: +10.00 %", "| step | 50.00 ms | 55.00 ms | 1.1000 |", "| run peak | 5.00 GiB |",
+    ):  # fmt: skip
+        assert line in text
 
 
 def test_many_cells_are_one_table_and_what_changed_another(tmp_path, said):
@@ -134,24 +132,10 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path, capsys, words, message):
 
 
 def test_real_runs_are_compared(tmp_path, capsys):
-    words = ("--measure.steps", "6", "--measure.probe_steps", "0", "--model.num_layers", "1")
-    for side in "ab":
-        assert start_fit(tmp_path / side, *words).wait() == 0
-    results = [str(tmp_path / side / "results") for side in "ab"]
-    assert main(["compare", *results, "--json"]) == 11
+    words = ("--measure.steps=6", "--measure.probe_steps=0", "--model.num_layers=1")
+    assert [start_fit(tmp_path / side, *words).wait() for side in "ab"] == [0, 0]
+    assert main(["compare", f"{tmp_path}/a/results", f"{tmp_path}/b/results", "--json"]) == 11
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
     assert cell["reasons"][0].startswith("repeats: A has 1, B has 1; a verdict takes 3")
     assert cell["differences"] == []
     assert {"step_s", "forward_s", "backward_s", "host_peak_rss_bytes"} <= {m["name"] for m in cell["metrics"]}
-
-
-def test_compare_and_noise_work_without_torch(tmp_path):
-    a, b = sides(tmp_path)
-    make_runs(tmp_path / "n", [0.05 + i * 1e-4 for i in range(6)])
-    code = (
-        "import sys; from lmbench.cli import main; "
-        f"codes = [int(main(words)) for words in (['compare', {a!r}, {b!r}], ['noise', {str(tmp_path / 'n')!r}])]; "
-        "print(codes, [name for name in ('torch', 'lightning', 'wandb') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[0, 0] []"

@@ -138,10 +138,9 @@ def quiet(rounds, seed=0, spread=0.002):
 def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path):
     drifting = compare(*make_rounds(tmp_path / "c", [(0.05 * 1.05**i, 0.05 * 1.05**i) for i in range(6)]), 0.01)
     assert (drifting.verdict, drifting.cells[0].by_rounds) == ("same", True)
-    far = [(1e-300, 1e300), (1e300, 1e-300), (1e-5, 1.0), (1e300, 1.0), (1.0, 1e300)]
-    other = make_rounds(tmp_path / "d", far)
-    assert compare(*other, 0.01).verdict == "undecided"
-    assert not compare(f"{tmp_path / 'c'}@side=A", other[1], 0.01).cells[0].by_rounds
+    far = make_rounds(tmp_path / "d", [(1e-300, 1e300), (1e300, 1e-300), (1e-5, 1.0), (1e300, 1.0), (1.0, 1e300)])
+    assert compare(*far, 0.01).verdict == "undecided"
+    assert not compare(f"{tmp_path / 'c'}@side=A", far[1], 0.01).cells[0].by_rounds
 
 
 def test_a_slow_process_is_named_with_its_state_and_slow_ones_of_one_side_are_no_same(tmp_path):
@@ -155,15 +154,15 @@ def test_a_slow_process_is_named_with_its_state_and_slow_ones_of_one_side_are_no
     assert "load 2.5 a core, others 0.5 a core" in slow.state
     times = [(a, b * (1.3 if at % 4 == 0 else 1)) for at, (a, b) in enumerate(quiet(40))]
     (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
-    assert (cell.verdict, len(cell.slow)) == ("undecided", 10)
-    assert "all 10 slow ones are B's" in cell.reasons[0]
+    assert (cell.verdict, "all 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
 
 def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):
     failed = {"guards": [{"name": "window_identity", "status": "fail", "message": "1.4 % apart"}]}
     (cell,) = compare(*make_rounds(tmp_path / "c", quiet(20), {("B", 2): failed}), 0.01).cells
     assert (cell.verdict, len(cell.used_a)) == ("same", 19)
-    assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
-    assert [run.reason for run in cell.left_out_a] == ["the other side has no run of this round that counts"]
+    assert [run.reason for run in (*cell.left_out_a, *cell.left_out_b)] == [
+        "the other side has no run of this round that counts", "guard window_identity failed: 1.4 % apart",
+    ]  # fmt: skip
     (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), {("B", at): failed for at in (0, 2, 5)}), 0.01).cells
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 
 import pytest
@@ -89,9 +90,8 @@ def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, re
     sides = make_sides(tmp_path, TIMES)
     odd = make_run(tmp_path / "b", 0.09, **changes)
     found = compared(*sides)
-    assert found.verdict == "same"
     (left_out,) = (*found.b.left_out, *found.cells[0].left_out_b)
-    assert (left_out.path, left_out.reason) == (str(odd), reason)
+    assert (found.verdict, left_out.path, left_out.reason) == ("same", str(odd), reason)
 
 
 def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
@@ -100,9 +100,7 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     broken.write_text(broken.read_text()[:100])
     old = make_run(tmp_path / "b", run_id="old", schema_version=99)
     found = compared(*sides)
-    assert found.verdict == "same"
-    assert [run.outcome for run in found.b.left_out] == ["damaged", "damaged"]
-    assert found.b.left_out[0].reason.startswith("run.json is damaged")
+    assert (found.verdict, [run.outcome for run in found.b.left_out]) == ("same", ["damaged", "damaged"])
     for path, message in ((old, "schema version 99"), (broken.parent, "has nothing to compare: run.json is damaged")):
         with pytest.raises(UsageError, match=message):
             compared(tmp_path / "a", path)
@@ -124,10 +122,9 @@ def test_the_same_results_twice_are_refused(tmp_path):
 
 
 def test_cells_of_two_sweeps_meet_by_their_axes(tmp_path):
-    commit = {"environment__code__project__commit": "bbbb"}
-    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES, "xl": TIMES})
-    make_sweep(tmp_path / "b", {"small": TIMES, "medium": SLOWER, "2.7B": TIMES}, **commit)
-    found = compared(tmp_path / "a", tmp_path / "b")
+    a = make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES, "xl": TIMES})
+    changes = {"environment__code__project__commit": "bbbb"}
+    found = compared(a, make_sweep(tmp_path / "b", {"small": TIMES, "medium": SLOWER, "2.7B": TIMES}, **changes))
     assert verdicts(found) == {"size small": "same", "size medium": "slower"}
     assert (found.only_a, found.only_b) == (["size xl"], ["size 2.7B"])
     assert (found.verdict, found.family) == ("slower", 2)
@@ -146,26 +143,20 @@ def test_cells_out_of_memory_on_both_sides_are_not_judged_and_on_one_side_undeci
 
 
 def test_a_cell_is_named_by_its_folder(tmp_path):
-    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
-    assert len(read_side(str(tmp_path / "a" / "cell-small")).runs) == 3
-    assert len(read_side(str(tmp_path / "a" / "runs" / "cell-medium")).runs) == 3
+    sweep = make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
+    assert [len(read_side(f"{sweep}/{cell}").runs) for cell in ("cell-small", "runs/cell-medium")] == [3, 3]
     with pytest.raises(UsageError, match=r"does not exist"):
-        read_side(str(tmp_path / "a" / "cell-smal"))
+        read_side(f"{sweep}/cell-smal")
 
 
 def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_path):
-    for size, step_s in (("small", 0.05), ("large", 0.3)):
-        for precision, gain in (("32-true", 1.0), ("bf16-mixed", 0.5)):
-            for repeat, wobble in enumerate((0.999, 1.0, 1.001)):
-                axes = {"model.size": size, "trainer.precision": precision}
-                make_run(
-                    tmp_path / "s" / "runs",
-                    step_s * gain * wobble,
-                    sweep={"name": "s", "axes": axes, "repeat": repeat},
-                    precision=precision,
-                    config__trainer__precision=precision,
-                )
     sweep = tmp_path / "s"
+    for size, precision, factor in itertools.product(
+        ("small", "large"), ("32-true", "bf16-mixed"), (0.999, 1.0, 1.001)
+    ):
+        axes = {"model.size": size, "trainer.precision": precision}
+        more = {"precision": precision, "config__trainer__precision": precision}
+        make_run(sweep / "runs", factor * (2 if precision == "32-true" else 1), sweep={"axes": axes}, **more)
     found = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
     assert verdicts(found) == {"size small": "faster", "size large": "faster"}
     with pytest.raises(UsageError, match=r"trainer.precision has 32-true, bf16-mixed"):
@@ -177,16 +168,12 @@ def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_pat
 def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
     make_sweep(tmp_path / "s", {"small": TIMES}, environment="main", environment__versions__torch="2.11")
     for repeat, step_s in enumerate(SLOWER):
-        sweep = {"name": "s", "axes": {"model.size": "small"}, "repeat": repeat, "environment": "branch"}
-        make_run(
-            tmp_path / "s" / "runs", step_s, sweep=sweep, environment__variables={"NCCL_ALGO": "Ring"},
-                started_at=f"2026-11-21T00:00:{repeat:02}",
-            environment__versions__torch="2.11",
-        )  # fmt: skip
-    found = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch")
+        changes = {"sweep": {"axes": {"model.size": "small"}, "environment": "branch"}}
+        changes |= {"started_at": f"2026-11-21T00:00:{repeat:02}", "environment__versions__torch": "2.11"}
+        make_run(tmp_path / "s" / "runs", step_s, environment__variables={"NCCL_ALGO": "Ring"}, **changes)
+    (cell,) = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch").cells
     # What an environment sets is what is compared, its variables too.
-    assert verdicts(found) == {"": "slower"}
-    assert [str(d) for d in found.cells[0].differences] == ["sweep.environment: main -> branch"]
+    assert (cell.name, cell.verdict, *map(str, cell.differences)) == ("", "slower", "sweep.environment: main -> branch")
 
 
 def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_common_are_refused(tmp_path):
@@ -194,7 +181,6 @@ def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_
         for size in ("small", "medium"):
             make_runs(tmp_path / side, times, config__model__size=size, config__measure__results_dir=side)
     assert verdicts(compared(tmp_path / "a", tmp_path / "b")) == {"size small": "slower", "size medium": "slower"}
-    make_sweep(tmp_path / "c", {"small": TIMES, "medium": TIMES})
-    make_sweep(tmp_path / "d", {"large": TIMES, "xl": TIMES})
+    other = make_sweep(tmp_path / "c", {"large": TIMES, "xl": TIMES})
     with pytest.raises(UsageError, match=r"no cell in common: A has 2 .such as 'size small'"):
-        compared(tmp_path / "c", tmp_path / "d")
+        compared(tmp_path / "a", other)

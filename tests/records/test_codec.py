@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +37,15 @@ def _json(**parts):
     ],
 )
 def test_a_record_that_does_not_fit_says_which_field_in_one_line(parts, line):
-    with pytest.raises(DamagedRecord) as caught:
+    with pytest.raises(DamagedRecord, match=rf"^.*{re.escape(line)}.*\Z"):
         decode_run(_json(**parts))
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\0\0", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"null"])
 @pytest.mark.parametrize("decode", [decode_run, decode_step])
 def test_what_is_no_record_is_damaged_whatever_it_is(decode, data):
-    with pytest.raises(DamagedRecord) as caught:
+    with pytest.raises(DamagedRecord, match=r"^.*\Z"):
         decode(data)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

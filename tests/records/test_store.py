@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,32 +40,28 @@ def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
     assert load_run(tmp_path / "mine").outcome == "ok"
 
 
-@pytest.mark.parametrize("run_id", ["", "..", "a/b", ".hidden", "a b"])
-def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
-    with pytest.raises(UsageError, match="only letters"):
-        RunFolder.create(tmp_path, run_id=run_id)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
-    (tmp_path / "results").write_text("")
-    # Root may write anywhere but into the kernel's own file systems.
-    for folder, problem in (("results", "a file stands in the way"), ("results/below", "cannot be written")):
-        with pytest.raises(UsageError, match=problem):
-            RunFolder.create(tmp_path / folder)
-    with pytest.raises(UsageError, match=r"results folder '.*' cannot be written: .*; choose another one"):
-        RunFolder.create("/proc/results")
+@pytest.mark.parametrize(
+    ("folder", "run_id", "problem"),
+    [
+        *((".", run_id, "only letters") for run_id in ("", "..", "a/b", ".hidden", "a b")),
+        ("file", None, "a file stands in the way"),
+        ("file/below", None, "cannot be written"),
+        # Root may write anywhere but into the kernel's own file systems.
+        ("/proc/results", None, "results folder '.*' cannot be written: .*; choose another one"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path, folder, run_id, problem):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=problem):
+        RunFolder.create(tmp_path / folder, run_id)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_run_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path)
     for outcome in ("ok", "running"):
         folder.write_run(RunRecord(SCHEMA_VERSION, outcome))
-
-    def full(fd):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(store.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
     assert [file.name for file in folder.path.iterdir()] == ["run.json"]
@@ -73,12 +70,11 @@ def test_run_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_steps_are_appended_in_one_write_of_one_line_each(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path)
-    sizes = []
-    write = os.write
-    monkeypatch.setattr(store.os, "write", lambda fd, data: sizes.append(len(data)) or write(fd, data))
+    write = Mock(side_effect=os.write)
+    monkeypatch.setattr(store.os, "write", write)
     folder.append_steps([StepRecord(step=step, loss=1.5) for step in range(50)])
     folder.append_steps([StepRecord(step=50)])
-    assert len(sizes) == 2
+    assert write.call_count == 2
     folder.close()
     folder.close()
     lines = (folder.path / "steps.jsonl").read_text().splitlines()
@@ -89,11 +85,7 @@ def test_a_partial_line_that_cannot_be_cut_off_costs_only_itself(tmp_path, monke
     folder = RunFolder.create(tmp_path)
     folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
     folder.append_steps([StepRecord(step=0)])
-    write = os.write
-
-    def fail(fd, data):
-        raise OSError(errno.EIO, "Input/output error")
-
+    write, fail = os.write, Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     with monkeypatch.context() as patch:
         # A first, short write, then the error: what a disk that fills up does.
         patch.setattr(store.os, "write", lambda fd, data: write(fd, data[:5]) if data[0] == 123 else fail(fd, data))

@@ -19,16 +19,12 @@ def _series(n, seed=0):
     return np.random.default_rng(seed).lognormal(-3, 0.1, n)
 
 
-@pytest.mark.parametrize("n", [2, 3, 20, 101, 1000])
+@pytest.mark.parametrize("n", [3, 20, 1000])
 def test_autocorrelation_agrees_with_numpy(n):
     values = _series(n)
-    found = summarize(values.tolist()).lag1_autocorrelation
-    if n < 3:
-        assert found is None
-        return
-    centred = values - values.mean()
-    correlation = np.correlate(centred, centred, "full")
-    assert found == pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
+    correlation = np.correlate(values - values.mean(), values - values.mean(), "full")
+    expected = pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
+    assert summarize(values.tolist()).lag1_autocorrelation == expected
 
 
 def test_the_medians_interval_is_the_narrowest_that_covers_95_percent():
@@ -37,21 +33,6 @@ def test_the_medians_interval_is_the_narrowest_that_covers_95_percent():
         assert high == n + 1 - low
         assert coverage == pytest.approx(1 - 2 * stats.binom.cdf(low - 1, n, 0.5), rel=1e-9)
         assert coverage >= 0.95 > 1 - 2 * stats.binom.cdf(low, n, 0.5)
-
-
-@pytest.mark.parametrize("n", [6, 7, 20, 33, 100])
-@pytest.mark.parametrize("draw", ["lognormal", "exponential", "normal"])
-def test_the_medians_interval_covers_as_often_as_it_says(n, draw):
-    repeats = 20_000
-    rng = np.random.default_rng(n)
-    samples = np.sort(getattr(rng, draw)(size=(repeats, n)), axis=1)
-    true_median = {"lognormal": 1.0, "exponential": np.log(2), "normal": 0.0}[draw]
-    low, high, coverage = median_interval(list(range(n)))
-    hits = (samples[:, low] <= true_median) & (true_median <= samples[:, high])
-    # Four standard errors of a simulated share: 15 cases, no false alarm.
-    tolerance = 4 * np.sqrt(coverage * (1 - coverage) / repeats)
-    assert hits.mean() == pytest.approx(coverage, abs=tolerance)
-    assert coverage >= 0.95
 
 
 @pytest.mark.parametrize("n", [6, 9, 25, 50, 400])
@@ -114,57 +95,36 @@ def test_a_coarse_clock_makes_no_outliers_and_a_constant_series_no_spread():
 def test_short_series_have_null_where_they_are_too_short_and_others_that_are_not_finite_are_refused():
     for n in range(7):
         found = summarize(_series(n).tolist())
-        assert (found.n, found.median_low_s is None, found.std_s is None) == (n, n < 6, n < 2)
+        nulls = [value is None for value in (found.std_s, found.lag1_autocorrelation, found.median_low_s)]
+        assert (found.n, nulls) == (n, [n < 2, n < 3, n < 6])
     with pytest.raises(ValueError, match="non-finite"):
         summarize([1.0, float("nan")])
 
 
-def _step(step, stage="window", micro_batches=2, is_skipped=False, **spans):
-    return StepRecord(
-        step=step,
-        stage=Stage(stage),
-        micro_batches=micro_batches,
-        is_skipped=is_skipped,
-        **{
-            "step_s": 1.0,
-            "step_host_s": 0.5,
-            "lag_step_s": 0.01 * step,
-            "forward_s": 0.25,
-            "forward_host_s": 0.2,
-            "lag_forward_s": -0.001,
-            "backward_s": 0.75,
-            **spans,
-        },
-    )
+def _step(step, stage="window", micro_batches=2, is_skipped=False, step_s=1.0):
+    spans = {"forward_s": 0.25, "forward_host_s": 0.2, "lag_forward_s": -0.001, "backward_s": 0.75}
+    spans |= {"step_s": step_s, "step_host_s": 0.5, "lag_step_s": 0.01 * step}
+    return StepRecord(step=step, stage=Stage(stage), micro_batches=micro_batches, is_skipped=is_skipped, **spans)
 
 
 def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
-    records = [
-        _step(0, stage="warmup", step_s=9.0),
-        _step(1, step_s=9.0, is_skipped=True),
-        _step(2),
-        _step(3, step_s=9.0, micro_batches=1),
-        _step(4),
-    ]
+    odd = [_step(0, "warmup", step_s=9.0), _step(1, is_skipped=True, step_s=9.0), _step(3, micro_batches=1, step_s=9.0)]
+    records = [*odd, _step(2), _step(4)]
     window = select_window(records)
     assert [step.step for step in window.used] == [2, 4]
     assert (window.micro_batches, window.skipped_count, window.short_count) == (2, 1, 1)
     summary = summarize_steps(records)
     assert (summary.step.n, summary.step.max_s) == (2, 1.0)
+    assert summarize_steps(odd[:1]) == PerPhase()
 
 
 def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
     summary = summarize_steps([_step(step) for step in range(10)])
-    assert [span for span, _ in summary.items()] == ["step", "forward", "backward"]
-    assert summary.forward.share_fraction == 0.25
-    assert summary.step.share_fraction == 1.0
-    assert summary.forward.host == HostSpan(0.2, 0.2, 0.2, 0.2)
-    assert summary.backward.host.mean_s is None
+    assert {span: phase.share_fraction for span, phase in summary.items()} == {
+        "step": 1.0, "forward": 0.25, "backward": 0.75,
+    }  # fmt: skip
+    assert (summary.forward.host, summary.backward.host) == (HostSpan(0.2, 0.2, 0.2, 0.2), HostSpan())
     assert astuple(summary.step.lag) == pytest.approx((0.0, 0.045, 0.09))
-
-
-def test_no_steps_have_no_summary():
-    assert summarize_steps([_step(0, stage="warmup")]) == PerPhase()
 
 
 def test_moments_and_quantiles_have_their_own_fields():
@@ -172,5 +132,5 @@ def test_moments_and_quantiles_have_their_own_fields():
     names = ("min_s", "p5_s", "p25_s", "median_s", "p75_s", "p95_s", "p99_s", "max_s", "mean_s")
     expected = [101.0 * place for place in (0, 5, 25, 50, 75, 95, 99, 100, 50)]
     assert [getattr(summary, name) for name in names] == pytest.approx(expected)
-    assert summary.std_s == pytest.approx(np.std(101 * np.arange(101), ddof=1))
-    assert summary.cv_fraction == pytest.approx(summary.std_s / summary.mean_s)
+    std = np.std(101 * np.arange(101), ddof=1)
+    assert (summary.std_s, summary.cv_fraction) == pytest.approx((std, std / summary.mean_s))
