@@ -213,6 +213,16 @@ def _speedup(frame: Frame, cell: int, base: int) -> Any:
     return ratio(*values_of(frame.numbers("throughput.tokens_per_s"), base, cell)) or _slowdown(frame, base, cell)
 
 
+def _efficiency(frame: Frame, cell: int, base: int) -> Any:
+    """The speed-up by each rank: weak scaling where the batch of a rank stays, strong scaling where it shrinks."""
+    faster: Cell | None = _speedup(frame, cell, base)
+    if faster is None:
+        return None
+    ranks, others = (int(str(frame.known[known].get("ranks") or 1)) for known in (cell, base))
+    value, low, high = (end and end * others / ranks for end in (faster.value, faster.low, faster.high))
+    return Cell(value, low=low, high=high)
+
+
 def _slowdown(frame: Frame, cell: int, base: int) -> Any:
     return ratio(*values_of(frame.numbers("phases.step.mean_s"), base, cell))
 
@@ -288,6 +298,7 @@ RELATIVE = tuple(
     Column(name, title, _against(read), unit, None)
     for name, title, read, unit in (
         ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
+        ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
         ("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
         ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, _CHANGE),
         ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),

@@ -79,6 +79,12 @@ def _size(run: RunRecord) -> str | None:
     return model.size or (model.name or "").rpartition(".")[2] or None
 
 
+def _strategy(run: RunRecord) -> str | None:
+    """How several ranks share the work; `none` of one."""
+    name = value_at(run, "config.trainer.strategy")
+    return "none" if run.world_size == 1 else name if isinstance(name, str) else name and name["class_path"]
+
+
 def _compiled(run: RunRecord) -> Any:
     return msgspec.structs.asdict(run.compile) if run.compile.is_enabled else run.compile.is_enabled
 
@@ -129,7 +135,8 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact("warmup", "window.warmup_steps", ("measure.warmup_steps",), heading="warm-up"),
     Fact("zero_grad", "zero_grad", ("measure.zero_grad",)),
-    Fact("ranks", "world_size"),
+    Fact("ranks", "world_size", ("trainer.devices",)),
+    Fact("strategy", _strategy, ("trainer.strategy",), ("none",)),
     Fact("environment", "sweep.environment", ("environment",)),
     Fact("torch", "environment.versions.torch", is_environment=True),
     Fact("commit", revision, is_environment=True),

@@ -24,7 +24,7 @@ _CAPTIONED = (
     "size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "head_dim", "heads", "causal",
     "optimizer", "warmup", "environment",
 )  # fmt: skip
-_USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "zero_grad": "after_step"}
+_USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "strategy": "none", "zero_grad": "after_step"}
 #: By its cell, a row's entries beside its facts.
 _Rows = list[tuple[int, list[Value | Cell]]]
 _MISSING = Cell(None, style="missing")
