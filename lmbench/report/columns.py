@@ -219,7 +219,8 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
     if faster is None:
         return None
     ranks, others = (int(str(frame.known[known].get("ranks") or 1)) for known in (cell, base))
-    value, low, high = (end and end * others / ranks for end in (faster.value, faster.low, faster.high))
+    ends: tuple[Any, ...] = (faster.value, faster.low, faster.high)
+    value, low, high = (None if end is None else end * others / ranks for end in ends)
     return Cell(value, low=low, high=high)
 
 
