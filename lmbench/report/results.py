@@ -21,7 +21,6 @@ from lmbench.report import answer
 from lmbench.report.answer import Answer, Chart, Line, Table
 from lmbench.report.catalogue import Catalogue
 from lmbench.report.charts import build_charts
-from lmbench.report.columns import HOST_BOUND
 from lmbench.report.facts import fact_of
 from lmbench.report.frame import (
     Frame,
@@ -222,7 +221,7 @@ def _reason(run: Run) -> str:
 
 
 def _notes(section: _Section) -> Iterator[str]:
-    """The baseline that no run is, runs in no timing table, cells without a run, and the host's rows."""
+    """The baseline that no run is, runs in no timing table, and cells without a run."""
     group, _, frame, _, timed, _ = section
     baseline, cells = frame.baseline, group.sweep.cells
     if baseline and len(timed.facts) and not any(baseline.items() <= known.items() for known in timed.known.values()):
@@ -236,11 +235,6 @@ def _notes(section: _Section) -> Iterator[str]:
         yield f"{_count(trials, 'more run')} tried what fits, and more than that"
     if missing := {cell.id for cell in cells}.difference(*((row["place"], row["searched"]) for row in group.rows)):
         yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
-    if bound := sum(share.value > 0.5 for share in HOST_BOUND.of(timed).values()):
-        yield (
-            f"host-bound over 50 % in {_count(bound, 'row')}: the device waited for the host there, and precision, "
-            "compilation or a bigger batch show what they do to the host"
-        )
 
 
 def _warned(runs: Iterable[Run]) -> Iterator[Guard]:

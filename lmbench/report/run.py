@@ -164,14 +164,11 @@ def _speed(run: RunRecord) -> list[Line]:
     longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     most = _listed(*(f"{span} {percent(shares[span])}" for span in longest))
     words = {span: lag.verdict for span, lag in run.probe.verdicts.items()} if run.probe.verdicts else {}
-    waiting, mixed = (
-        _listed(*(span for span in PHASES if words.get(span) == word)) for word in ("host-bound", "mixed")
-    )
+    waiting = _listed(*(span for span in PHASES if words.get(span) == "host-bound"))
     limits = [
         ((bound or 0.0) >= _HOST_SETS_FRACTION,
          f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"),
         (waiting, f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"),
-        (mixed, f"the device, which nearly waits for the host in {mixed}"),
         (True, "the device: it always has work queued"),
     ]  # fmt: skip
     mfu, causal, has_mfu = percent(rate.mfu_fraction), rate.mfu_causal_fraction, rate.mfu_fraction is not None

@@ -4,7 +4,7 @@ must know of a row."""
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -15,7 +15,7 @@ from lmbench.report.answer import Cell, Table
 from lmbench.report.catalogue import Catalogue
 from lmbench.report.columns import HOST_BOUND, Column, values_of
 from lmbench.report.facts import FACT, Value, heading, in_words
-from lmbench.report.frame import Frame, outcome_label, outcome_word
+from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import Unit, change_percent, change_range
 from lmbench.report.view import TableSpec, View
 
@@ -44,7 +44,6 @@ _VERDICT_NOTES = {
     "same": "same: the 90 % intervals of their ratios lie within 1 %",
 }
 _IS_HOSTS_TIME = "the device waited for the host in most of the fastest's step: it is the host's time that is compared"
-_ONE_PAIR = "each interval is that of one pair, not corrected for the number of rows"
 
 
 def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
@@ -178,18 +177,8 @@ def _fastest(
         answer.Column("fastest"), column.heading(frame), answer.Column("second"),
         answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
     ]  # fmt: skip
-    rows: _Rows = []
-    for part in frame.by(names):
-        failed = defaultdict[str, list[str]](list)
-        for cell in part.ordered(among):
-            if cell not in part.ok_cells:
-                failed[outcome_word(part.runs_of(cell)[0].outcome)].append(part.in_words(cell, among))
-        text = ". ".join(f"{word}: {'; '.join(ways)}" for word, ways in failed.items())
-        verdict = fastest(part, among, column) or [_MISSING] * 5
-        rows.append((part.facts.index[0], [*verdict, Cell(text, style="outcome") if text else _MISSING]))
-    if all(cells[-1] is _MISSING for _, cells in rows):
-        return headings, [(cell, cells[:-1]) for cell, cells in rows]
-    return [*headings, answer.Column("no figure")], rows
+    rows = [(part.facts.index[0], fastest(part, among, column)) for part in frame.by(names)]
+    return headings, [(cell, [*(cells or [_MISSING] * len(headings))]) for cell, cells in rows]
 
 
 def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | None:
@@ -223,5 +212,5 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
     interval = _MISSING
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
-        interval = Cell(None, low=low, high=high, text=change_range(low, high), notes=(_ONE_PAIR,))
+        interval = Cell(None, low=low, high=high, text=change_range(low, high))
     return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(others[0][0] / time_s - 1), interval]

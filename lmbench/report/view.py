@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from lmbench.configs import read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
@@ -83,8 +83,6 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
-_Spec = TypeVar("_Spec", TableSpec, ChartSpec, AnswerSpec)
-
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
 GENERIC = View(
     name="sweep",
@@ -118,21 +116,25 @@ def read_view(view: Any, axes: Iterable[str] = ()) -> View:
     """
     if isinstance(view, str):
         return GENERIC if view == GENERIC.name else _view_of_study(view)
-    known = [*FACT, *map(str, axes)]
     try:
         spec = msgspec.convert(view, View)
     except msgspec.ValidationError as error:
         raise UsageError(f"view: {error}") from None
+    known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
+    named = [
+        *spec.baseline,
+        *(name for table in spec.tables for name in (*table.rows, *table.among)),
+        *(name for part in spec.answers for name in (part.x, *part.among)),
+        *(name for chart in spec.charts for name in (chart.x, *chart.series)),
+    ]
+    for name in filter(None, named):
+        fact = fact_of(name)
+        if name not in known and (fact != name or "." not in name):
+            hint = suggest(fact, known)
+            raise UsageError(f"view: fact {name!r} is unknown; choose among {', '.join(known)}{hint}")
     # `matmul: highest` is `highest (fp32)`.
-    facts = {_fact(name, known): value for name, value in spec.baseline.items()}
-    baseline = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in facts.items()}
-    return replace(
-        spec,
-        tables=tuple(_with_facts(table, known) for table in spec.tables),
-        answers=tuple(_with_facts(answer, known) for answer in spec.answers),
-        charts=tuple(_with_facts(chart, known) for chart in spec.charts),
-        baseline=baseline,
-    )
+    baseline = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in spec.baseline.items()}
+    return replace(spec, baseline=baseline)
 
 
 def _view_of_study(name: str) -> View:
@@ -149,22 +151,3 @@ def _view_of_study(name: str) -> View:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return view if view.name else replace(view, name=path.stem)
-
-
-def _with_facts(spec: _Spec, axes: list[str]) -> _Spec:
-    """A part of a view whose facts have their own names: an option stands for the fact that it sets."""
-    values = {key: value for key, value in asdict(spec).items() if key in ("rows", "among", "x", "series")}
-    facts = {
-        key: _fact(value, axes) if isinstance(value, str) else tuple(_fact(name, axes) for name in value)
-        for key, value in values.items()
-        if value
-    }
-    return replace(spec, **facts)
-
-
-def _fact(name: str, known: list[str]) -> str:
-    """The fact that is meant: one of FACTS, the one that an option sets, or an axis without a fact of its own."""
-    fact = fact_of(name)
-    if fact not in known and "." not in fact:
-        raise UsageError(f"view: fact {fact!r} is unknown; choose among {', '.join(known)}{suggest(fact, known)}")
-    return fact
