@@ -3,7 +3,6 @@ the moment when it has no room for more."""
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -37,12 +36,9 @@ class CudaHistory:
         if resets_peaks:
             # From here on they are those of the recorded steps.
             torch.cuda.reset_peak_memory_stats(self._device)
-        # Ranges of other threads than this one, which runs the backward of a CUDA device on none of Python's, are
-        # noted since PyTorch 2.9.
-        known = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
-        options: Any = dict.fromkeys({"clear_history", "global_record_annotations"}.intersection(known), True)
+        # Ranges of all threads: of a CUDA device the backward runs on none of Python's.
         torch.cuda.memory._record_memory_history(
-            enabled="all", context="all", stacks="python", max_entries=max_entries, device=self._device, **options
+            "all", "all", "python", max_entries, self._device, clear_history=True, global_record_annotations=True
         )
 
     def drop_workspaces(self) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.memory.forecast import Forecast, Gpu, Request, ask_forecast, gpu_of
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
+from lmbench.records.measured import RefusedAllocation
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
+from lmbench.records.vocabulary import BACKWARD_MODES
 
 #: lmbench's own Transformer, whose options are known.
 _OWN_MODEL = "lmbench.model.language_model.LanguageModel"
@@ -45,22 +47,20 @@ class Shortage:
     run: RunRecord
     gpu: Gpu | None
     as_it_is: Remedy
-    remedies: list[Remedy] = field(default_factory=list)
+    remedies: list[Remedy]
 
     @property
-    def unused_bytes(self) -> int | None:
+    def unused_bytes(self) -> int:
         """Reserved by the allocator and not allocated, when it was refused: in pieces too small for what was asked."""
-        refused = self.run.memory.refused
-        if refused is None or refused.reserved_bytes is None or refused.allocated_bytes is None:
-            return None
-        return refused.reserved_bytes - refused.allocated_bytes
+        refused = self.run.memory.refused or RefusedAllocation()
+        return (refused.reserved_bytes or 0) - (refused.allocated_bytes or 0)
 
     @property
     def is_fragmented(self) -> bool:
         """By its tensors the run fits, and what was asked for would have fitted into what was held in vain and what
         was free: only the pieces were too small."""
         refused, forecast = self.run.memory.refused, self.as_it_is.forecast
-        if refused is None or forecast is None or self.gpu is None or self.unused_bytes is None:
+        if refused is None or forecast is None or self.gpu is None:
             return False
         room_bytes = self.unused_bytes + (refused.device_free_bytes or 0)
         return room_bytes >= (refused.requested_bytes or math.inf) and self.gpu.fits(forecast.highest.total_bytes)
@@ -90,19 +90,21 @@ def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forec
     return Shortage(run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
 
 
-def _changes(run: RunRecord) -> Iterator[Remedy]:
+def _changes(run: RunRecord) -> list[Remedy]:
     """What may help, leaving out what the run had already."""
-    if run.precision == "32-true":
-        yield Remedy("bfloat16 autocast", ("--trainer.precision=bf16-mixed",))
-    if run.precision != "bf16-true":
-        yield Remedy("bfloat16 throughout: weights too, look at the loss", ("--trainer.precision=bf16-true",))
-    if run.model.name != _OWN_MODEL:
-        return
-    if run.model.attention in ("naive", "sdpa_math"):
-        yield Remedy("fused attention", ("--model.attention=sdpa",))
-    if run.model.checkpoint == "none" and run.mode in ("train_step", "forward_backward"):
-        yield Remedy("checkpoint each block", ("--model.checkpoint=block",))
-        yield Remedy("selective checkpoints", ("--model.checkpoint=selective",))
+    is_own = run.model.name == _OWN_MODEL
+    is_plain = is_own and run.model.checkpoint == "none" and run.mode in BACKWARD_MODES
+    changes = [
+        (run.precision == "32-true", "bfloat16 autocast", "--trainer.precision=bf16-mixed"),
+        (
+            run.precision != "bf16-true", "bfloat16 throughout: weights too, look at the loss",
+            "--trainer.precision=bf16-true",
+        ),
+        (is_own and run.model.attention in ("naive", "sdpa_math"), "fused attention", "--model.attention=sdpa"),
+        (is_plain, "checkpoint each block", "--model.checkpoint=block"),
+        (is_plain, "selective checkpoints", "--model.checkpoint=selective"),
+    ]  # fmt: skip
+    return [Remedy(change, (word,)) for may_help, change, word in changes if may_help]
 
 
 def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Iterator[Remedy]:

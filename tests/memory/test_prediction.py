@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -67,10 +68,9 @@ def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
 @pytest.mark.parametrize("cell", [cell for cell in cells() if cell.name in QUICK], ids=lambda cell: cell.name)
 def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell):
     told = errors(cell, predict(*cell.words, gpu="H200"))
-    assert told.peak == pytest.approx(0, abs=0.01)
-    assert told.reserved == pytest.approx(0, abs=0.02)
+    assert abs(told.peak) <= 0.01
     assert len(told.phases) == (3 if "train_step" in cell.name else 2)
-    assert all(abs(error) <= 0.02 for error in told.phases.values())
+    assert [error for error in (told.reserved, *told.phases.values()) if abs(error) > 0.02] == []
 
 
 def activations_of(*words):
@@ -220,10 +220,10 @@ def test_few_blocks_tell_what_all_of_them_take(compiled, method):
 @pytest.mark.parametrize(
     ("reserve", "start", "unit", "most_trials"),
     [
-        pytest.param(lambda batch: 10 * 2**30 + batch * 777 * 2**20, 4, 1, 5, id="line"),
-        pytest.param(lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64, 7, id="parabola"),
-        pytest.param(lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1, 8, id="bent"),
-        pytest.param(lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4, id="far too large"),
+        (lambda batch: 10 * 2**30 + batch * 777 * 2**20, 4, 1, 5),
+        (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64, 7),
+        (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1, 8),
+        (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4),
     ],
 )
 def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
@@ -250,9 +250,7 @@ def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is
 
 def test_the_command_prints_a_table_and_a_verdict(capfd):
     assert main(["memory", *TINY]) == 0
-    out = capfd.readouterr().out
-    assert "optimizer state" in out
-    assert "verdict" in out
+    assert re.search("optimizer state.*verdict", capfd.readouterr().out, re.DOTALL)
 
 
 # beside a run
@@ -264,10 +262,9 @@ def test_a_run_keeps_its_prediction(tmp_path):
     words = ["fit", "--config=smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s=0"]
     assert main([*words, "--memory.predict=true", "--wandb.mode=disabled", "--quiet"]) == 0
     prediction = load_run(find_runs([tmp_path])[0]).record.memory_prediction
-    assert prediction.reason is None
     assert prediction.peak_allocated_bytes
     # On a CPU there is nothing that it could be held against.
-    assert prediction.error_fraction is None
+    assert (prediction.reason, prediction.error_fraction) == (None, None)
 
 
 # the allocator

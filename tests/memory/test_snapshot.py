@@ -27,11 +27,9 @@ class Touches:
 
 def refusal(path, content):
     path.write_bytes(content)
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=r"\A.{,500}\Z") as refused:
         examine(path)
-    message = str(refused.value)
-    assert ("\n" in message, len(message) < 500) == (False, True)
-    return message
+    return str(refused.value)
 
 
 def of_entry(**entry):
@@ -51,18 +49,18 @@ def test_code_in_a_snapshot_does_not_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        pytest.param(b"(ios\nsystem\n.", "names os.system", id="old opcode"),
-        pytest.param(b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system", id="new opcode"),
-        pytest.param(b"Pfoo\n.", "persistent id", id="persistent id"),
-        pytest.param(b"", "EOFError", id="empty"),
-        pytest.param(pickle.dumps({"a": 1}), "missing required field `segments`", id="other mapping"),
-        pytest.param(of_entry(addr=1), "missing required field `action` - at `$.device_traces[0][0]`", id="no action"),
-        pytest.param(of_entry(action="alloc", size=-1), "size", id="negative size"),
-        pytest.param(of_entry(action="alloc", size=1 << 60), "size", id="size whose sums overflow"),
-        pytest.param(of_entry(action="alloc", frames=[{"line": []}]), "no list of frames", id="no stack"),
-        pytest.param(pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty", id="nothing"),
-        pytest.param(pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64", id="many devices"),
-        pytest.param(b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot", id="deep"),
+        (b"(ios\nsystem\n.", "names os.system"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
+        (b"Pfoo\n.", "persistent id"),
+        (b"", "EOFError"),
+        (pickle.dumps({"a": 1}), "missing required field `segments`"),
+        (of_entry(addr=1), "missing required field `action` - at `$.device_traces[0][0]`"),
+        (of_entry(action="alloc", size=-1), "size"),
+        (of_entry(action="alloc", size=1 << 60), "size"),
+        (of_entry(action="alloc", frames=[{"line": []}]), "no list of frames"),
+        (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty"),
+        (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
+        (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
     ],
 )
 def test_what_is_no_snapshot_is_said_in_one_line(tmp_path, content, reason):
@@ -71,8 +69,8 @@ def test_what_is_no_snapshot_is_said_in_one_line(tmp_path, content, reason):
 
 def test_a_torn_file_one_that_is_too_large_and_none_are_refused(tmp_path, monkeypatch):
     content = planted_memory.write(tmp_path / "s.pickle", planted_memory.planted_run().memory).read_bytes()
-    for part in (0.1, 0.999):
-        refusal(tmp_path / "torn.pickle", content[: int(len(content) * part)])
+    for size in (len(content) // 10, len(content) - 10):
+        refusal(tmp_path / "torn.pickle", content[:size])
     for path in (tmp_path / "none.pickle", tmp_path):
         with pytest.raises(UsageError, match=str(path)):
             read_snapshot(path)

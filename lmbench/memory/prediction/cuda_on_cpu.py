@@ -29,6 +29,7 @@ _scaled_dot_product_flash_attention
 # and these in the widest precision of their inputs, as they do without autocast.
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _LEFT = frozenset((_LOWER + _WIDEST).split())
+_HALVES = (torch.bfloat16, torch.float16)
 _SDPA = functional.scaled_dot_product_attention
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
@@ -74,19 +75,15 @@ def _in_float32(name: str) -> Callable[..., Any]:
             if dtype_index is None:
                 return operator(*tree_map_only(torch.Tensor, _widened, args), **kwargs)
             dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
-            if dtype is None and _is_lower(args[0]):
+            if dtype is None and args[0].dtype in _HALVES:
                 return operator(*args[:dtype_index], **{**kwargs, "dtype": torch.float32})
             return operator(*args, **kwargs)
 
     return run
 
 
-def _is_lower(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-
-
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if _is_lower(tensor) else tensor
+    return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 class CudaAttention(TorchFunctionMode):
