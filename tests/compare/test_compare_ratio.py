@@ -10,7 +10,7 @@ from scipy import stats
 
 from lmbench.compare.noise import measure_noise
 from lmbench.compare.verdict import decide
-from lmbench.records.statistics import detectable_fraction, holm, ratio_of, repeats_for
+from lmbench.records.statistics import holm, ratio_of, repeats_for
 
 
 def draws(seed, n, std, mean=0.05):
@@ -56,17 +56,10 @@ def test_the_interval_and_the_verdict_turn_at_the_same_p():
         assert (decision.word in ("faster", "slower")) == found.excludes_one
 
 
-def test_detectable_changes_shrink_with_repeats():
-    for repeats, freedom in ((3, 3), (5, 20 / 3), (8, 112 / 9)):
-        quantiles = stats.t.ppf(0.975, freedom) + stats.t.ppf(0.95, freedom)
-        expected = math.expm1(quantiles * 0.003 * math.sqrt(2 / repeats))
-        assert detectable_fraction(0.003, repeats) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("spread", "freedom"), [(0.005, 1e6), (0.01, 1e6)])
-def test_the_repeats_that_a_hint_names_give_the_verdict_in_90_of_100_cases(spread, freedom):
+@pytest.mark.parametrize("spread", [0.005, 0.01])
+def test_the_repeats_that_a_hint_names_give_the_verdict_in_90_of_100_cases(spread):
     # The spread is known: no fewer repeats would do.
-    needed = repeats_for(spread, freedom, 0.01)
+    needed = repeats_for(spread, 1e6, 0.01)
     trials, generator, shares = 2000, random.Random(3), []
     for repeats in (needed - 2, needed):
         same = changed = 0

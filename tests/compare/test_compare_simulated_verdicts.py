@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmbench.compare.verdict import decide
-from lmbench.records.statistics import detectable_fraction, holm, ratio_of
+from lmbench.records.statistics import detectable_fraction, ratio_of
 
 TRIALS = 1500
 #: Three standard errors of 5 % in so many trials.
@@ -38,9 +38,3 @@ def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, eff
     _, words = verdicts(repeats, (spread, spread), effect or detectable_fraction(spread, repeats))
     # At three repeats the degrees of freedom vary between 2 and 4, and their mean says less.
     assert np.mean([word == "slower" for word in words]) >= 0.95 - (0.03 if repeats == 3 else SLACK)
-
-
-def test_many_cells_together_alarm_at_most_as_often_as_one():
-    p_values = np.reshape([ratio.p for ratio in verdicts(5, (0.02, 0.02))[0]], (75, 20))
-    assert np.mean([min(holm(row.tolist())) < 0.05 for row in p_values]) <= 0.05 + 0.075
-    assert np.mean(p_values.min(axis=1) < 0.05) > 0.5
