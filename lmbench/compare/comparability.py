@@ -4,6 +4,7 @@ what a reader should know and no rule decides."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,6 @@ from lmbench.records.settings import (
     brief,
     chosen_differences,
     is_named,
-    setting_differences,
     settings,
     values_at,
 )
@@ -51,34 +51,34 @@ def invalid_reasons(a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = (
         about: names of what is compared. Without any, every setting may differ; with some, only these may.
     """
     first_a, first_b, runs = a[0].record, b[0].record, [*a, *b]
-    changed = [difference.name for difference in setting_differences(first_a, first_b)]
+    changed = chosen_differences(first_a, first_b)
     reasons = []
 
     def compare(title: str, name: str, setters: Sequence[str], default: object = None) -> None:
-        if any(is_named(alias, about) for alias in (name, *setters)):
-            return
+        is_chosen = any(is_named(difference.name, setters) for difference in changed)
         texts = [_texts(side, name, default) for side in (a, b)]
-        if all(texts) and texts[0] != texts[1]:
+        is_meant = any(is_named(alias, about) for alias in (name, *setters))
+        if all(texts) and texts[0] != texts[1] and not is_chosen and not is_meant:
             hint = f"--about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_listed(texts[0])}, B {_listed(texts[1])} ({hint})")
 
     for name, setters in _facts(runs).items():
         # A script of the user's own records no settings: what could be chosen was.
-        if not any(is_named(setting, setters) for setting in changed) and not (setters and first_a.config is None):
+        if not setters or first_a.config is not None:
             compare(fields("run")[name].title, name, setters)
     variables = [value_at(run.record, _VARIABLES) for run in runs]
     # Unlike other facts, a variable that is not there is known: it is unset.
-    if "sweep.environment" not in changed and None not in variables:
-        for variable in sorted({variable for environment in variables for variable in environment}):
-            if not variable.endswith(_PLACES) and not variable.startswith(_REPEATED):
-                compare(f"environment variable {variable}", f"{_VARIABLES}.{variable}", (), "unset")
+    for variable in sorted({*chain(*variables)}) if None not in variables else ():
+        if not variable.endswith(_PLACES) and not variable.startswith(_REPEATED):
+            name = f"{_VARIABLES}.{variable}"
+            compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):
         reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in mixture(side)]
         reasons += failed_guards(name, side)
     # A setting that only one side knows is no difference of value.
     reasons += [
         f"{difference}; the comparison is about {', '.join(about)}"
-        for difference in (chosen_differences(first_a, first_b) if about else ())
+        for difference in (changed if about else ())
         if not is_named(difference.name, about)
         and (difference.name == "sweep.environment" or None not in (difference.a, difference.b))
     ]

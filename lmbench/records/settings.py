@@ -63,24 +63,16 @@ def settings(record: RunRecord) -> dict[str, Any]:
     return {"mode": record.mode, **known, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
 
-def setting_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Settings in which two runs differ, and the environments of their sweeps."""
-    environment = "sweep.environment"
-    return _differing(a, b, lambda run: {**settings(run), environment: value_at(run, environment)})
-
-
 def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What somebody chose: settings, code, versions, the sweep's environment."""
-    facts = _differing(a, b, lambda run: values_at(run, *CHOSEN))
-    return list(dict.fromkeys([*setting_differences(a, b), *facts]))
+    return _differing(a, b, lambda run: settings(run) | values_at(run, *CHOSEN))
 
 
 def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     """What was chosen; then facts of the model that no setting of it explains, such as those of another class."""
     chosen = chosen_differences(a, b)
     is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
-    facts = [] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES))
-    return list(dict.fromkeys([*chosen, *facts]))
+    return chosen + ([] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES)))
 
 
 def _differing(a: RunRecord, b: RunRecord, known: Callable[[RunRecord], Mapping[str, Any]]) -> list[Difference]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from runs import BASE, put
 
-H200 = BASE["environment"]["gpu"]
 #: Step times of repeats, in seconds, and of repeats that take 4 % longer.
 TIMES, SLOWER = (0.0500, 0.0501, 0.0499), (0.0520, 0.0521, 0.0519)
 _PHASES = {"step": 1.0, "data": 0.001, "forward": 0.3, "backward": 0.6, "optimizer": 0.09, "other": 0.009}
