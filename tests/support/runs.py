@@ -36,13 +36,13 @@ _RECORDED = {
     "trainer.precision": "precision",
 }
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
-_SHARES = {
-    "inference": {"forward": 1.0},
-    "forward": {"forward": 1.0},
-    "forward_backward": {"forward": 0.34, "backward": 0.66},
-    "train_step": {"forward": 0.31, "backward": 0.6, "optimizer": 0.09},
+#: By mode: work in forward passes, and the phases' shares of a step.
+_MODES = {
+    "inference": (1.0, {"forward": 1.0}),
+    "forward": (1.0, {"forward": 1.0}),
+    "forward_backward": (3.0, {"forward": 0.34, "backward": 0.66}),
+    "train_step": (3.2, {"forward": 0.31, "backward": 0.6, "optimizer": 0.09}),
 }
-_WORK = {"inference": 1.0, "forward": 1.0, "forward_backward": 3.0, "train_step": 3.2}
 
 
 def put(record, changes):
@@ -61,68 +61,66 @@ def make_record(settings, changes=None, *, repeat=0):
     run = copy.deepcopy(BASE)
     for option, value in settings.items():
         put(run, {f"config.{option}": value, _RECORDED.get(option, option): value})
+    model, mode, window = run["model"], run["mode"], run["window"]
     if "model.d_model" in settings:
         put(run, {"config.model.size": None, "model.size": None})
     elif size := settings.get("model.size"):
         shape = SIZES[size]
-        run["model"] |= {"d_model": shape.d_model, "d_ff": shape.d_ff, "num_layers": shape.num_layers}
+        model |= {"d_model": shape.d_model, "d_ff": shape.d_ff, "num_layers": shape.num_layers}
     if settings.get("trainer.compile"):
         counts = {"graph_count": 3, "graph_break_count": 2, "window_recompile_count": 0}
         run["compile"] = {"is_enabled": True, "mode": "default", "cache": "shared" if repeat else "private", **counts}
-    run["command"] = "validate" if run["mode"] == "inference" else "fit"
-    _measure(run, repeat, random.Random(f"{sorted(settings.items(), key=str)}-{repeat}"))
-    return put(run, changes or {})
+    run["command"] = "validate" if mode == "inference" else "fit"
 
-
-def _measure(run, repeat, rng):
-    model, mode, batch, context = run["model"], run["mode"], run["data"]["batch_size"], run["data"]["context_length"]
+    rng = random.Random(f"{sorted(settings.items(), key=str)}-{repeat}")
     shape = ModelShape(model["d_model"], model["d_ff"], model["num_layers"], 8)
-    tokens, is_compiled = batch * context, run["compile"]["is_enabled"]
+    context, tokens = run["data"]["context_length"], run["data"]["batch_size"] * run["data"]["context_length"]
     token_flops = 2 * shape.parameter_count + 4 * shape.num_layers * context * shape.d_model
+    is_compiled, (work, shares) = run["compile"]["is_enabled"], _MODES[mode]
     rate = _RATE.get((run["precision"], run["matmul_precision"]), 380e12) * (1.12 if is_compiled else 1.0)
-    device_s = token_flops * _WORK[mode] * batch * context / rate
-    host_s = shape.num_layers * _WORK[mode] * (0.25e-3 if is_compiled else 0.55e-3)
+    device_s = token_flops * work * tokens / rate
+    host_s = shape.num_layers * work * (0.25e-3 if is_compiled else 0.55e-3)
     step_s = max(device_s, host_s) * rng.gauss(1.0, 0.002)
-    verdict = "host-bound" if host_s > device_s else "queued"
-    wide = 4 if run["precision"] == "32-true" else 2.6
+    is_fp32 = run["precision"] == "32-true"
     taken = shape.parameter_count * (16 if mode == "train_step" else 8 if "backward" in mode else 4)
-    taken += int(wide * batch * context * shape.num_layers * (14 * shape.d_model + 2 * shape.num_heads * context))
+    saved = tokens * shape.num_layers * (14 * shape.d_model + 2 * shape.num_heads * context)
+    taken += int((4 if is_fp32 else 2.6) * saved)
     model["parameter_count"] = shape.parameter_count
-    run["phases"] = _phases(step_s, mode, rng, 3.0 if run["window"]["warmup_steps"] == 0 else 0.004)
-    run["probe"]["verdicts"] = {phase: {"verdict": verdict} for phase in _SHARES[mode]}
+    run["phases"], cv = {}, 3.0 if window["warmup_steps"] == 0 else 0.004
+    for phase, share in {
+        "step": 1.0,
+        **{phase: 0.997 * share for phase, share in shares.items()},
+        "other": 0.003,
+    }.items():
+        mean = step_s * share
+        run["phases"][phase] = {
+            "n": 60, "mean_s": mean, "std_s": mean * cv * rng.uniform(0.8, 1.2), "min_s": mean * 0.992,
+            "median_s": mean * 0.999, "max_s": mean * 1.03, "cv_fraction": cv, "share_fraction": share,
+        }  # fmt: skip
+    verdict = {"verdict": "host-bound" if host_s > device_s else "queued"}
+    run["probe"]["verdicts"] = dict.fromkeys(shares, verdict)
     run["throughput"] |= {
         "tokens_per_s": tokens / step_s,
-        "mfu_fraction": tokens / step_s * token_flops * (3 if _WORK[mode] > 1 else 1) / 989.4e12,
+        "mfu_fraction": tokens / step_s * token_flops * (3 if work > 1 else 1) / 989.4e12,
         "joules_per_token": 300 * step_s / tokens,
     }
     run["memory"]["run_peak_allocated_bytes"] = taken
-    run["window"]["steps"] = max(20, int(3 / step_s))
-    run["loss"]["first"] = 9.30756 + (0 if run["precision"] == "32-true" else 0.0021)
+    window["steps"] = max(20, int(3 / step_s))
+    run["loss"]["first"] = 9.30756 + (0 if is_fp32 else 0.0021)
     if is_compiled:
         run["compile"]["first_step_s"] = (9.0 + shape.num_layers * 0.9) * (0.2 if repeat else 1)
     if taken > DEVICE_BYTES:
         put(run, ended("oom", "forward", requested_bytes=taken - DEVICE_BYTES))
-
-
-def _phases(step_s, mode, rng, cv):
-    shares = {"step": 1.0, **{phase: share * 0.997 for phase, share in _SHARES[mode].items()}, "other": 0.003}
-    phases = {}
-    for phase, share in shares.items():
-        mean = step_s * share
-        std = mean * cv * rng.uniform(0.8, 1.2)
-        phases[phase] = {
-            "n": 60, "mean_s": mean, "std_s": std, "min_s": mean * 0.992, "median_s": mean * 0.999,
-            "max_s": mean * 1.03, "cv_fraction": cv, "share_fraction": share,
-        }  # fmt: skip
-    return phases
+    return put(run, changes or {})
 
 
 def ended(outcome, phase, message="", **error):
     """The changes of a run that did not end well: nothing measured."""
-    kind = {"oom": "OutOfMemoryError", "timeout": "Timeout"}.get(outcome, "RuntimeError")
-    message = message or {"oom": "CUDA out of memory.", "timeout": "no end after 60 s"}.get(outcome, "it broke")
-    error |= {"kind": kind, "message": message, "phase": phase}
-    return {"outcome": outcome, "error": error, "phases": {}, "guards": [], "probe": {}, "throughput": {}, "loss": {}}
+    kinds = {"oom": ("OutOfMemoryError", "CUDA out of memory."), "timeout": ("Timeout", "no end after 60 s")}
+    kind, usual = kinds.get(outcome, ("RuntimeError", "it broke"))
+    error |= {"kind": kind, "message": message or usual, "phase": phase}
+    empty = {name: {} for name in ("phases", "probe", "throughput", "loss")}
+    return {"outcome": outcome, "error": error, "guards": [], **empty}
 
 
 def write_run(folder, record, steps=8):
@@ -133,15 +131,13 @@ def write_run(folder, record, steps=8):
         mean, warmup = record["phases"]["step"]["mean_s"], record["window"]["warmup_steps"]
         slow = {0: record["compile"].get("first_step_s") or 0.9 + 3 * mean, 1: mean * 1.6, 2: mean * 1.05}
         rng = random.Random(mean)
-        lines = (
-            {
-                "step": index, "rank": 0, "stage": "warmup" if index < warmup else "window", "micro_batches": 1,
-                "is_warmup": index < warmup, "step_s": slow.get(index, mean * rng.gauss(1, 0.004)),
-                "forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1, "loss": 9.3,
-            }
-            for index in range(steps)
-        )  # fmt: skip
-        (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        times = {"forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1}
+        with (folder / "steps.jsonl").open("w") as file:
+            for index in range(steps):
+                is_warmup, step_s = index < warmup, mean * rng.gauss(1, 0.004)
+                line = {"step": index, "rank": 0, "stage": "warmup" if is_warmup else "window", "micro_batches": 1}
+                line |= {"is_warmup": is_warmup, "step_s": slow.get(index, step_s), **times, "loss": 9.3}
+                file.write(f"{json.dumps(line)}\n")
 
 
 def make_run(folder, settings, changes=None, *, repeat=0):
@@ -151,31 +147,32 @@ def make_run(folder, settings, changes=None, *, repeat=0):
     return record
 
 
-def make_sweep(
-    home, axes, *, view = None,
-    fixed = None, repeats = 1, steps = 8, change = None,
-):  # fmt: skip
+def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=None):
     """A sweep's folder with its runs, one repeat of each pass but the timing one.
 
     Args:
         axes: the values of each, of which every combination is a cell; or the cells.
         fixed: settings of all cells beside their axes.
+        change: changes of a run, from its record and the number of the repeat.
     """
     if isinstance(axes, Mapping):
         axes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    cells, shared = [], {"schema_version": SCHEMA_VERSION, "name": home.name, "view": view}
+    cells, values = [], {}
     for place in axes:
         cell = "-".join(str(value).replace(" ", "_") for value in place.values()) or "cell"
         settings = {**(fixed or {}), **place}
         cells.append({"id": cell, "axes": place, "options": {k: v for k, v in settings.items() if k != "mode"}})
+        for name, value in place.items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
         for repeat in range(repeats if place.get("pass", "timing") == "timing" else 1):
             sweep = {"name": home.name, "cell": cell, "axes": place, "repeat": repeat}
             run = make_record(settings, {"run_id": f"{cell}-r{repeat}", "sweep": sweep}, repeat=repeat)
-            put(run, change(run, repeat) if change else {})
-            write_run(home / "runs" / str(run["run_id"]), run, steps)
-    names = dict.fromkeys(name for place in axes for name in place)
-    values = {name: list({str(place[name]): place[name] for place in axes if name in place}.values()) for name in names}
-    (home / "sweep.json").write_text(json.dumps({**shared, "axes": values, "cells": cells}))
+            if change:
+                put(run, change(run, repeat))
+            write_run(home / "runs" / run["run_id"], run, steps)
+    content = {"schema_version": SCHEMA_VERSION, "name": home.name, "view": view, "axes": values, "cells": cells}
+    (home / "sweep.json").write_text(json.dumps(content))
     return home
 
 
@@ -186,9 +183,7 @@ def answer_of(*folders, has_reference=False, **options):
 
 def rows_of(*folders, **options):
     """A row for each cell, as CSV has them."""
-    data = answer_of(*folders, **options).data
-    assert data is not None
-    return data().records()
+    return answer_of(*folders, **options).data().records()
 
 
 def table_rows(table):
