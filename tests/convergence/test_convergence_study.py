@@ -45,7 +45,7 @@ def study(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.chdir(HERE.parent / "support")
         patch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
-        assert main(["sweep", str(folder / "planted.yaml"), "--results_dir", str(folder)]) == 0
+        assert main(["sweep", str(folder / "planted.yaml"), f"--results_dir={folder}"]) == 0
     return folder / "planted"
 
 
@@ -63,7 +63,7 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
 @needs_browser
 def test_the_page_has_the_curves_and_the_answer(study, capsys, tmp_path):
     page = tmp_path / "page.html"
-    assert main(["report", str(study), "--output", str(page)]) == 0
+    assert main(["report", str(study), f"--output={page}"]) == 0
     found = look(page, 400)
     assert found["charts"] == 1
     assert found["requests"] == []

@@ -25,7 +25,7 @@ def make_page(tmp_path, *cases):
         results.mkdir(parents=True)
         words.append(CASES[case](results)[0])
     page = tmp_path / "page.html"
-    assert main(["report", *words, "--output", str(page)]) == 0
+    assert main(["report", *words, f"--output={page}"]) == 0
     return page
 
 

@@ -16,23 +16,14 @@ from lmbench.cli import main
 from lmbench.records.levels import level_changes
 
 
-def costs(logs, borders):
-    return sum(((level - level.mean()) ** 2).sum() for level in np.split(logs, borders))
-
-
 @pytest.mark.parametrize("levels", [[(5, 1.0), (5, 1.05)], [(4, 1.0), (4, 1.05), (4, 1.0)], [(9, 1.0), (1, 1.2)]])
-def test_planted_levels_are_found_with_their_size_where_a_search_over_all_places_finds_them(levels):
+def test_planted_levels_are_found_with_their_size(levels):
     rng = random.Random(2)
-    values = [level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)]
-    planted = list(itertools.accumulate(count for count, _ in levels))[:-1]
-    found = level_changes(values)
-    assert [change.index for change in found] == planted
+    found = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])
+    assert [change.index for change in found] == list(itertools.accumulate(count for count, _ in levels))[:-1]
     for change, (before, after) in zip(found, itertools.pairwise(level for _, level in levels), strict=True):
         assert change.low < change.point < change.high
         assert change.point == pytest.approx(after / before, abs=0.02)
-    logs = np.log(values)
-    places = itertools.combinations(range(1, len(values)), len(planted))
-    assert list(min(places, key=lambda borders: costs(logs, list(borders)))) == planted
 
 
 @pytest.mark.parametrize("tails", ["normal", "heavy"])
@@ -40,9 +31,8 @@ def test_of_noise_alone_at_most_a_few_series_in_a_hundred_show_a_change(tails):
     rng = np.random.default_rng(3)
     for count in (4, 8, 30):
         draws = rng.normal(size=(300, count)) if tails == "normal" else rng.standard_t(3, size=(300, count))
-        false = [bool(level_changes(np.exp(0.01 * series))) for series in draws]
         # 5 %, and three standard deviations of 300 draws.
-        assert sum(false) <= 0.05 * 300 + 3 * math.sqrt(300 * 0.05 * 0.95)
+        assert sum(bool(level_changes(np.exp(0.01 * series))) for series in draws) <= 26
 
 
 def test_the_interval_of_a_size_holds_it_as_often_as_it_says():
@@ -128,16 +118,16 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys
     for hour, commit in enumerate((commits[1], commits[2], commits[0])):
         revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}
         make_run(tmp_path / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
-    assert main(["report", "r", "--over", "commit", "--format", "csv"]) == 0
+    assert main(["report", "r", "--over=commit", "--format=csv"]) == 0
     rows = csv.DictReader(capsys.readouterr().out.splitlines())
     assert [row["commit"] for row in rows] == [commit[:9] for commit in commits]
 
 
 def test_what_has_no_course_is_one_line(history, capsys):
     for words, told in (
-        (["results/small-0-0", "--over", "commit"], "no configuration was measured at two of them"),
-        (["results", "--over", "commit", "--baseline", "size=small"], "leave out --view"),
-        (["results", "--over", "comit"], "over"),
+        (["results/small-0-0", "--over=commit"], "no configuration was measured at two of them"),
+        (["results", "--over=commit", "--baseline=size=small"], "leave out --view"),
+        (["results", "--over=comit"], "over"),
     ):
         assert main(["report", *words]) == 2
         assert told in capsys.readouterr().err

@@ -44,9 +44,9 @@ def large(tmp_path_factory):
     ("view", "words", "limit_s"),
     [
         # Processor time, which doubles where two processes share a core: tables 3.5 s by themselves, pages up to 10 s.
-        ("step_times", ["--format", "csv"], 10),
-        ("warmup", ["--format", "markdown"], 10),
-        ("precision", ["--output", "page.html"], 25),
+        ("step_times", ["--format=csv"], 10),
+        ("warmup", ["--format=markdown"], 10),
+        ("precision", ["--output=page.html"], 25),
     ],
 )
 def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
@@ -63,7 +63,7 @@ def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
     [
         (["-h"], ["torch", "lightning", "pandas", "scipy", "jinja2", "numpy"]),
         (["results"], ["torch", "lightning", "vl_convert", "jinja2"]),
-        (["results", "--output", "page.html"], ["torch", "lightning"]),
+        (["results", "--output=page.html"], ["torch", "lightning"]),
     ],
 )
 def test_what_is_not_needed_is_not_imported(words, absent, tmp_path):

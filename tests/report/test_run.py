@@ -94,7 +94,7 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["fit", "--config", "smoke", "--model.num_layers", "1", *QUICK, "--wandb.mode", "offline"]) == 0
+    assert main(["fit", "--config=smoke", "--model.num_layers=1", *QUICK, "--wandb.mode=offline"]) == 0
     printed = capsys.readouterr().out
     board = printed.splitlines()[-2:]
     assert main(["show", "results"]) == 0
@@ -102,7 +102,7 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     assert board[0] == "W&B          offline, beside the result"
     words = {line.split()[0]: shlex.split(line)[2:] for line in printed.splitlines() if line.startswith(TO_COPY[1:])}
     assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
-    assert main([*words["repeat"], "--wandb.mode", "disabled"]) == 0
+    assert main([*words["repeat"], "--wandb.mode=disabled"]) == 0
     assert len(list((tmp_path / "results").iterdir())) == 2
 
 
@@ -120,8 +120,8 @@ def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path
 
 
 def test_output_for_scripts_is_nothing_else(tmp_path, capsys):
-    words = ["--model.num_layers", "1", *QUICK, "--measure.results_dir", str(tmp_path)]
-    assert main(["fit", "--config", "smoke", *words, "--json"]) == 0
+    words = ["--model.num_layers=1", *QUICK, f"--measure.results_dir={tmp_path}"]
+    assert main(["fit", "--config=smoke", *words, "--json"]) == 0
     printed = capsys.readouterr()
     (folder,) = tmp_path.iterdir()
     assert json.loads(printed.out) == json.loads((folder / "run.json").read_text())

@@ -65,9 +65,9 @@ def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
     study.unlink()
     capsys.readouterr()
     page = tmp_path / "page.html"
-    assert main(["report", str(home), "--format", "markdown"]) == 0
+    assert main(["report", str(home), "--format=markdown"]) == 0
     text = capsys.readouterr().out
-    assert main(["report", str(home), "--output", str(page)]) == 0
+    assert main(["report", str(home), f"--output={page}"]) == 0
     assert text.startswith("## Power and heat\n\n- **question**: What does a bigger batch draw?\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
     assert lines[0][:7] == [

@@ -94,7 +94,7 @@ def any_sweep(folder: Path) -> list[str]:
     """A grid over an option that no fact stands for, with a baseline of the user's choice."""
     axes = {"model.learning_rate": [0.1, 0.001], "model.attention": ["sdpa", "naive"]}
     home = make_sweep(folder / "my grid", axes, repeats=2, fixed={"model.size": "small"})
-    return [str(home), "--baseline", "attention=naive"]
+    return [str(home), "--baseline=attention=naive"]
 
 
 def unrelated(folder: Path) -> list[str]:
@@ -259,7 +259,7 @@ def attention(folder: Path) -> list[str]:
 def attention_backends(folder: Path) -> list[str]:
     """The fastest back end, where one is told from all others and where not."""
     home = make_attention(folder / "attention", [256, 16384, 65536], [64])
-    return [str(home), "--view", "attention_backends"]
+    return [str(home), "--view=attention_backends"]
 
 
 CASES: dict[str, Callable[[Path], list[str]]] = {
@@ -276,7 +276,7 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
 def render(words: list[str], folder: Path) -> str:
     """Standard output of `lmbench report`, the folder's own path taken out."""
     with redirect_stdout(StringIO()) as stream:
-        assert main(["report", *words, "--format", "markdown"]) == 0
+        assert main(["report", *words, "--format=markdown"]) == 0
     return stream.getvalue().replace(str(folder.resolve()), "FOLDER").replace(str(folder), "FOLDER")
 
 

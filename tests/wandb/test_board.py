@@ -32,7 +32,7 @@ def dry_run(capsys, *words):
 
 def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
-    told = dry_run(capsys, "--project", "speed")
+    told = dry_run(capsys, "--project=speed")
     assert (told["project"], told["entity"]) == ("speed", None)
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in told["boards"]] == [None, *studies]
@@ -88,11 +88,11 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
 
         # Somebody gave it another title.
         server.views[1]["displayName"], before = "ours", [(view["id"], view["name"]) for view in server.views]
-        assert main(["board", "sweep", "precision", "kernels", "--entity", "me"]) == 0
+        assert main(["board", "sweep", "precision", "kernels", "--entity=me"]) == 0
         assert capsys.readouterr().out.splitlines() == [line.replace("created", "updated") for line in saved]
         assert [(view["id"], view["name"]) for view in server.views] == before
 
-        assert main(["board", "precision", "--project", "other"]) == 6
+        assert main(["board", "precision", "--project=other"]) == 6
         error = capsys.readouterr().err
         assert ("lmbench: board: wandb failed with " in error, error.count("\n")) == (True, 2)
         assert "me/other" in error
@@ -106,10 +106,10 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
     for words, code, told in (
         (["precision"], 6, "API key"),
         (["no_study"], 2, "unknown view 'no_study'"),
-        (["precision", "--timeout_s", "0"], 2, "timeout_s"),
+        (["precision", "--timeout_s=0"], 2, "timeout_s"),
     ):
         assert main(["board", *words]) == code
         assert told in capsys.readouterr().err
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    assert main(["board", "precision", "--entity", "me"]) == 6
+    assert main(["board", "precision", "--entity=me"]) == 6
     assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err

@@ -28,15 +28,10 @@ from lmbench.wandb.child import stable_id
 from lmbench.wandb.content import config_of
 from lmbench.wandb.publish import WandbSettings
 
-QUICK = [
-    "--config", "smoke", "--model.num_layers", "1", "--measure.steps", "6", "--measure.min_window_s", "0",
-    "--measure.probe_steps", "2", "--data.context_length", "16",
-]  # fmt: skip
+STEPS = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2", "--data.context_length=16"]
+QUICK = ["--config=smoke", "--model.num_layers=1", *STEPS]
 # For a module that is not lmbench's.
-FOREIGN = [
-    "--trainer.accelerator", "cpu", "--data.batch_size", "4", "--data.context_length", "16",
-    "--measure.warmup_steps", "3", "--measure.steps", "6", "--measure.min_window_s", "0", "--measure.probe_steps", "2",
-]  # fmt: skip
+FOREIGN = ["--trainer.accelerator=cpu", "--data.batch_size=4", "--measure.warmup_steps=3", *STEPS]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +43,7 @@ def _wandb(no_account, monkeypatch):
 def fit(tmp_path, *words):
     results = tmp_path / "results"
     before = set(results.glob("*"))
-    assert main(["fit", *QUICK, "--measure.results_dir", str(results), *words]) == 0
+    assert main(["fit", *QUICK, f"--measure.results_dir={results}", *words]) == 0
     (new,) = set(results.glob("*")) - before
     return load_run(new)
 
@@ -57,7 +52,7 @@ def fit(tmp_path, *words):
 def test_a_run_is_there_offline_where_asked_without_account_or_network(mode, tmp_path, capsys):
     environment = {name: value for name, value in os.environ.items() if "WANDB" in name}
     words = ["--wandb.mode", mode] if mode == "offline" else []
-    result = fit(tmp_path, *words, "--wandb.project", "speed", "--wandb.tags", "[a, b]")
+    result = fit(tmp_path, *words, "--wandb.project=speed", "--wandb.tags=[a, b]")
     output, is_there = capsys.readouterr(), mode == "offline"
     lines = f"W&B          offline, beside the result\nupload       lmbench upload {result.path} --project=speed\n"
     assert (lines in output.out, "W&B" in output.out) == (is_there, is_there)
@@ -86,8 +81,8 @@ def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        more = ["--trainer.gradient_clip_val", "1", "--measure.gradient_norm", "true"]
-        result = fit(tmp_path, "--wandb.mode", "online", *more)
+        more = ["--trainer.gradient_clip_val=1", "--measure.gradient_norm=true"]
+        result = fit(tmp_path, "--wandb.mode=online", *more)
         run_id = stable_id(result.record)
         output = capsys.readouterr()
         assert output.err == f"lmbench: sending the result to {server.url}\n"
@@ -108,8 +103,8 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
     path = os.pathsep.join((str(SUPPORT), str(tmp_path)))
     env = {**os.environ, "PYTHONPATH": path, "STATE_FILE": str(tmp_path / "state")}
     del env["WANDB_BASE_URL"]
-    words = ["fit", *FOREIGN, "--model", "wandb_modules.Watching", "--measure.results_dir", str(tmp_path / "results")]
-    command = [sys.executable, "-m", "lmbench", *words, "--wandb.mode", "online"]
+    words = ["fit", *FOREIGN, "--model=wandb_modules.Watching", f"--measure.results_dir={tmp_path}/results"]
+    command = [sys.executable, "-m", "lmbench", *words, "--wandb.mode=online"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results").iterdir()
@@ -122,7 +117,7 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
 
 def test_a_disk_without_room_for_w_and_b_keeps_the_result(tmp_path, small_disk, capsys):
     small_disk(96)
-    result = fit(tmp_path, "--wandb.mode", "offline")
+    result = fit(tmp_path, "--wandb.mode=offline")
     assert (result.outcome, len(result.steps)) == ("ok", 9)
     assert capsys.readouterr().err.count("\n") <= 1
 

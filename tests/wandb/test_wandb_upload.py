@@ -103,7 +103,7 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
     shutil.move(result, moved)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert main(["upload", str(moved), "--project", "other"]) == 0
+        assert main(["upload", str(moved), "--project=other"]) == 0
         assert list(server.history) == list(refusing.filed)
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
@@ -173,7 +173,7 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     [
         ([], "no result was named"),
         (["/nowhere"], "does not exist"),
-        (["/tmp", "--timeout_s", "0"], "timeout_s"),
+        (["/tmp", "--timeout_s=0"], "timeout_s"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
