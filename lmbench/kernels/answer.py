@@ -54,6 +54,10 @@ def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = Non
     steps = timeline.steps if timeline.has_step_count else None
     path = Line("trace", str(findings.trace.path), is_whole=True)
     headline, notes = ([Line("run", run_line(run))], [path]) if run is not None else ([path], [])
+    step_s = np.diff(timeline.step_ns) / 1e9
+    if timeline.source != "lmbench" and len(step_s) > 1:
+        slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
+        headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
     headline += _operator_lines(findings) if findings.why_no_kernels else _headline(findings)
     captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
     notes.append(Line("captured", f"{captured}, steps: {steps or 'unknown'}"))

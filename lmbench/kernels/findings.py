@@ -126,14 +126,13 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     Kernels without launch are those that should have one; `before_s` is the time of those that were launched before the
     trace began, `outside_steps_s` of those that were launched outside of the traced steps, neither of them counted.
     `launch_without_kernel_count` are those that should have one: a call while a stream is captured into a graph starts
-    nothing (`captured_launches`), and a fill of no bytes neither (`empty_fills`: all fills that the device shows
-    nothing of, as the trace does not tell their sizes).
+    nothing, and a fill of no bytes neither (nor does the trace tell the sizes of fills).
     """
     kernels, launches = trace.kernels, trace.events.launches
     is_linked, is_counted, durations = kernels.launch != NONE, kernels.is_counted, kernels.duration_ns
     is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
-    is_fill = ~launches.is_captured & where(launches.name, lambda name: "memset" in name.lower())
+    is_fill = where(launches.name, lambda name: "memset" in name.lower())
     early_ns = launches.start_ns[linked.launch] - linked.start_ns
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
     return {
@@ -144,8 +143,6 @@ def count_missing(trace: Trace) -> dict[str, Any]:
         "before_s": float(durations[~is_linked & ~is_counted].sum() / 1e9),
         "outside_steps_s": float(durations[is_linked & ~is_counted].sum() / 1e9),
         "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
-        "captured_launches": int((is_alone & launches.is_captured).sum()),
-        "empty_fills": int((is_alone & is_fill).sum()),
         "kernel_before_launch_count": len(early_ns),
         "before_launch_s": float(early_ns.sum() / 1e9),
     }

@@ -105,7 +105,9 @@ def idle_reason(clock: pd.Series) -> str:
     words = {"host_wait_s": "waiting for the host", "queued_gap_s": "in short gaps", "other_idle_s": "other"}
     shares = {word: clock[name] / (clock.window_s or 1.0) for name, word in words.items()}
     reasons = ", ".join(f"{percent(share)} {word}" for word, share in shares.items() if share >= _SAID_FRACTION)
-    busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
+    busy, exposed = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms", clock.comm_exposed_s
+    if exposed > _MUCH_COMMUNICATION_FRACTION * clock.window_s and verdict_of(clock) == "stalled":
+        busy += f" ({percent(exposed / clock.window_s)} exposed communication)"
     return f"{busy}, idle {percent(sum(shares.values()))}" + (f": {reasons}" if reasons else "")
 
 

@@ -50,6 +50,17 @@ def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(form, tmp_path, ca
     assert not any(ord(character) < 32 and character != "\n" for character in text)
 
 
+def test_a_foreign_trace_tells_its_slowest_step_and_exposed_communication(tmp_path, capsys):
+    trace = HandWritten()
+    for number, (begin, duration) in enumerate(((0, 900), (1_000, 1_900), (3_000, 950))):
+        trace.add("user_annotation", f"ProfilerStep#{number}", begin, duration)
+    trace.launched(10, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 15, 600)
+    trace.launched(620, "sgemm", 3_300, 600)
+    text = " ".join(shown(capsys, str(trace.write(tmp_path / "t.json"))).split())
+    assert "steps 1.250 ms each on the host, the slowest 1.900 ms, number 2 of 3" in text
+    assert "stalled: busy 0.400 of 1.317 ms (15.2 % exposed communication), idle" in text
+
+
 def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))

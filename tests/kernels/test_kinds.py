@@ -56,6 +56,13 @@ def test_a_name_is_looked_at_where_it_says_what_runs(name, operator, kind):
         ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32", "tf32"),
         ("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(int)", "bf16"),
         ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "bf16"),
+        # Of float32 inputs the name says TF32, or nothing is known.
+        ("nvjet_sm120_sss_tf32_mma_32x64x32_3_32x16x32", "tf32"),
+        ("nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN", ""),
+        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1", "fp32 off the tensor cores"),
+        ("naive_conv_ab_nonpacked_fwd_nchw_float_double_float", "fp32 off the tensor cores"),
+        ("igemm_fwd_gtcx3_nhwc_fp32_bx0_ex1_bt256x64x16_wt64x16x4", "fp32 on matrix cores"),
+        ("miopenGcnAsmConv1x1U", ""),
         ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV", "bf16"),
         ("volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "fp16"),
         ("void gemvx::kernel<int, int, __half, __half>(int)", "fp16"),

@@ -84,13 +84,12 @@ def gapped():
     return trace
 
 
-def communicating(beside_us):
+def communicating(beside_us, until=1011):
+    """A collective, and a kernel beside it or at a moment after it."""
     trace = HandWritten()
     trace.phase("forward", 0, 100)
-    trace.launch(1, 0)
-    trace.kernel(1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 1000, stream=9)
-    trace.launch(2, 5)
-    trace.kernel(2, "elementwise_kernel", 1011 - (950 if beside_us else 0), max(beside_us, 30.0))
+    trace.launched(0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 1000, stream=9)
+    trace.launched(5, "elementwise_kernel", until - (950 if beside_us else 0), max(beside_us, 30.0))
     return trace
 
 
@@ -122,6 +121,7 @@ def communicating(beside_us):
         (gapped(), "forward", "stalled", "short kernels with gaps between them"),
         (communicating(0.0), "forward", "communication-bound", "1.000 ms of ncclDevKernel_AllReduce"),
         (communicating(900.0), "forward", "queued", "bound by memory"),
+        (communicating(0.0, until=6_000), "forward", "stalled", "1.000 ms of ncclDevKernel_AllReduce"),
     ],
 )  # fmt: skip
 def test_the_advice_is_true_for_the_case(trace, phase, verdict, words):
