@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import Events, TraceEvents
 from lmbench.kernels.phases import NO_PHASE, PHASE_ORDER, PhaseTimeline
 from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
@@ -69,7 +68,7 @@ class Clocks:
         return self.devices.sum()
 
 
-def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTimeline) -> Clocks:
+def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     """Clocks of every phase that the host was in or that has kernels.
 
     Each moment of each device belongs to one phase. Where kernels run it is that of their launch; of several phases'
@@ -91,7 +90,7 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
         return Clocks(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
-    queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())], events.launches)
+    queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges))
     steps_ns = moments if is_whole else timeline.step_ns[skipped:]
@@ -103,7 +102,7 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
         return is_whole | (moments >= begin) & (moments < end)
 
     # A kernel is of the step that launched it.
-    queue["is_clocked"] = is_in_steps(queue.begun_ns).where(queue.launch != NONE, queue.start_ns >= first)
+    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(queue.launch != NONE, queue.start_ns >= first)
     pieces, pauses = [], []
     for device, rows in queue.groupby("device", sort=False):
         times, idle = _device_pieces(rows, ranges, (first, last))
@@ -115,7 +114,7 @@ def phase_clocks(kernels: pd.DataFrame, events: TraceEvents, timeline: PhaseTime
         pauses.append(idle.assign(before=names[idle.before], after=names[idle.after], device=device))
     clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
     launched = counted[counted.launch != NONE].drop_duplicates("launch").sort_values("launch")
-    launched = launched.assign(interval_ns=-launched.begun_ns.diff(-1)).groupby("phase")
+    launched = launched.assign(interval_ns=-launched.launch_ns.diff(-1)).groupby("phase")
     # The host may have launched for long before the device's clock begins.
     begun, ended, _ = cut(np.array([first]), np.array([end]), ranges)
     host_ns = pd.Series(ended - begun).groupby(timeline.at(begun)).sum()
@@ -147,29 +146,24 @@ def _means(pieces: pd.DataFrame, key: str, steps: int) -> pd.DataFrame:
     return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
 
 
-def _queue(kernels: pd.DataFrame, launches: Events) -> pd.DataFrame:
-    """Kernels by start. `begun_ns` and `returned_ns` are of the launch, `ready_ns` is when the kernel could start on an
-    idle device; `is_next` says that the same launch had a kernel before, as in a CUDA graph: nothing of the host's lies
-    between them."""
-    start, end, launch = (kernels[name].to_numpy() for name in ("start_ns", "end_ns", "launch"))
-    is_linked = launch != NONE
-    # Without a launch nothing says when the host was there; the kernel's own start stands for it where one is needed.
-    begun, returned = (
-        np.where(is_linked, np.append(ns, 0)[launch], start) for ns in (launches.start_ns, launches.end_ns)
-    )
-    is_next = is_linked & kernels.duplicated("launch").to_numpy()
-    is_late = is_linked & ~is_next & (returned > np.append(start[:1], np.maximum.accumulate(end)[:-1]))
-    late = (start - returned)[is_late]
-    late = late[(late >= 0) & (late <= _LATENCY_NS)]
-    latency = np.clip(2 * int(np.median(late)), START_NS, MAX_START_NS) if len(late) else START_NS
-    return kernels.assign(begun_ns=begun, returned_ns=returned, ready_ns=returned + latency, is_next=is_next)
+def _queue(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Kernels with when they could start on an idle device, `ready_ns`; `is_next` says that the same launch had a
+    kernel before, as in a CUDA graph: nothing of the host's lies between them."""
+    is_linked, returned_ns = kernels.launch != NONE, kernels.returned_ns
+    is_next = is_linked & kernels.duplicated("launch")
+    # Without one in front, the first of all was not started by its launch.
+    before_ns = kernels.end_ns.cummax().shift(fill_value=kernels.start_ns.iat[0])
+    late = (kernels.start_ns - returned_ns)[is_linked & ~is_next & (returned_ns > before_ns)]
+    late = late[late.between(0, _LATENCY_NS)]
+    latency = np.clip(2 * int(late.median()), START_NS, MAX_START_NS) if len(late) else START_NS
+    return kernels.assign(ready_ns=returned_ns + latency, is_next=is_next)
 
 
 def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One device's time in pieces, each with the `name` of what it is and the place of its `kernel`, NONE for what is
     of the phase that the host is in; and its pauses. The clock starts at `span[0]`, goes on to `span[1]` or longer;
     what the host does is cut up at `ranges`."""
-    start, end, begun = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "begun_ns"))
+    start, end, begun = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
     is_linked, place = queue.launch.to_numpy() != NONE, np.arange(len(queue))
     is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
     # What computes goes before what does not, and what has a launch before what has none; then the earlier launch.

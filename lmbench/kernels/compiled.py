@@ -19,7 +19,7 @@ from lmbench.kernels.events import where
 from lmbench.kernels.host import Host
 from lmbench.kernels.parts import joined, part_of
 from lmbench.kernels.recorded import GraphNotes
-from lmbench.records.intervals import NONE, Integers
+from lmbench.records.intervals import NONE
 
 TRITON = "triton_"
 _GRAPH_CALL = "## Call CompiledFxGraph "
@@ -48,25 +48,13 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
     return [[launch(*kernel) for kernel in graph.kernels] for graph in stored]
 
 
-def parts_in_graphs(
-    kernels: pd.DataFrame,
-    launched_ns: Integers,
-    kinds: Sequence[str],
-    around: Integers,
-    host: Host,
-    graphs: Sequence[Graph],
-) -> dict[int, str]:
-    """Parts of the kernels that calls of compiled graphs launched, by kernel; empty for those that cannot be told.
-
-    `launched_ns` is when each kernel was launched, `around` the innermost event of the host then, `kinds` its kind.
-    """
+def parts_in_graphs(kernels: pd.DataFrame, host: Host, graphs: Sequence[Graph]) -> dict[int, str]:
+    """Parts of the kernels that calls of compiled graphs launched, by kernel; empty for those that cannot be told."""
     parts: dict[int, str] = {}
-    if not graphs:
-        return parts
     calls = host.nesting.innermost(where(host.names, lambda name: name.startswith(_GRAPH_CALL)))
-    called = kernels.assign(call=np.append(calls, NONE)[around], launched_ns=launched_ns, kind=kinds)
+    called = kernels.assign(call=np.append(calls, NONE)[kernels.around])
     # By launch, and within a launched CUDA graph by start.
-    for _, members in called[called.call != NONE].sort_values(["launched_ns", "start_ns"]).groupby("call"):
+    for _, members in called[called.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):
         ran = list(zip(members["name"], members.kind, strict=True))
         parts |= zip(members.index, parts_of_call(graphs, ran), strict=True)
     return parts

@@ -113,7 +113,7 @@ def examine(path: str | Path) -> Findings:
     trace = load_trace(path)
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
-    clocks = phase_clocks(trace.kernels, trace.events, trace.timeline)
+    clocks = phase_clocks(trace.kernels, trace.timeline)
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record, trace.run.steps if trace.run else [])
     run = None if record.outcome == DAMAGED else record
@@ -133,7 +133,7 @@ def count_missing(trace: Trace) -> dict[str, Any]:
     is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
     is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
     is_fill = where(launches.name, lambda name: "memset" in name.lower())
-    early_ns = launches.start_ns[linked.launch] - linked.start_ns
+    early_ns = linked.launch_ns - linked.start_ns
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
     return {
         "captured_kernel_count": len(kernels),

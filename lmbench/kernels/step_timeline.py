@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
-import pandas as pd
 from msgspec import Meta, Struct
 
 from lmbench.kernels.kinds import short_name
@@ -47,21 +45,19 @@ class StepTimeline(Struct):
 
 def step_timeline(trace: Trace) -> StepTimeline | None:
     """The last step, whose beginning is the most like that of any other; None without kernels or steps of lmbench's."""
-    kernels, launches, line = trace.kernels, trace.events.launches, trace.timeline
+    kernels, line = trace.kernels, trace.timeline
     if kernels.empty or line.source != "lmbench" or not len(line.step_ns):
         return None
     begin = int(line.step_ns[-1, 0])
-    # Behind the launches stands what a kernel without a launch has.
-    launch_ns, returned_ns = (np.append(ns, NONE)[kernels.launch] for ns in (launches.start_ns, launches.end_ns))
-    is_own = (launch_ns >= begin) & (launch_ns < line.end_ns.max())
+    is_own = (kernels.launch != NONE) & (kernels.launch_ns >= begin) & (kernels.launch_ns < line.end_ns.max())
     if not is_own.any():
         return None
     end = int(kernels.end_ns[is_own].max())
     columns = kernels.assign(
         start_ns=kernels.start_ns - begin,
         kernel=[*map(short_name, kernels.name)],
-        launch_ns=pd.Series(launch_ns - begin, dtype=object).where(is_own, None),
-        launch_duration_ns=pd.Series(returned_ns - launch_ns, dtype=object).where(is_own, None),
+        launch_ns=(kernels.launch_ns - begin).astype(object).where(is_own, None),
+        launch_duration_ns=(kernels.returned_ns - kernels.launch_ns).astype(object).where(is_own, None),
     )[[*StepKernel.__struct_fields__]]
     rows = columns[(kernels.end_ns > begin) & (kernels.start_ns < end)].itertuples(index=False, name=None)
     pieces = zip(line.phases, (line.start_ns - begin).tolist(), (line.end_ns - begin).tolist(), strict=True)

@@ -130,12 +130,14 @@ def annotation_times(trace: Trace) -> tuple[pd.DataFrame, float]:
     inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
     its launch, on the launch's thread or else on the main one, which waits while autograd's thread works.
     """
-    launches, steps, kernels = trace.events.launches, trace.timeline.steps, trace.kernels
+    steps, kernels = trace.timeline.steps, trace.kernels[trace.kernels.is_counted]
     nesting = Nesting(users_ranges(trace.events.host))
-    main = np.full_like(launches.thread, trace.events.main_thread)
-    by_thread, by_main = (nesting.around(thread, launches.start_ns) for thread in (launches.thread, main))
-    innermost = np.append(np.where(by_thread != NONE, by_thread, by_main), NONE)[kernels.launch]
-    sums = kernels[kernels.is_counted].duration_ns.groupby(innermost[kernels.is_counted]).agg(["sum", "size"])
+    main = np.full(len(kernels), trace.events.main_thread)
+    by_thread, by_main = (
+        nesting.around(thread, kernels.launch_ns.to_numpy()) for thread in (kernels.thread.to_numpy(), main)
+    )
+    innermost = np.where(by_thread != NONE, by_thread, by_main)
+    sums = kernels.duration_ns.groupby(np.where(kernels.launch != NONE, innermost, NONE)).agg(["sum", "size"])
     # The outermost of each name.
     rows = [
         (name, event, ns, count, ns if name == nesting.names[index] else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,10 @@ class Trace:
 
     `kernels` has a row for each kernel, copy and fill, by start, with the columns of an event and `duration_ns`,
     `launch`, `phase`, `kind`, `part` and `is_counted`. `launch` is an index into the launches, NONE where the trace has
-    none: when the host started that kernel, and in which phase, is then unknown, and its phase is `unlinked`.
-    `is_counted` are those that the traced steps launched; what was queued before the trace began is not theirs.
+    none: in which phase the host started that kernel is then unknown, and its phase is `unlinked`. The launch is from
+    `launch_ns` to `returned_ns` on `thread`; for a kernel without one its own start and the main thread stand there.
+    `around` is the innermost operator or module range then, NONE where there is none. `is_counted` are those that the
+    traced steps launched; what was queued before the trace began is not theirs.
     """
 
     path: Path
@@ -81,27 +82,37 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
     """The kernels with what their launches and the host's events tell of them."""
     kernels, launches = events.kernels, events.launches
     launch = match_launches(kernels, launches)
-    # Behind the launches stands what a kernel without a launch has; NONE reads the last.
-    at_launch = [*timeline.at(launches.start_ns), UNLINKED]
-    phases = [at_launch[index] for index in launch]
-    # The innermost operator or module range around each launch.
-    around = np.append(host.nesting.around(launches.thread, launches.start_ns), NONE)[launch]
-    is_counted = launch != NONE
+    is_linked = launch != NONE
+    of_launch = {
+        "launch_ns": (launches.start_ns, kernels.start_ns), "returned_ns": (launches.end_ns, kernels.start_ns),
+        "thread": (launches.thread, events.main_thread),
+    }  # fmt: skip
+    # Behind the launches stands a nought for the kernels without one; NONE reads it.
+    columns = {
+        name: np.where(is_linked, np.append(values, 0)[launch], own) for name, (values, own) in of_launch.items()
+    }
+    launch_ns, around = columns["launch_ns"], host.nesting.around(columns["thread"], columns["launch_ns"])
+    around = np.where(is_linked, around, NONE)
+    is_counted = is_linked.copy()
     if len(timeline.step_ns):
-        launched_ns = np.append(launches.start_ns, NONE)[launch]
-        is_counted &= (launched_ns >= timeline.step_ns[0, 0]) & (launched_ns < timeline.step_ns[:, 1].max())
+        is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (launch_ns < timeline.step_ns[:, 1].max())
     # Correlation ids rise with the calls; a kernel with a later one has lost its launch.
     first_id = min(launches.correlation[launches.correlation != NONE], default=0)
-    is_counted |= (launch == NONE) & ~kernels.correlation.between(0, first_id - 1)
-    # Of a trace whose steps launched nothing everything counts.
-    is_counted |= not is_counted.any()
+    is_counted |= ~is_linked & ~kernels.correlation.between(0, first_id - 1)
     names = [*host.names, ""]
     operators = [names[event] for event in around]
-    kinds = [*map(lru_cache(None)(kind_of), kernels.name, kernels.category, operators)]
-    graphs = read_graphs(notes.compiled_graphs, notes.module_classes)
-    in_graph = parts_in_graphs(kernels, np.append(launches.start_ns, NONE)[launch], kinds, around, host, graphs)
+    kernels = kernels.assign(
+        **columns,
+        launch=launch,
+        around=around,
+        phase=np.where(is_linked, timeline.at(launch_ns), UNLINKED),
+        kind=[*map(kind_of, kernels.name, kernels.category, operators)],
+        # Of a trace whose steps launched nothing everything counts.
+        is_counted=is_counted | (not is_counted.any()),
+    )
+    in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
     parts = []
-    for index, (event, phase, kind) in enumerate(zip(around.tolist(), phases, kinds, strict=True)):
+    for index, (event, phase, kind) in enumerate(zip(around.tolist(), kernels.phase, kernels.kind, strict=True)):
         # What is done for the update, for the input or between ranks is so whatever the operator.
         if kind == "comm":
             part: str | None = "comm"
@@ -115,4 +126,4 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
                 part = "loss"
         # These kinds do a part of the model and nothing else.
         parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
-    return kernels.assign(launch=launch, phase=phases, kind=kinds, part=parts, is_counted=is_counted)
+    return kernels.assign(part=parts)

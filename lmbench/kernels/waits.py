@@ -43,9 +43,8 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     if pauses.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     main = trace.events.main_thread
-    # Behind the launches stands what a kernel without a launch has; behind the kernels what comes after the last.
-    launch = np.append(trace.kernels.launch, NONE)[pauses.after]
-    pauses = pauses.assign(thread=np.append(trace.events.launches.thread, main)[launch])
+    # Behind the kernels stands what comes after the last.
+    pauses = pauses.assign(thread=np.append(trace.kernels.thread, main)[pauses.after])
     events = _events(trace)
     waits = pd.concat(_pieces(members, events, main) for _, members in pauses.groupby(["device", "thread"]))
     is_long = (pauses.waited_ns - pauses.start_ns > _LONG_NS)[waits.pause].to_numpy()
@@ -99,12 +98,11 @@ def _words(waits: pd.DataFrame, cause: str) -> str:
 def _events(trace: Trace) -> pd.DataFrame:
     """Everything that the host did: operators, ranges and calls, with the `cause` that they are of a wait; and last,
     where NONE reads it, nothing."""
-    columns, kernels, launches = ["name", "thread", "start_ns", "end_ns"], trace.kernels, trace.events.launches
+    columns, linked = ["name", "thread", "start_ns", "end_ns"], trace.kernels[trace.kernels.launch != NONE]
     host, calls = (pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls))
-    linked = kernels[kernels.launch != NONE]
-    is_waited = linked.end_ns <= launches.end_ns[linked.launch]
-    is_copied = calls.start_ns.isin(launches.start_ns[linked.launch[is_waited & (linked.kind == "memcpy")]])
-    is_first = calls.start_ns.isin(launches.start_ns[linked.drop_duplicates("name").launch])
+    is_waited = (linked.end_ns <= linked.returned_ns) & (linked.kind == "memcpy")
+    is_copied = calls.start_ns.isin(linked.launch_ns[is_waited])
+    is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
     is_slow = is_long & where(calls.name, _LAUNCH.search)
     cause = np.array([_call_cause(name) for name in calls.name], dtype=object)

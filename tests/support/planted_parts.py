@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -22,17 +21,12 @@ from lmbench.model.transformer import Transformer
 
 @dataclass
 class Call:
-    """One call within a training step: its inputs and the gradients of its outputs, with their layouts.
-
-    `read_after` stands for what the model's other kernels touch after an input was written and before the next one is,
-    or before the call; nothing by default: the kernels right before wrote all of them.
-    """
+    """One call within a training step: its inputs and the gradients of its outputs, with their layouts."""
 
     work: Callable[..., Tensor | tuple[Tensor, ...]]
     inputs: list[Tensor]
     gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
-    read_after: list[Tensor] = field(default_factory=list)
 
     def wanted(self):
         """What the step takes gradients of."""
@@ -79,19 +73,17 @@ def kernel_time_alone(calls, path, rounds=5):
 def _round(calls):
     outputs = []
     for call in calls:
-        _write_again(call.inputs, call.read_after)
+        _write_again(call.inputs)
         with record_function("lmbench.phase:forward"):
             outputs.append(call.work(*call.inputs))
     for call in reversed(calls):
-        _write_again(call.gradients, [])
+        _write_again(call.gradients)
         with record_function("lmbench.phase:backward"):
             torch.autograd.grad(outputs.pop(), call.wanted(), call.gradients)
 
 
-def _write_again(tensors, read_after):
+def _write_again(tensors):
     """Bring the cache into the model's state: what was just written is in it, still to be stored."""
-    for tensor, others in zip_longest(tensors, read_after):
+    for tensor in tensors:
         if tensor.is_floating_point():
             tensor.data.mul_(1)
-        if others is not None:
-            others.max()
