@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct, field
+from msgspec.structs import astuple
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
@@ -146,27 +146,23 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
     if len(processes := {str(event.pid) for event in finished if event.cat in _CALLS + _HOST}) > 1:
         refuse(f"holds {len(processes)} processes; give that of one rank")
-    columns = {
-        name: [*map(attrgetter(path), finished)]
-        for name, path in {"name": "name", "category": "cat", "ts": "ts", "dur": "dur", "tid": "tid"}.items()
-    }
-    columns |= {name: [*map(attrgetter(f"args.{name}"), finished)] for name in _Arguments.__struct_fields__}
-    events = pd.DataFrame(columns)
+    columns = ["name", "category", "ts", "dur", "tid", *_Arguments.__struct_fields__]
+    rows = [(event.name, event.cat, event.ts, event.dur, str(event.tid), *astuple(event.args)) for event in finished]
+    events = pd.DataFrame(rows, columns=columns)
     if not (events[["ts", "dur"]].abs() <= _MAX_US).all(axis=None):
         refuse("is damaged: an event's ts or dur is no time in us; give one as torch.profiler wrote it")
     # Times count from the first event: a 64-bit float cannot hold nanoseconds since 1970.
     events["start_ns"] = np.rint((events.ts - events.ts.min()) * 1e3).astype(np.int64)
     events["end_ns"] = events.start_ns + np.rint(events.dur * 1e3).astype(np.int64)
-    events["thread"] = pd.factorize(events.tid.astype(str))[0]
+    events["thread"] = pd.factorize(events.tid)[0]
     return _divided(events, len(complete) - len(finished)), document.notes
 
 
 def _divided(events: pd.DataFrame, unfinished: int) -> TraceEvents:
     """The columns of all events, by what they are."""
     events = events.drop(columns=["ts", "dur", "tid"])
-    nested = {"thread": True, "start_ns": True, "end_ns": False}
-    host = events[events.category.isin(_HOST)].sort_values([*nested], ascending=[*nested.values()])
-    host = host.to_records(index=False)
+    host = events[events.category.isin(_HOST)]
+    host = host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False]).to_records(index=False)
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
     calls = by_start[by_start.category.isin(_CALLS)]

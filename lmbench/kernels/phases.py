@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.events import Events, is_range
@@ -25,9 +25,6 @@ NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
 _foreign_phase = reader("foreign_phases")
-_FOREIGN_STEP = re.compile(r"^ProfilerStep#\d+$")
-
-_Range = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
@@ -60,43 +57,44 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
 
     Raises UsageError for one of lmbench's ranges with a phase that lmbench does not know.
     """
-    ranges = events[is_range(events)]
-    spans = [*zip(ranges.name.tolist(), ranges.start_ns.tolist(), ranges.end_ns.tolist(), strict=True)]
-    pieces = [(start, end, name.removeprefix(PHASE)) for name, start, end in spans if name.startswith(PHASE)]
-    if unknown := {phase for *_, phase in pieces}.difference(PHASES):
+    ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
+    own = ranges[ranges.name.str.startswith(PHASE)]
+    pieces, inferred = own.assign(phase=own.name.str.removeprefix(PHASE)), list[pd.DataFrame]()
+    if unknown := set(pieces.phase).difference(PHASES):
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
-    inferred: list[_Range] = []
-    if pieces:
-        source, step_spans = "lmbench", sorted((start, end) for name, start, end in spans if name.startswith(STEP))
+    is_own = len(own) > 0
+    marks = ranges[ranges.name.str.match(STEP if is_own else r"ProfilerStep#\d+$")].sort_values(["start_ns", "end_ns"])
+    steps = len(marks)
+    if is_own:
         # Each step has a phase or more.
-        count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(pieces) else 0
-        if 0 < count < len(step_spans):
+        count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(own) else 0
+        if 0 < count < steps:
             # The last began and did not end: its kernels are outside, and no mean counts it.
-            pieces = [piece for piece in pieces if piece[0] < step_spans[count][0]]
-            step_spans = step_spans[:count]
-        steps = len(step_spans) or count
+            pieces = pieces[pieces.start_ns < marks.start_ns.iat[count]]
+        steps, marks = min(steps, count or steps) or count, marks[: count or None]
     else:
-        pieces = [(start, end, phase) for name, start, end in spans if (phase := _foreign_phase(name))]
-        inferred = _inferred(host, {phase for *_, phase in pieces})
-        step_spans = sorted((start, end) for name, start, end in spans if _FOREIGN_STEP.match(name))
-        pieces, steps = pieces + inferred, len(step_spans)
-        source = "foreign" if pieces else "none"
+        pieces = ranges.assign(phase=[*map(_foreign_phase, ranges.name)])
+        pieces = pieces[pieces.phase != ""]
+        inferred = _inferred(host, set(pieces.phase))
+    pieces = pd.concat([pieces, *inferred])
+    source = "lmbench" if is_own else "foreign" if len(pieces) else "none"
     # A range without a length has no time.
-    pieces = [piece for piece in pieces if piece[1] > piece[0]]
-    start, end, owner = paint(*np.array([piece[:2] for piece in pieces], dtype=np.int64).reshape(-1, 2).T)
+    pieces = pieces[pieces.end_ns > pieces.start_ns]
+    start, end, owner = paint(pieces.start_ns.to_numpy(np.int64), pieces.end_ns.to_numpy(np.int64))
+    names = {name for hulls in inferred for name in hulls.phase}
     return PhaseTimeline(
         start,
         end,
-        [pieces[index][2] for index in owner],
+        pieces.phase.iloc[owner].tolist(),
         source,
         max(steps, 1),
         steps > 0,
-        np.array(step_spans, dtype=np.int64).reshape(-1, 2),
-        tuple(phase for phase in PHASES if any(phase == piece[2] for piece in inferred)),
+        marks[["start_ns", "end_ns"]].to_numpy(np.int64),
+        tuple(phase for phase in PHASES if phase in names),
     )
 
 
-def _inferred(host: Host, known: set[str]) -> list[_Range]:
+def _inferred(host: Host, known: set[str]) -> list[pd.DataFrame]:
     """Forward and backward where no range tells: the times of operators that the autograd engine runs, and of the
     forward operators that it goes back to.
 
@@ -108,28 +106,22 @@ def _inferred(host: Host, known: set[str]) -> list[_Range]:
     # For each event the operator around it that no other is around.
     top = settled(np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent))))
     is_other = ~is_module & ~is_engine[top]
-    inferred: list[_Range] = []
+    inferred = []
     if "forward" not in known:
         is_forward = np.isin(np.arange(len(top)), top[[*host.forward.values()]]) & ~is_engine
-        inferred += _hulls(events, is_forward, is_engine, "forward")
+        inferred.append(_hulls(events, is_forward, is_engine, "forward"))
     if "backward" not in known:
         # Where operators are noted for a backward pass, outside of one, models run.
         noted = events.thread[(events.sequence != NONE) & is_other]
         is_models = events.thread == (np.bincount(noted).argmax() if len(noted) else NONE)
         is_between = np.isin(np.arange(len(top)), top[is_models & is_other])
-        inferred += _hulls(events, is_engine, is_between, "backward")
+        inferred.append(_hulls(events, is_engine, is_between, "backward"))
     return inferred
 
 
-def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> list[_Range]:
+def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> pd.DataFrame:
     """From the first to the last of every row of members that none of the others interrupts."""
-    rows = np.flatnonzero(is_member | is_other)
-    rows = rows[np.lexsort((is_member[rows], events.end_ns[rows], events.start_ns[rows]))]
-    is_in = is_member[rows]
-    first = np.flatnonzero(is_in & ~np.append(False, is_in[:-1])[: len(is_in)])
-    if not len(first):
-        return []
-    last = np.maximum.reduceat(np.where(is_in, events.end_ns[rows], 0), first)
-    return [
-        (start, end, phase) for start, end in zip(events.start_ns[rows][first].tolist(), last.tolist(), strict=True)
-    ]
+    rows = pd.DataFrame({"start_ns": events.start_ns, "end_ns": events.end_ns, "is_in": is_member})
+    rows = rows[is_member | is_other].sort_values(["start_ns", "end_ns", "is_in"])
+    hulls = rows[rows.is_in].groupby((~rows.is_in).cumsum())
+    return hulls.agg(start_ns=("start_ns", "first"), end_ns=("end_ns", "max")).assign(phase=phase)
