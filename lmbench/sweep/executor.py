@@ -72,24 +72,17 @@ class Executor(Protocol):
         """Let go of everything; may be called again."""
 
 
-def oom_kill_count(
-    cgroups: Path = Path("/proc/self/cgroup"), machine: Path = Path("/proc/vmstat")
-) -> tuple[str, int] | None:
+def oom_kill_count() -> tuple[str, int] | None:
     """How many processes the kernel's out-of-memory killer has ended so far, and the file that says so.
 
     memory.events (cgroup v2), memory.oom_control (cgroup v1) and /proc/vmstat each have a line `oom_kill N`. The
     counter is the control group's that this process is in, else the machine's: in a container that counts the
-    neighbours' kills too.
+    neighbours' kills too. A container may see its own group as the root of the tree.
     """
-    files = []
-    for controllers, group in re.findall(r"^\d+:(.*?):/*(.*)$", _text(cgroups), re.MULTILINE):
-        if not controllers:
-            # Version 2, alone or (in /sys/fs/cgroup/unified) beside version 1.
-            files += [_CGROUPS / group / "memory.events", _CGROUPS / "unified" / group / "memory.events"]
-        elif "memory" in controllers.split(","):
-            # A container may see its own group as the root of the tree.
-            files += [_CGROUPS / "memory" / group / "memory.oom_control", _CGROUPS / "memory" / "memory.oom_control"]
-    for path in (*files, machine):
+    groups = re.findall(r"^\d+:(?:[^:]*\bmemory\b[^:]*)?:/*(.*)$", _text(Path("/proc/self/cgroup")), re.MULTILINE)
+    files = ("{}/memory.events", "unified/{}/memory.events", "memory/{}/memory.oom_control")
+    paths = [_CGROUPS / file.format(group) for group in (*groups, ".") for file in files]
+    for path in (*paths, Path("/proc/vmstat")):
         if count := re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE):
             return str(path), int(count[1])
     return None

@@ -152,18 +152,15 @@ class LocalExecutor:
             ServerLost: a server cannot start.
         """
         began_s = time.monotonic()
-        missing, names = {}, list[str | None]()
-        for environment in environments:
-            names.append(environment.name)
-            servers = self._servers[environment.name]
-            while servers and servers[0].process.poll() is not None:
+        wanted = {environment.name: environment for environment in environments}
+        for name in wanted:
+            while (servers := self._servers[name]) and servers[0].process.poll() is not None:
                 servers.popleft().close()
-            if not servers:
-                missing[environment.name] = environment
+        missing = [name for name in wanted if not self._servers[name]]
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
-        for name, environment in missing.items():
-            self._servers[name].extend(Server(environment, self._mark) for _ in range(1 + ahead))
-        for name in names:
+        for name in missing:
+            self._servers[name].extend(Server(wanted[name], self._mark) for _ in range(1 + ahead))
+        for name in wanted:
             # Nobody may have waited for it while it started for a round to come.
             present, *others = self._servers[name]
             present.await_ready()
