@@ -7,9 +7,8 @@ from pathlib import Path
 
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
-from lmbench.errors import ExitCode, UsageError, suggest, tell
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.report.answer import Answer
-from lmbench.report.render import Output
 
 _PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 
@@ -75,10 +74,6 @@ def compare(
             raise UsageError(f"--{named[0]} {why}")
     if run and kernels:
         raise UsageError("--kernels compares traces that are there; give it without --run")
-    if settings and not run:
-        option = settings[0].partition("=")[0]
-        hint = suggest(option.removeprefix("--"), [*compare.__annotations__, *Output.__dataclass_fields__], "--{}")
-        raise UsageError(f"unknown option {option}{hint}; options of `lmbench fit` go with --run")
     tolerance = parse_gate(gate or "1%")
     if run:
         # Here: what measures takes its time to import.

@@ -44,6 +44,9 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
         parser.add_argument("--json", dest="format", action="store_const", const="json", help=argparse.SUPPRESS)
     try:
         options = parser.parse(words, "settings" in function.__annotations__)
+        if options.get("run") is False and options.get("settings"):
+            given = options["settings"][0].partition("=")[0]
+            parser.error(f"unrecognized arguments: {given} (options of `lmbench fit` go with --run)")
         output = Output(**{key: options.pop(key) for key in keys})
         for key in _RESULTS & options.keys():
             given = options[key]

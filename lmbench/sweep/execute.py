@@ -128,8 +128,9 @@ class Execution:
                 axes={**cell.axes, spec.option: value},
                 options={**cell.options, spec.option: value},
             )
-            record = self._bring_to_end(Job(trial, 0))
-            tried[value] = Job(trial, 0), record
+            job = Job(trial, 0, searched=cell.id)
+            record = self._bring_to_end(job)
+            tried[value] = job, record
             if record.outcome not in ("ok", "oom"):
                 break
             fits = record.outcome == "ok" and not record.memory.run_alloc_retry_count
@@ -137,12 +138,10 @@ class Execution:
             value = values.send(fits)
         # Where a run failed for another reason, that run tells it; where nothing fits, the smallest value does.
         largest = value or max(fitting, default=min(tried))
-        for value, (job, record) in tried.items():
-            search = "largest" if value == largest else "trial"
-            if record.sweep is not None and record.sweep.search != search:
-                record.sweep.search, record.sweep.searched_cell = search, cell.id  # type: ignore[assignment]
-                RunFolder(self.folder.runs / job.name).write_run(record)
         job, record = tried[largest]
+        if record.sweep is not None and record.sweep.search != "largest":
+            record.sweep.search = "largest"
+            RunFolder(self.folder.runs / job.name).write_run(record)
         if record.outcome == "ok":
             self._largest[cell.id] = job.cell
 
@@ -238,6 +237,8 @@ class Execution:
             repeat=job.repeat,
             attempt=self.folder.attempt(job),
             environment=job.cell.environment.name,
+            search=None if job.searched is None else "trial",
+            searched_cell=job.searched,
             cost=None if end is None else cost_of(record, end),
             load_per_core=None if end is None else load_per_core(),
         )

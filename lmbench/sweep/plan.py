@@ -65,10 +65,12 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell; `name` is that of its run's folder."""
+    """One repeat of a cell, or a trial for the planned cell whose largest value is `searched`; `name` is that of its
+    run's folder."""
 
     cell: GridCell
     repeat: int
+    searched: str | None = None
 
     @property
     def name(self) -> str:

@@ -100,11 +100,11 @@ def announcement(plan: Plan) -> str:
 
 def least_s(plan: Plan) -> float:
     """Seconds that a run takes on average if it takes no more than its start and its window."""
-    contents = {name: parse_yaml(text, name) for name, text in plan.configs.items()}
+    configured = {name: parse_yaml(text, name).get("measure") or {} for name, text in plan.configs.items()}
     windows_s = []
     for cell in plan.cells:
-        configured = contents.get(cell.config or "", {}).get("measure") or {}
-        window = cell.options.get("measure.min_window_s", configured.get("min_window_s", _MIN_WINDOW_S))
+        settings = {"measure.min_window_s": configured.get(cell.config or "", {}).get("min_window_s"), **cell.options}
+        window = str(settings["measure.min_window_s"])
         # A value that is no number is refused by the command line.
-        windows_s.append(float(window) if re.fullmatch(r"[\d.]+", str(window)) else _MIN_WINDOW_S)
+        windows_s.append(float(window) if re.fullmatch(r"[\d.]+", window) else _MIN_WINDOW_S)
     return min(fmean(windows_s) + START_S, plan.file.timeout_s)

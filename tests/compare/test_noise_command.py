@@ -83,7 +83,7 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
         ([], "noise takes results with repeats, or --run"),
         (["few"], "3 repeats that count; a noise floor takes 6"),
         (["nowhere"], "does not exist"),
-        (["few", "--config=smoke"], "unknown option --config=smoke; options of `lmbench fit` go with --run"),
+        (["few", "--config=smoke"], "unrecognized arguments: --config (options of `lmbench fit` go with --run)"),
         (["--run", "--repeats=3"], "--repeats is 3; a noise floor takes 6"),
     ],
 )
