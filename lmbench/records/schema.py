@@ -56,33 +56,27 @@ def fields(kind: Kind) -> dict[str, SchemaField]:
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
     """Fields of a class, then those of its parts."""
     group = record.__doc__.partition("\n")[0].rstrip(".")
-    texts = documented(record)
-    parts: list[tuple[str, Any, str, str]] = []
+    texts, parts = documented(record), list[tuple[str, Any, str, str]]()
     for name, hint in typing.get_type_hints(record, include_extras=True).items():
         kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
         part = next((kind for kind in kinds if hasattr(typing.get_origin(kind) or kind, "__struct_fields__")), None)
-        inner = typing.get_args(part)
         about = next((note for note in notes if isinstance(note, About)), None)
-        shared, place = name, span
+        places = [(name, name, span)]
         for known, (title, meaning, better) in texts.items():
             if match := re.fullmatch(_PLACEHOLDER.sub("(.+)", known), name):
                 about = About(notes[0] if notes else UNITS.get(kinds[0], "tree"), title, meaning, better)
-                shared, place = known, match[1] if match.groups() else span
-        if about is None:
-            if inner:
-                parts += [(f"{name}.{phase}", inner[0], f"{name}.<phase>", phase) for phase in SPANS]
-            elif part is not None:
-                parts.append((name, part, notes[0] if notes else name, span))
-        else:
-            entries: list[tuple[str, str, str]] = [(name, shared, place)]
-            if inner:
-                entries = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
-            for leaf, row, phase in entries:
+                places = [(name, known, match[1] if match.groups() else span)]
+        if inner := typing.get_args(part):
+            places = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
+        for leaf, shared, phase in places:
+            if about is not None:
                 titled = (_PLACEHOLDER.sub(phase, text) for text in (about.title, about.meaning))
-                yield SchemaField(prefix + leaf, about, group, pattern + row, phase, *titled)
-    for name, part, shared, place in parts:
-        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{shared}.", place)
+                yield SchemaField(prefix + leaf, about, group, pattern + shared, phase, *titled)
+            elif part is not None:
+                parts.append((leaf, inner[0] if inner else part, notes[0] if notes else shared, phase))
+    for name, part, shared, phase in parts:
+        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{shared}.", phase)
 
 
 def value_at(record: Struct, name: str) -> Any:
