@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -40,26 +41,12 @@ def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
     """
     if pid < 1 or boot != boot_id():
         return False
-    if start_s is not None or boot is not None:
-        return start_s is not None and process_start_s(pid) == start_s
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True
+    if start_s is None and boot is None:
+        return psutil.pid_exists(min(pid, 2**31 - 1))
+    return start_s is not None and process_start_s(pid) == start_s
 
 
-class ProcessIdentity(NamedTuple):
-    """What tells a process from every other, for ever."""
-
-    pid: int
-    boot_id: str | None
-    start_s: float | None
-
-
-def process_identity() -> ProcessIdentity:
-    """This process's."""
+def process_identity() -> tuple[int, str | None, float | None]:
+    """Process id, boot id and start of this process, which tell it from every other, for ever."""
     pid = os.getpid()
-    return ProcessIdentity(pid, boot_id(), process_start_s(pid))
+    return pid, boot_id(), process_start_s(pid)

@@ -64,23 +64,19 @@ class RunFolder:
         parent = Path(results_dir).absolute()
         if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
             raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
-        words = _UNFIT.sub("-", slug).strip("-.")[:60]
-        problem = f"run {run_id!r} exists already in the results folder {str(results_dir)!r}"
+        path = parent / (run_id or new_run_id(_UNFIT.sub("-", slug).strip("-.")[:60]))
+        problem = f"results folder {str(results_dir)!r} cannot be written"
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                path = parent / (run_id or new_run_id(words))
-                try:
-                    path.mkdir()
-                    return cls(path)
-                except FileExistsError:
-                    if run_id is not None:
-                        raise
+            path.mkdir()
         except FileExistsError:
-            if not parent.is_dir():
-                problem = f"a file stands in the way of the results folder {str(results_dir)!r}"
+            problem = f"a file stands in the way of the results folder {str(results_dir)!r}"
+            if parent.is_dir():
+                problem = f"run {path.name!r} exists already in the results folder {str(results_dir)!r}"
         except OSError as error:
-            problem = f"results folder {str(results_dir)!r} cannot be written: {error.strerror}"
+            problem += f": {error.strerror}"
+        else:
+            return cls(path)
         raise UsageError(f"{problem}; choose another one")
 
     @property

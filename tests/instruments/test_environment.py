@@ -103,15 +103,15 @@ def test_no_repository_no_git_and_a_git_that_hangs_are_null(repository, monkeypa
 
 def test_host_facts_agree_with_psutil_and_its_scores_are_plausible():
     before = torch.get_rng_state()
-    facts, identity = host.host_facts(CPU), process_identity()
+    facts, (pid, _, start_s) = host.host_facts(CPU), process_identity()
     assert facts.core_count == psutil.cpu_count()
     assert facts.memory_total_bytes == psutil.virtual_memory().total
     assert facts.affinity == psutil.Process().cpu_affinity()
     assert facts.cpu_model
     assert (1e-9 < facts.python_iteration_s < 1e-6, 1e-7 < facts.kernel_launch_s < 1e-3) == (True, True)
     assert torch.equal(torch.get_rng_state(), before)
-    started = psutil.Process(identity.pid).create_time() - psutil.boot_time()
-    assert (identity.pid, identity.start_s) == (os.getpid(), pytest.approx(started, abs=1.5))
+    started = psutil.Process(pid).create_time() - psutil.boot_time()
+    assert (pid, start_s) == (os.getpid(), pytest.approx(started, abs=1.5))
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
