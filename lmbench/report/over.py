@@ -7,8 +7,6 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Literal
 
 import pandas as pd
@@ -51,24 +49,22 @@ def frame_over(group: Group, over: Over) -> Frame:
     Raises:
         UsageError: no configuration was measured at two commits or times.
     """
-    rows = [row for row in group.rows if row["outcome"] == "ok" and row["is_shown"]]
-    for row in rows:
-        run = row["run"]
+    rows, began, told = list[dict[str, Any]](), dict[str, str](), dict[Any, set[str]]()
+    for row in group.rows:
+        run, facts, kind = row["run"], row["facts"], (row["gpu"], row["facts"].get("size"))
         commit = revision(run.record) or revision(run.record, "lmbench")
-        row["point"] = commit if over == "commit" else str(sweep_of(run.path) or run.path)
-        row["began"] = (run.record.started_at or "")[:16].replace("T", " ")
-        row["kind"] = row["gpu"], row["facts"].get("size")
-    rows = [row for row in rows if row["point"]]
-    began = {row["point"]: row["began"] for row in sorted(rows, key=itemgetter("began"), reverse=True)}
+        point = commit if over == "commit" else str(sweep_of(run.path) or run.path)
+        if row["outcome"] == "ok" and row["is_shown"] and point:
+            start = (run.record.started_at or "")[:16].replace("T", " ")
+            began[point] = min(start, began.get(point, start))
+            told[kind] = told.get(kind, {*facts}) & {*facts} - ENVIRONMENT
+            rows.append({**row, "point": point, "kind": kind})
     history = _by_git(began) if over == "commit" else {}
     course = sorted(began, key=lambda point: (history.get(point.rstrip("+"), 0), began[point]))
     label = {point: point if over == "commit" else began[point] for point in course}
-    for _, kind in groupby(sorted(rows, key=lambda row: str(row["kind"])), itemgetter("kind")):
-        same = list(kind)
-        names = set.intersection(*({*row["facts"]} for row in same)) - ENVIRONMENT
-        for row in same:
-            facts = {name: value for name, value in row["facts"].items() if name in names}
-            row["facts"] = {**facts, over: label[row["point"]]}
+    for row in rows:
+        facts = {name: value for name, value in row["facts"].items() if name in told[row["kind"]]}
+        row["facts"] = {**facts, over: label[row["point"]]}
     frame = make_frame(replace(group, rows=rows)) if rows else None
     frame = frame and replace(frame, course={over: list(dict.fromkeys(label.values()))})
     if frame is None or all(len(part.facts) < 2 for part in _courses(frame)):

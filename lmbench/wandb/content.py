@@ -6,8 +6,10 @@ s, 10 000 steps 5.4 s (1.5 s of it are start-up), for files of 0.01, 0.09 and 7.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from importlib.resources import files
 from typing import Any
 
 from lmbench.masking import masked, masked_words
@@ -21,43 +23,6 @@ from lmbench.report import logged
 from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
 from lmbench.report.run import phase_table
 from lmbench.text import shown
-
-#: Facts that stand in the configuration beside those of FACTS: name, and where the record has them.
-_FACTS = {
-    "mode": "mode",
-    "study": "sweep.study",
-    "sweep": "sweep.name",
-    "cell": "sweep.cell",
-    "repeat": "sweep.repeat",
-    "run": "run_id",
-    "command": "command",
-    "replay": "replay_command",
-    "started_at": "started_at",
-    "ended_at": "ended_at",
-    "clock": "clock",
-    "device": "device_type",
-    "gpu": "environment.gpu.name",
-    "gpu_power_limit_w": "environment.gpu.power_limit_w",
-    "cpu": "environment.host.cpu_model",
-    "cores": "environment.host.core_count",
-    "module": "model.name",
-    "parameters": "model.parameter_count",
-    "layers": "model.num_layers",
-    "d_model": "model.d_model",
-    "d_ff": "model.d_ff",
-    "heads": "model.num_heads",
-    "vocab": "model.vocab_size",
-    "source": "data.source",
-    "flop_per_token": "flops.per_token_flops",
-    "peak_flop_per_s": "flops.peak_flops_per_s",
-    "python": "environment.versions.python",
-    "cuda": "environment.versions.cuda",
-    "cudnn": "environment.versions.cudnn",
-    "driver": "environment.versions.driver",
-    "lightning": "environment.versions.lightning",
-    "lmbench": "environment.versions.lmbench",
-    "lmbench_commit": "environment.code.lmbench.commit",
-}
 
 #: Facts that a run's name tells, in its order, and how; others by their values.
 _NAMED = {"size": "{}", "mode": "{}", "precision": "{}", "compile": "{}", "batch": "b{}", "context": "c{}"}
@@ -101,17 +66,17 @@ def label_of(record: RunRecord) -> str:
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
-    """Facts by their names (`size`, `precision`, `batch`), then all options, as `trainer/max_steps`.
+    """Facts by their names (`size`, `precision`, `batch`), then fields as config.csv names them, and all options, as
+    `trainer/max_steps`.
 
     No name has a dot, which W&B would take for a path.
     """
     config: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
     config |= {name.replace(".", "/"): value for name, value in _facts_of(record).items()}
-    config |= {
-        name: masked(value, field)
-        for name, field in _FACTS.items()
-        if name not in config and (value := value_at(record, field)) is not None
-    }
+    text = (files("lmbench.wandb") / "config.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        if (value := value_at(record, row["field"])) is not None:
+            config.setdefault(row["name"], masked(value, row["field"]))
     if "sweep" in config:
         config.setdefault("study", config["sweep"])
     for name, value in recorded(record).items():
