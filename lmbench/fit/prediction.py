@@ -38,6 +38,7 @@ from lmbench.fit.fake_step import (
 )
 from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import apply_mode
+from lmbench.fit.ranks import count_to_start
 from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
@@ -79,6 +80,8 @@ class Prediction:
     def __init__(self, words: list[str]) -> None:
         self._line = line = CommandLine("fit", words)
         self._flags = vars(line.config.trainer)
+        if count_to_start(vars(line.build("trainer"))) > 1:
+            raise UsageError("the memory of several ranks is not predicted; predict that of one, --trainer.devices 1")
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lmbench.records.measured import Loss, TrainingFacts
 from lmbench.records.step import StepRecord
@@ -40,7 +41,8 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     # Float64 is not narrowed, which would be refused.
     dtype = None if any(grad.dtype is torch.float64 for grad in dense) else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
-    return norm
+    # Of sharded gradients each rank has a part.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:

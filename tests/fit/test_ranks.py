@@ -98,7 +98,12 @@ def last_losses():
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses):
     words = STRATEGIES[case]
-    code, run = fit(*TINY, f"--trainer.strategy={case.partition(',')[0]}", "--measure.min_window_s=0.2", *words)
+    asked = [
+        f"--trainer.strategy={case.partition(',')[0]}",
+        "--measure.min_window_s=0.2",
+        "--measure.gradient_norm=true",
+    ]
+    code, run = fit(*TINY, *asked, *words)
     record = run.record
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", 2, 1 + bool(words))
     ranks = [steps_of(run.path), steps_of(run.path / "rank1")]
@@ -110,8 +115,9 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses
     assert record.window.tokens == record.window.steps * record.window.micro_batches * 2 * 2 * 16
     assert {guard.name: guard.status for guard in record.guards}["window_identity"] == "pass"
     assert ranks[0][0]["loss"] != ranks[1][0]["loss"]
-    losses = [step["loss"] for step in ranks[0][:8]]
-    assert losses == pytest.approx(last_losses.setdefault(bool(words), losses), rel=1e-4)
+    figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
+    assert figures == pytest.approx(last_losses.setdefault(bool(words), figures), rel=1e-4)
+    assert [step["gradient_norm"] for step in ranks[1][:8]] == figures[1::2]
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
