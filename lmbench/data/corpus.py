@@ -119,7 +119,7 @@ def standard_library() -> Corpus:
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise UsageError(f"this Python has no standard library sources in {root}; name text_files instead")
-    return Corpus("python standard library", tuple(sorted(files, key=lambda path: path.relative_to(root).parts)))
+    return Corpus("python standard library", tuple(sorted(files)))
 
 
 def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
@@ -134,18 +134,15 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     try:
         parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-        for path in cache_dir.glob(f"{key}-*.tokens"):
-            tokens = _open(path, dtype)
+        for path in (*cache_dir.glob(f"{key}-*.tokens"), None):
+            tokens = _open(path or _build(corpus, vocab_size, cache_dir, key, dtype), dtype)
             if tokens is not None:
                 return tokens
-        tokens = _open(_build(corpus, vocab_size, cache_dir, key, dtype), dtype)
     except OSError as error:
         raise UsageError(
             f"the text files or the token cache {cache_dir} (another: cache_dir) cannot be used: {error}"
         ) from error
-    if tokens is None:
-        raise UsageError(f"the token cache {cache_dir} is damaged right after it was written; check the disk")
-    return tokens
+    raise UsageError(f"the token cache {cache_dir} is damaged right after it was written; check the disk")
 
 
 def _open(path: Path, dtype: Any) -> TokenIds | None:

@@ -50,7 +50,6 @@ def test_json_and_csv_hold_every_figure_without_torch(snapshot, capsys):
     "words",
     [["nowhere.pickle"], ["."], ["x", "--top=0"], ["x", "--table=a", "--all"], [], ["validate", "--data.x=1"],
      ["--model.siz=tiny"], ["x", "--model.size=tiny"]],
-    ids=" ".join,
 )  # fmt: skip
 def test_mistakes_are_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
     assert forecast.reserved_bytes == pytest.approx(measured["steady_peak_reserved_bytes"], rel=0.005)
 
 
-@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.name in QUICK], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.name in QUICK])
 def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell):
     told = errors(cell, predict(*cell.words, gpu="H200"))
     assert abs(told.peak) <= 0.01
@@ -165,7 +165,6 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
         (["--model.siz=tiny"], r"model\.siz"),
     ],
-    ids=["reads a value", "precision", "misspelt"],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
     with pytest.raises(UsageError, match=message):

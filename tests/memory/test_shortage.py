@@ -93,7 +93,7 @@ def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_
     assert advice(explain(run, tmp_path / "run", ask)).startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
-@pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")], ids=str)
+@pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")])
 def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
     def refuses(words, request, heard):
         if "--model.attention=sdpa" in words:

@@ -219,7 +219,7 @@ def attention(function):
     return f"--model.attention=test_attention_check:{function}"
 
 
-@pytest.mark.parametrize("subject", [(*LAYER, "--trainer.compile.backend=aot_eager"), MODEL], ids=["layer", "model"])
+@pytest.mark.parametrize("subject", [(*LAYER, "--trainer.compile.backend=aot_eager"), MODEL])
 def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
     record = bench(tmp_path, *subject, attention("operator")).record
     assert record.model.attention == "test_attention_check:operator"

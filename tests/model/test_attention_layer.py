@@ -81,7 +81,6 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
         (["fit", "--data=null"], "--data is null, and attention by itself holds its inputs; leave it out"),
         (["fit", "--data=lightning.pytorch.demos.boring_classes.BoringDataModule"], ", and attention by itself"),
     ],
-    ids=lambda value: value[1] + value[-1] if isinstance(value, list) else "",
 )
 def test_what_attention_by_itself_has_not_is_told_in_one_line(words, line, capsys, tmp_path):
     command, *options = words

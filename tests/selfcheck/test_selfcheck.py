@@ -37,7 +37,6 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
         # A clock that fails on a busy machine.
         (False, True, 0.3, 11, "0 passed, 0 failed, 1 undecided, 1 need a GPU"),
     ],
-    ids=["right", "wrong", "wrong though busy", "undecided"],
 )
 def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, is_timed, waited, code, counts
