@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -36,7 +36,7 @@ def remembered(folder, max_entries=None):
     record = MemoryHistoryRecord(steps=2, snapshot_file="memory_snapshot.pickle")
     (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
     record, _ = examine_run(folder)
-    (folder / "run.json").write_text(json.dumps({**copy.deepcopy(H200), "memory_history": as_dict(record)}))
+    (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
     return folder
 
 
@@ -99,10 +99,8 @@ def test_names_from_a_hostile_file_are_text(tmp_path):
     path, page, picture = write(tmp_path / "s.pickle", memory), tmp_path / "page.html", tmp_path / "s.svg"
     for target in (page, picture):
         assert main(["memory", str(path), "--output", str(target)]) == 0
-    assert "<script>alert" not in page.read_text()
-    assert "<img src=x" not in page.read_text()
-    assert "alert" in picture.read_text()
-    ElementTree.fromstring(picture.read_text())
+    assert not re.search("<script>alert|<img src=x", page.read_text())
+    assert "alert" in "".join(ElementTree.parse(picture).getroot().itertext())
 
 
 def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path):
@@ -137,7 +135,7 @@ def test_in_a_browser_it_fits_and_tells_what_a_block_is(page, width):
     seen = look(page, width)
     assert seen["requests"] == []
     assert seen["scroll_width"] <= seen["client_width"] <= width
-    legends, size, told = operate(page, width, """
+    legends, size, told, is_read = operate(page, width, """
         while (!page.querySelector(".vega[data-rows]")) await wait();
         const marks = page.querySelector("svg.marks");
         const block = [...marks.querySelectorAll("path")].find(path => path.__data__?.datum?.part === "blocks.1.ffn");
@@ -148,10 +146,9 @@ def test_in_a_browser_it_fits_and_tells_what_a_block_is(page, width):
           [...marks.querySelectorAll(".role-legend")].map(legend => legend.textContent),
           view.getComputedStyle(marks.querySelector("text")).fontSize,
           page.querySelector("#vg-tooltip-element").textContent,
+          [...page.querySelectorAll("caption div")].every(text => text.getBoundingClientRect().right < view.innerWidth),
         ];
     """)  # fmt: skip
-    assert legends[0].startswith("parametersoptimizer state")
-    assert legends[1].startswith("forwardbackwardoptimizer")
-    assert float(size.removesuffix("px")) >= 10
-    assert "blocks.1.ffn" in told
-    assert "MiB" in told
+    assert re.match("parametersoptimizer state.* forwardbackwardoptimizer", " ".join(legends))
+    assert (float(size.removesuffix("px")) >= 10, is_read) == (True, True)
+    assert re.search("MiB.*blocks.1.ffn", told, re.DOTALL)
