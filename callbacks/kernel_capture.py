@@ -40,10 +40,10 @@ class KernelCapture(Observer):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if stage is Stage.WARMUP:
             self._warm_up()
-        elif self._recording is not None and self._recording.is_in_step:
+        elif self._recording is not None and self._recording.ranges.is_in_step:
             self._recording.end_step()
             if self._recording.steps < self.steps:
-                self._recording.begin_step(self.session.steps_done, self.session.track.current)
+                self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
             elif self.session.only_watches:
                 # In a stranger's Trainer the window goes on; stopping waits for the device and belongs between steps.
                 self._stop()
@@ -58,8 +58,8 @@ class KernelCapture(Observer):
             return
         self._profile.first_step = self.session.steps_done
         self._recording.start()
-        self._recording.begin_step(self.session.steps_done, self.session.track.current)
-        self.session.track.listeners.append(self._recording.border)
+        self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
+        self.session.track.listeners.append(self._recording.ranges.border)
 
     def window_closed(self) -> None:
         self._stop()
@@ -71,7 +71,7 @@ class KernelCapture(Observer):
     def _stop(self) -> None:
         if self._recording is None:
             return
-        self.session.track.unlisten(self._recording.border)
+        self.session.track.unlisten(self._recording.ranges.border)
         self._profile.steps = self._recording.steps
         try:
             size_bytes = self._recording.stop(self.session.folder / TRACE_FILE)

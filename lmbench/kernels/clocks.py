@@ -180,30 +180,32 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     # The first kernel of all has none in front.
     is_queued[0] = False
     waited = np.where(is_queued | ~is_linked, done, np.clip(queue.ready_ns, done, start))
-    is_short = is_queued & (start - done <= KERNEL_GAP_NS)
-    # A gap is of the kernel that ran last.
-    latest = np.maximum.accumulate(np.where(end == ends, place, 0))
-    before = np.append(0, latest[:-1])
-    # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
-    launched, until = np.clip(begun, done, waited), max(int(ends[-1]), span[1])
-    host_start, host_end, _ = cut(np.append(done, ends[-1]), np.append(launched, until), ranges)
+    until = max(int(ends[-1]), span[1])
+    idle = pd.DataFrame(
+        {
+            "start_ns": np.append(done, ends[-1]),
+            # Up to the launch the device waits for what the host does in the meantime, and then for what it launched.
+            "launch_ns": np.append(np.clip(begun, done, waited), until),
+            "waited_ns": np.append(waited, until),
+            "end_ns": np.append(start, until),
+            "before": np.append(NONE, np.maximum.accumulate(np.where(end == ends, place, 0))),
+            "after": np.append(place, NONE),
+            "is_gap": np.append(is_queued & (start - done <= KERNEL_GAP_NS), False),
+        }
+    )
+    idle = idle[idle.end_ns > idle.start_ns]
+    gaps, pauses = idle[idle.is_gap], idle[~idle.is_gap]
+    host_start, host_end, _ = cut(pauses.start_ns.to_numpy(), pauses.launch_ns.to_numpy(), ranges)
     times = [
         ("busy_s", *paint(start, end, rank)),
         ("comm_s", comm_start, comm_end, place[is_comm][comm]),
         ("comm_exposed_s", alone_start[is_alone], alone_end[is_alone], place[is_comm][comm[alone[is_alone]]]),
-        ("queued_gap_s", done[is_short], start[is_short], np.where(is_linked[before], before, place)[is_short]),
-        ("host_wait_s", launched, waited, place),
+        # A gap is of the kernel that ran last.
+        ("queued_gap_s", gaps.start_ns, gaps.end_ns, gaps.before.where(is_linked[gaps.before], gaps.after)),
+        ("host_wait_s", pauses.launch_ns, pauses.waited_ns, pauses.after),
         ("host_wait_s", host_start, host_end, NONE),
-        ("other_idle_s", waited[~is_short], start[~is_short], place[~is_short]),
+        ("other_idle_s", pauses.waited_ns, pauses.end_ns, pauses.after),
     ]
     pieces = pd.concat(pd.DataFrame(dict(zip(_PIECE, values, strict=True))) for values in times)
     pieces["ns"] = pieces.end_ns - pieces.start_ns
-    pauses = {
-        "start_ns": np.append(done, ends[-1]),
-        "waited_ns": np.append(waited, until),
-        "end_ns": np.append(start, until),
-        "before": np.append(NONE, latest),
-        "after": np.append(place, NONE),
-    }
-    is_pause = np.append((start > done) & ~is_short, until > ends[-1])
-    return pieces[pieces.ns > 0], pd.DataFrame(pauses)[is_pause]
+    return pieces[pieces.ns > 0], pauses

@@ -45,17 +45,13 @@ class Recording:
         self.steps = 0
         self._module, self._device, self._tool = module, device, tool
         self._uses_nvtx = device.type == "cuda"
-        self._ranges = StepRanges(self._uses_nvtx)
+        self.ranges = StepRanges(self._uses_nvtx)
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
         self._origins: GraphOrigins | None = None
         if tool == "torch" and writes_trace:
             self._origins = GraphOrigins()
             self._origins.listen()
-
-    @property
-    def is_in_step(self) -> bool:
-        return self._ranges.is_in_step
 
     def prepare(self) -> None:
         """Switch the instruments on, so that the steps until `start` pay for that and not the recorded ones.
@@ -80,17 +76,9 @@ class Recording:
         elif self._tool == "nsys" and self._uses_nvtx:
             torch.cuda.profiler.start()
 
-    def begin_step(self, step: int, phase: str) -> None:
-        """A step begins, in `phase`."""
-        self._ranges.begin(step, phase)
-
-    def border(self, phase: str) -> None:
-        """Within a step a phase begins; the one before ends."""
-        self._ranges.border(phase)
-
     def end_step(self) -> None:
         """A whole step is over."""
-        self._ranges.end()
+        self.ranges.end()
         self.steps += 1
 
     def stop(self, file: Path) -> int | None:
@@ -98,7 +86,7 @@ class Recording:
 
         May be called again. Raises OSError where the trace cannot be written.
         """
-        self._ranges.end()
+        self.ranges.end()
         modules, self._modules = self._modules, None
         recorded, self._profile = self._profile, None
         if modules is not None:
