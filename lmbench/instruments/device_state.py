@@ -9,8 +9,10 @@ import math
 import os
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmbench.records.environment import Gpu
@@ -19,17 +21,11 @@ from lmbench.records.measured import DeviceReading, DeviceState
 if TYPE_CHECKING:
     import torch
 
-#: Names of the bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). Idle is left out: it caps nothing.
-_THROTTLE_REASONS = {
-    0x2: "applications clocks setting",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clock setting",
-}
+
+@cache
+def _questions() -> dict[str, dict[str, Any]]:
+    """The tables of nvml.toml, which says what they hold."""
+    return tomllib.loads(Path(__file__).with_name("nvml.toml").read_text())
 
 
 class DeviceSensor:
@@ -46,46 +42,31 @@ class DeviceSensor:
 
     def facts(self) -> Gpu:
         """What does not change. Where NVML does not answer, PyTorch does for what it knows."""
-        ask = self._ask
-        capability, mig = ask("CudaComputeCapability"), ask("MigMode")
-        known = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
-        return Gpu(
-            name=ask("Name") or known.name,
-            uuid=ask("UUID") or known.uuid,
-            sku=ask("BoardPartNumber"),
-            pci_bus_id=ask("PciInfo", part="busId") or known.pci_bus_id,
-            compute_capability=".".join(map(str, capability)) if capability else known.compute_capability,
-            memory_total_bytes=ask("MemoryInfo", part="total") or known.memory_total_bytes,
-            power_limit_w=ask("EnforcedPowerLimit", scale=1e-3),
-            power_limit_default_w=ask("PowerManagementDefaultLimit", scale=1e-3),
-            max_sm_clock_hz=ask("MaxClockInfo", "NVML_CLOCK_SM", scale=1e6),
-            is_mig=None if mig is None else bool(mig[0]),
-        )
+        capability, mig = self._ask("CudaComputeCapability"), self._ask("MigMode")
+        gpu = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
+        for name, question in _questions()["gpu"].items():
+            setattr(gpu, name, self._ask(*question) or getattr(gpu, name))
+        gpu.compute_capability = ".".join(map(str, capability or ())) or gpu.compute_capability
+        gpu.is_mig = None if mig is None else bool(mig[0])
+        return gpu
 
     def read(self) -> DeviceReading:
         """How the device stands now. Takes about a millisecond."""
-        ask = self._ask
         # Beside the energy counter, since mean power is their quotient.
-        energy_j, read_at_s = ask("TotalEnergyConsumption", scale=1e-3), time.monotonic()
-        reasons, processes = ask("CurrentClocksThrottleReasons"), ask("ComputeRunningProcesses")
-        pids = None if processes is None else [process.pid for process in processes]
+        energy_j, read_at_s = self._ask("TotalEnergyConsumption", scale=1e-3), time.monotonic()
+        reasons, processes = self._ask("CurrentClocksThrottleReasons"), self._ask("ComputeRunningProcesses")
+        names = _questions()["throttle_reasons"].items()
         # Imported by whoever opened the GPU.
         has_context = "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())
+        pids = None if processes is None else [process.pid for process in processes]
         other_pids, other_count = other_processes(pids, has_context)
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=energy_j,
-            # Nanoseconds since the driver was loaded (nvml.h, nvmlViolationTime_t).
-            power_capped_s=ask("ViolationStatus", "NVML_PERF_POLICY_POWER", "violationTime", 1e-9),
-            thermal_capped_s=ask("ViolationStatus", "NVML_PERF_POLICY_THERMAL", "violationTime", 1e-9),
-            sm_clock_hz=ask("ClockInfo", "NVML_CLOCK_SM", scale=1e6),
-            memory_clock_hz=ask("ClockInfo", "NVML_CLOCK_MEM", scale=1e6),
-            temperature_c=ask("Temperature", "NVML_TEMPERATURE_GPU"),
-            power_w=ask("PowerUsage", scale=1e-3),
-            throttle_reasons=None if reasons is None else [n for bit, n in _THROTTLE_REASONS.items() if reasons & bit],
-            memory_used_bytes=ask("MemoryInfo", part="used"),
+            throttle_reasons=None if reasons is None else [name for bit, name in names if reasons & int(bit)],
             other_process_pids=other_pids,
             other_process_count=other_count,
+            **{name: self._ask(*question) for name, question in _questions()["reading"].items()},
         )
 
     def _ask(self, function: str, constant: str = "", part: str = "", scale: float = 0.0) -> Any:
