@@ -77,13 +77,13 @@ def compare(
     tolerance = parse_gate(gate or "1%")
     if run:
         # Here: what measures takes its time to import.
-        from lmbench.commands.compare_run import Request, measure
+        from lmbench.commands.compare_run import find_sweep, measure
         from lmbench.sweep.execute import SweepHalted
 
         variables = {key: (a, b) for key, a, b in variable or ()}
-        request = Request(results, settings or [], revision, python, variables, results_dir, name, timeout_s)
+        path, file = find_sweep(results, settings or [], revision, python, variables, results_dir, name, timeout_s)
         try:
-            return comparison_answer(measure(request, tolerance, about or [], budget or "10m"))
+            return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m"))
         except SweepHalted as error:
             tell(f"compare: {error}")
             return ExitCode.INTERNAL

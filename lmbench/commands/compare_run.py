@@ -7,10 +7,9 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -41,61 +40,66 @@ _WAITING = "OMP_WAIT_POLICY"
 _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
-class Request(NamedTuple):
-    """What `compare --run` was given: the sides (or the folder to go on with), options of both, what differs."""
+def find_sweep(
+    sides: Sequence[str],
+    settings: list[str],
+    revision: tuple[str, str] | None,
+    python: tuple[str, str] | None,
+    variables: dict[str, tuple[str, str]],
+    results_dir: Path | None,
+    name: str | None,
+    timeout_s: float | None,
+) -> tuple[Path, SweepFile]:
+    """The folder, and the sweep that is done in it, of what `compare --run` was given.
 
-    sides: Sequence[str]
-    settings: list[str]
-    revision: tuple[str, str] | None = None
-    python: tuple[str, str] | None = None
-    variables: Mapping[str, tuple[str, str]] = {}
-    results_dir: Path | None = None
-    name: str | None = None
-    timeout_s: float | None = None
+    Args:
+        sides: configurations, or the folder to go on with.
+        settings: options of both sides.
+        revision, python, variables: what differs.
 
-    def find(self) -> tuple[Path, SweepFile]:
-        """The folder, and the sweep that is done in it."""
-        first = Path(self.sides[0]) if len(self.sides) == 1 else None
-        if first is not None and (first / SWEEP_FILE).is_file():
-            if self.settings or self.variables or self.revision or self.python or self.name:
-                raise UsageError(f"{first} is a comparison to go on with; it has its options already")
-            file = read_sweep_folder(first)
-            if not file.sides:
-                raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
-            return first, file.changed({}, None, self.timeout_s)
-        name = self.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
-            raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
-        options, variables = read_options(self.settings), dict(self.variables)
-        busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
-        if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:
-            tell(
-                f"compare: other processes take {busy_percent:.0f} % of the cores: threads of both sides give theirs "
-                f"away while they wait ({_WAITING}=passive)"
-            )
-            variables[_WAITING] = ("passive", "passive")
-        file = two_sides(list(self.sides), options, self.revision, self.python, variables)
-        path = (self.results_dir or Path("results")) / name
-        if (path / SWEEP_FILE).is_file():
-            raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
-        return path, file.changed({}, None, self.timeout_s)
+    Raises:
+        UsageError: something is not there, or not understood.
+    """
+    first = Path(sides[0]) if len(sides) == 1 else None
+    if first is not None and (first / SWEEP_FILE).is_file():
+        if settings or variables or revision or python or name:
+            raise UsageError(f"{first} is a comparison to go on with; it has its options already")
+        file = read_sweep_folder(first)
+        if not file.sides:
+            raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
+        return first, file.changed({}, None, timeout_s)
+    folder = name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", folder):
+        raise UsageError(f"--name {folder!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+    options = read_options(settings)
+    busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
+    if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:
+        tell(
+            f"compare: other processes take {busy_percent:.0f} % of the cores: threads of both sides give theirs "
+            f"away while they wait ({_WAITING}=passive)"
+        )
+        variables = {**variables, _WAITING: ("passive", "passive")}
+    file = two_sides(list(sides), options, revision, python, variables)
+    path = (results_dir or Path("results")) / folder
+    if (path / SWEEP_FILE).is_file():
+        raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
+    return path, file.changed({}, None, timeout_s)
 
 
-def measure(request: Request, tolerance: float, about: Sequence[str], budget: str) -> Comparison:
+def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str], budget: str) -> Comparison:
     """Measure both sides until the verdict stands.
 
     Args:
-        request: the sides.
+        path, file: the sweep of both sides, and its folder.
         tolerance: changes up to this fraction count as none.
         about: dotted names of what is compared.
         budget: the time after which no further round is begun, such as `10m`.
 
     Raises:
-        UsageError: something is not there, or not understood.
+        UsageError: the budget is not understood.
         SweepHalted: the disk is full, or a process cannot be started.
     """
     budget_s = parse_budget(budget)
-    path, file = request.find()
     plan = make_plan(path.name, file)
     progress, began_s = Progress(plan), time.monotonic()
     missing = [job.repeat for job in plan.jobs() if not is_run_folder(path / RUNS_FOLDER / job.name)]
