@@ -196,8 +196,8 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
     cell.differences = differences(a[0].record, b[0].record)
     absent = []
     for metric in METRICS:
-        known = [[value for run in side if (value := metric.of(run.record)) is not None] for side in (a, b)]
-        if [*map(len, known)] == [len(a), len(b)]:
+        known = metric.of_all(a), metric.of_all(b)
+        if all(known):
             mean_a, mean_b = map(geometric_mean, known)
             ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
             floor = None if cell.by_rounds else floors.floor((a[0], b[0]), metric.name)
@@ -205,7 +205,7 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
             step_s = next((figure.a for figure in cell.metrics if figure.name == MEAN_STEP.name), None)
             share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
-        elif known != [[], []]:
+        elif any(known):
             absent.append(f"{metric.title} is not compared: not every run has it")
     step = cell.metrics[0]
     cell.notes = [*notes(a, b, step.ratio), *absent]

@@ -130,11 +130,7 @@ def survey(given: Sequence[str]) -> Survey:
         if problem:
             survey.problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
             continue
-        noises = {}
-        for metric in METRICS:
-            values = [value for run in usable if (value := metric.of(run.record)) is not None]
-            if len(values) == len(usable):
-                noises[metric.name] = measure_noise(values)
+        noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
         subject = {field.rpartition(".")[2]: value_at(usable[0].record, field) for field in _SUBJECT}
         survey.entries.append((name, NoiseEntry(key, subject, noises)))
     survey.problems.extend(Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out)
@@ -148,13 +144,9 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
 
     Raises UsageError where it cannot be read or written.
     """
-
-    def floor(entry: NoiseEntry) -> float:
-        step = entry.metrics.get(STEP.name)
-        return step.floor_fraction if step else 0.0
-
     path = folder / NOISE_FILE
-    kept = {entry.key: entry for entry in [*_read(path), *sorted(entries, key=floor)]}
+    ordered = sorted(entries, key=lambda entry: entry.metrics[STEP.name].floor_fraction)
+    kept = {entry.key: entry for entry in [*_read(path), *ordered]}
     try:
         write_whole(path, indented_json(NoiseFile(1, list(kept.values()))))
     except OSError as error:
@@ -166,7 +158,7 @@ def _read(path: Path) -> list[NoiseEntry]:
     try:
         return decode(read_file(path, _MAX_NOISE_BYTES), NoiseFile).entries
     except (Unreadable, DamagedRecord) as error:
-        if isinstance(error, Unreadable) and error.is_missing:
+        if getattr(error, "is_missing", False):
             return []
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 

@@ -43,6 +43,11 @@ class Metric(NamedTuple):
         value = _SAMPLES[self.name](record) if self.name in _SAMPLES else value_at(record, self.field)
         return value if value is not None and 0 < value < math.inf else None
 
+    def of_all(self, runs: Sequence[Run]) -> list[float]:
+        """The values of all runs, none where one has none."""
+        values = [value for run in runs if (value := self.of(run.record)) is not None]
+        return values if len(values) == len(runs) else []
+
 
 STEP = Metric("step_s", "step", "phases.step.median_s")
 MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s")

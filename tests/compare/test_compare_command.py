@@ -113,7 +113,7 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
         (["A"], "compare takes two results, A and B; 1 given"),
         (["A", "B", "--gate", "2"], "--gate is '2'; give a percentage"),
         (["A", "B", "--gate", "100%"], "--gate is '100%'; give a percentage"),
-        (["A", "B", "--bogus", "1"], "unknown option --bogus"),
+        (["A", "B", "--bogus", "1"], "compare: unrecognized arguments: --bogus"),
         (["A", "B", "--budget", "1m"], "--budget belongs to --run"),
         (["A", "B", "--top", "1"], "--top belongs to --kernels"),
         (["A", "B", "--kernels", "--gate", "2%"], "--gate is for verdicts"),
