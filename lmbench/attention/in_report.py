@@ -14,7 +14,7 @@ from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
 from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
-from lmbench.report.facts import is_consequence
+from lmbench.report.facts import CONSEQUENCES
 from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
 
@@ -30,7 +30,7 @@ def _growths(frame: Frame, span: Span) -> dict[int, float]:
     times, lines = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean(), defaultdict[Any, list[Any]](list)
     for cell, known in frame.known.items():
         if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
-            others = {(n, v) for n, v in known.items() if n != "context" and not is_consequence(n)}
+            others = {(n, v) for n, v in known.items() if n != "context" and n not in CONSEQUENCES}
             lines[frame.facts.gpu[cell], frozenset(others)].append((known["context"], cell))
     return {
         cell: math.log(times[cell] / times[before]) / math.log(longer / shorter)

@@ -140,13 +140,6 @@ COLUMNS: tuple[Column, ...] = tuple(
 )  # fmt: skip
 
 
-def _notes(frame: Frame, cell: int) -> list[str]:
-    """What the loss of a row with several runs is."""
-    seeds, runs = len(curves_of(frame, cell)), frame.runs_of(cell, "ok")
-    text = f"its loss is the mean of its runs; a difference is that of the first run of each of {seeds} seeds"
-    return [f"{text} to the baseline's run of that seed"] if seeds and len(runs) > 1 else []
-
-
 def headline(frame: Frame) -> list[str]:
     """What to take and what not to take, with how much faster each is; the broken ones first."""
     names, found = frame.differing(), judgements(frame)
@@ -233,6 +226,5 @@ def _thinned(values: pd.Series) -> pd.Series:
 CONVERGENCE = Feature(
     columns=COLUMNS,
     chart_kinds={"curves": ChartKind(_curves, by_baseline=True)},
-    row_notes=_notes,
     headline=headline,
 )

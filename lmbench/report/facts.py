@@ -52,10 +52,6 @@ class Fact:
     order: tuple[str, ...] = ()
     heading: str = ""
     label: Callable[[Any], Any] = lambda value: value
-    #: A difference of this kind makes another cell only among runs that belong to no sweep.
-    is_environment: bool = False
-    #: Follows from other facts (16-mixed takes another variant of the optimizer): a baseline need not share it.
-    is_consequence: bool = False
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """What the run was, or what it was to be."""
@@ -128,7 +124,7 @@ FACTS: tuple[Fact, ...] = (
         label=lambda is_causal: CAUSAL if is_causal else "none",
     ),
     Fact("checkpoint", "model.checkpoint", ("model.checkpoint",)),
-    Fact("optimizer", "model.optimizer", is_consequence=True),
+    Fact("optimizer", "model.optimizer"),
     Fact(
         "micro_batches", lambda run: run.window.micro_batches or None, ("trainer.accumulate_grad_batches",),
         heading="micro-batches",
@@ -138,15 +134,17 @@ FACTS: tuple[Fact, ...] = (
     Fact("ranks", "world_size", ("trainer.devices",)),
     Fact("strategy", _strategy, ("trainer.strategy",), ("none",)),
     Fact("environment", "sweep.environment", ("environment",)),
-    Fact("torch", "environment.versions.torch", is_environment=True),
-    Fact("commit", revision, is_environment=True),
-    Fact("host", "environment.host.hostname", is_environment=True),
+    Fact("torch", "environment.versions.torch"),
+    Fact("commit", revision),
+    Fact("host", "environment.host.hostname"),
 )  # fmt: skip
 
 FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
 
 #: Facts that make another cell only among runs that belong to no sweep.
-ENVIRONMENT = {fact.name for fact in FACTS if fact.is_environment}
+ENVIRONMENT = {"torch", "commit", "host"}
+#: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
+CONSEQUENCES = {"optimizer"}
 
 #: The fact that each option sets.
 _SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) for option in fact.settings}
@@ -229,10 +227,6 @@ def in_words(facts: Mapping[str, Value], names: Sequence[str]) -> str:
             is_word = isinstance(value, str) and name in FACT and value != "none"
             words.append(str(value) if is_word else f"{heading(name)} {value}")
     return ", ".join(words)
-
-
-def is_consequence(name: str) -> bool:
-    return name in FACT and FACT[name].is_consequence
 
 
 def sort_key(name: str, value: Value) -> tuple[int, float, str]:

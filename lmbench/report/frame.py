@@ -32,13 +32,13 @@ from lmbench.records.schema import value_at
 from lmbench.records.store import MAX_SWEEP_BYTES, SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.facts import (
+    CONSEQUENCES,
     ENVIRONMENT,
     FACT,
     NO_ROWS,
     SEEDS,
     Value,
     in_words,
-    is_consequence,
     other_axes,
     other_settings,
     planned,
@@ -286,7 +286,7 @@ class Frame:
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
-        return [name for name in self.varying() if not is_consequence(name)]
+        return [name for name in self.varying() if name not in CONSEQUENCES]
 
     def partly_known(self) -> list[str]:
         """Facts that some cells have, and others not although a run of theirs lived to tell (no attention)."""
@@ -316,7 +316,7 @@ class Frame:
         if not baseline:
             return self
         told = {
-            cell: {"gpu": self.facts.gpu[cell]} | {name: facts[name] for name in facts if not is_consequence(name)}
+            cell: {"gpu": self.facts.gpu[cell]} | {name: facts[name] for name in facts if name not in CONSEQUENCES}
             for cell, facts in self.known.items()
         }
         baselines = [cell for cell in told if baseline.items() <= told[cell].items()]

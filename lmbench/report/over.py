@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, Literal
 
 import pandas as pd
@@ -95,7 +96,8 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     """The changes of a number's level, each at the first cell of the new level: a fraction with its interval."""
     cells = dict[int, Cell]()
     for part in _courses(frame):
-        series = part.numbers(expression).groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
+        numbers = part.numbers(expression)
+        series = numbers[numbers > 0].groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
         for change in level_changes(series.to_list()):
             low, high = change.low - 1, change.high - 1
             text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
@@ -118,9 +120,8 @@ _COLUMNS = tuple(
 
 def _headline(frame: Frame) -> Iterator[str]:
     """Each configuration's changes, or that it has none."""
-    (over,) = frame.course
-    names = [name for name in frame.differing() if name != over]
-    for part in _courses(frame):
+    names = [name for name in frame.differing() if name not in frame.course]
+    for over, part in product(frame.course, _courses(frame)):
         count, title = len(part.facts), part.in_words(part.facts.index[0], names)
         none = f"none over {count} points{', and it takes four' if count < 4 else ''}"
         for column in _COLUMNS:
@@ -130,10 +131,11 @@ def _headline(frame: Frame) -> Iterator[str]:
 
 def _levels(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     """A number along the commits or times with its spread, and the levels that the change points part."""
-    column, cells = column_of(spec.y), frame.ordered([spec.x])
+    column, changes = column_of(spec.y), _COLUMNS[0].of(frame)
+    points = points_of(column, frame)
+    cells = [cell for cell in frame.ordered([spec.x]) if "y" in points.get(cell, {})]
     if len(cells) < 2 or spec.x not in frame.course:
         return None
-    points, changes = points_of(column, frame), _COLUMNS[0].of(frame)
     level = pd.Series({cell: cell in changes for cell in cells}).cumsum()
     numbers = column.numbers(frame)
     levels = numbers.groupby(level[numbers.index].to_numpy()).agg(geometric_mean) * column.unit.scale
