@@ -28,7 +28,7 @@ from lmbench.memory.recorded import (
     read_notes,
 )
 from lmbench.memory.replay import Replay, replay
-from lmbench.memory.snapshot import NO_STACK, Stack, read_snapshot
+from lmbench.memory.snapshot import read_snapshot
 from lmbench.memory.stacks import user_frame
 from lmbench.records.guard import Guard, at_most
 from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
@@ -115,16 +115,12 @@ class Findings:
     def largest(self) -> Any:
         """What is held at the peak: a row for blocks of one size, category, part, phase, step, operator and line of the
         user's code, with their `count` and `total_bytes`, the largest total first."""
-        lines = {stack: user_frame(self.frames_of(stack)) for stack in self.held["stack"].unique().tolist()}
+        lines = {stack: user_frame(self.played.stacks[stack]) for stack in self.held["stack"].unique().tolist()}
         held = self.held.assign(user_frame=self.held["stack"].map(lines))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
         rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
         return rows.sort_values("total_bytes", ascending=False, kind="stable", ignore_index=True)
-
-    def frames_of(self, stack: int) -> Stack:
-        """A stack's frames from the innermost; none where nobody looked."""
-        return () if stack == NO_STACK else self.played.stacks[stack]
 
     @cached_property
     def saved_storages(self) -> Any:

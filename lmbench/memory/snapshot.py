@@ -127,8 +127,9 @@ class Snapshot(Struct):
 
 
 def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:
-    """Different stacks, each once, and for each list of frames the place of its stack, NO_STACK of None and of an empty
-    list. In the file entries share a list, or each has one of its own: a step of 15,000 entries has some 200 stacks."""
+    """Different stacks, each once, the empty one last; and for each list of frames the place of its stack, NO_STACK of
+    None and of an empty list. In the file entries share a list, or each has one of its own: a step of 15,000 entries
+    has some 200 stacks."""
     known: dict[Stack, int] = {}
     places = {}
     try:
@@ -136,7 +137,7 @@ def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:
             places[identity] = known.setdefault(msgspec.convert(frames[:MAX_FRAMES], Stack), len(known))
     except (TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"no snapshot of PyTorch's: a stack is no list of frames ({error})") from None
-    return list(known), [places.get(id(frames), NO_STACK) for frames in lists]
+    return [*known, ()], [places.get(id(frames), NO_STACK) for frames in lists]
 
 
 class PlainUnpickler(pickle.Unpickler):

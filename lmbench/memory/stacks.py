@@ -86,8 +86,7 @@ def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
     of_stack = _roles_of_stacks(played.stacks)
     # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
     has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
-    recorded = [played.stacks[place] for place in set(log["stack"]) - {NO_STACK}]
-    is_python = all(frame.is_python for frames in recorded for frame in frames)
+    is_python = all(frame.is_python for place in set(log["stack"]) for frame in played.stacks[place])
     is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
     entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
     latest = entries.ffill()
@@ -115,7 +114,7 @@ def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
 
 
 def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
-    """The role of each stack, and in the last place, which NO_STACK names, that of none."""
+    """The role of each stack; None of those that have none."""
     functions = {(frame.filename, frame.name): frame.path for frames in stacks for frame in frames}
     # A constructor of a module calls no function that is only for modules: its file has a forward too.
     modules = {file for file, name in functions if name == "forward"}
@@ -126,8 +125,8 @@ def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
         role_of[file, name] = match.lastgroup if match else None
     roles = []
     for frames in stacks:
-        known_roles = list(filter(None, (role_of[frame.filename, frame.name] for frame in frames)))
-        role = known_roles[0] if known_roles else None
+        known_roles = [known for frame in frames if (known := role_of[frame.filename, frame.name])]
+        role = next(iter(known_roles), None)
         # A forward that a checkpoint computes once more is of the backward.
         roles.append("backward" if role == "forward" and "backward" in known_roles else role)
-    return np.array([*roles, None], object)
+    return np.array(roles, object)

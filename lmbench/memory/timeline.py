@@ -83,7 +83,7 @@ def memory_timeline(findings: Any) -> MemoryTimeline:
     first, last = np.searchsorted(moments, blocks["start"]), np.searchsorted(moments, blocks["end"]) - 1
     chosen = blocks.assign(first=first, last=last, area=(last - first + 1).clip(0) * blocks["size_bytes"])
     chosen = chosen[chosen["area"] > 0].nlargest(MAX_BLOCKS, "area").sort_values("start", kind="stable")
-    frames = ["\n".join(islice(frame_lines(findings.frames_of(stack)), MAX_FRAMES)) for stack in chosen["stack"]]
+    frames = ["\n".join(islice(frame_lines(findings.played.stacks[stack]), MAX_FRAMES)) for stack in chosen["stack"]]
     chosen["frames"] = [text or "none: made before the history, or by autograd's own thread" for text in frames]
     chosen = chosen.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     columns = ["first", "last", "size_bytes", "category", "owner", "phase", "operator", "frames"]

@@ -54,11 +54,10 @@ class Model(LightningModule):
         return torch.optim.AdamW(self.parameters(), foreach=False)
 
 
-class Batches:
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(0)
-        while True:
-            yield torch.randn(BATCH, WIDTH, generator=generator), torch.randint(VOCAB, (BATCH,), generator=generator)
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.randn(BATCH, WIDTH, generator=generator), torch.randint(VOCAB, (BATCH,), generator=generator)
 
 
 @pytest.fixture
@@ -70,12 +69,11 @@ def record(folder, monkeypatch, module=None, first=(), **flags):
     for place in (ranges, ledger):
         monkeypatch.setattr(place, "record_function", Annotating)
     monkeypatch.setattr(CpuHistory, "latest", None)
-    session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
-    history = MemoryHistory(steps=2, make_history=CpuHistory)
     recorder = RunRecorder(str(folder), run_id="run")
-    quiet_trainer(*first, history, recorder, session, **flags).fit(module or Model(), Batches())
-    kept = recorder.run.memory_history
-    assert (kept.steps, kept.snapshot_file) == (2, SNAPSHOT_FILE)
+    kept = [MemoryHistory(steps=2, make_history=CpuHistory), recorder, MeasurementSession(Schedule(2, 2))]
+    quiet_trainer(*first, *kept, **flags).fit(module or Model(), batches())
+    made = recorder.run.memory_history
+    assert (made.steps, made.snapshot_file) == (2, SNAPSHOT_FILE)
     return examine(folder / "run")
 
 
@@ -195,7 +193,7 @@ def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_comp
 def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path):
     recorder = RunRecorder(str(tmp_path), run_id="run")
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1))
-    quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), Batches())
+    quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), batches())
     assert "on a CPU" in str(recorder.run.memory_history.reason)
     assert not (tmp_path / "run" / NOTES_FILE).exists()
 

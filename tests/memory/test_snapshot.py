@@ -84,4 +84,4 @@ def test_a_list_of_frames_is_read_once_however_often_it_stands(tmp_path):
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [entries]}))
     played = replay(read_snapshot(path), 0)
-    assert (len(played.entries), len(played.stacks), len(played.stacks[0])) == (20_000, 1, 400)
+    assert (len(played.entries), len(played.stacks), len(played.stacks[0])) == (20_000, 2, 400)
