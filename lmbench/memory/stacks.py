@@ -120,13 +120,13 @@ def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
     modules = {file for file, name in functions if name == "forward"}
     role_of = {}
     for (file, name), path in functions.items():
-        known = "module constructor" if name == "__init__" and file in modules else name
-        match = _ROLE.search(f"{path} {known}")
+        called = "module constructor" if name == "__init__" and file in modules else name
+        match = _ROLE.search(f"{path} {called}")
         role_of[file, name] = match.lastgroup if match else None
     roles = []
     for frames in stacks:
-        known_roles = [known for frame in frames if (known := role_of[frame.filename, frame.name])]
-        role = next(iter(known_roles), None)
+        known = [role for frame in frames if (role := role_of[frame.filename, frame.name])]
         # A forward that a checkpoint computes once more is of the backward.
-        roles.append("backward" if role == "forward" and "backward" in known_roles else role)
+        is_again = known[:1] == ["forward"] and "backward" in known
+        roles.append("backward" if is_again else next(iter(known), None))
     return np.array(roles, object)
