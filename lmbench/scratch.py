@@ -23,18 +23,15 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
 
     def __init__(self, purpose: str) -> None:
         for lock in Path(tempfile.gettempdir()).glob(f"lmbench-*/{_LOCK}"):
-            _remove_if_abandoned(lock)
+            folder = lock.parent
+            with suppress(OSError):
+                if is_folder(folder) and folder.stat().st_uid == os.getuid() and not lock.is_symlink():
+                    with lock.open() as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(folder, ignore_errors=True)
         super().__init__(prefix=f"lmbench-{purpose}-", ignore_cleanup_errors=True)
         # Locked before it has the name by which others look for it.
         new = Path(self.name, ".new")
         self._lock = new.open("x")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(new.with_name(_LOCK))
-
-
-def _remove_if_abandoned(lock: Path) -> None:
-    with suppress(OSError):
-        if is_folder(lock.parent) and lock.parent.stat().st_uid == os.getuid() and not lock.is_symlink():
-            with lock.open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)

@@ -71,7 +71,7 @@ def run(args: list[str]) -> int:
             # A replay is a run of its own, outside of the sweep that gave this one its place.
             line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
         line.write()
-        rank_count = count_to_start(vars(line.build("trainer")))
+        rank_count = count_to_start(vars(line.build("trainer", callbacks=None, logger=None, profiler=None)))
         if rank_count > 1:
             settings.run_id = settings.run_id or new_run_id()
         facts = {

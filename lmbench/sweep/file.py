@@ -159,10 +159,10 @@ def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
             msgspec.convert({key: value}, SweepFile)
         except msgspec.ValidationError as error:
             # The part that a message names, else the key.
-            named = re.findall(r"`([\w.]+)`", str(error))
-            within = (name for name in places if name.startswith(f"{key}.") and name.split(".")[-1] in named)
-            place = places.get(next(within, str(key)))
-            yield f"{place}: {error}" if place else str(error)
+            part = re.search(r"`([\w.]+)`", str(error))
+            ends = (f".{part[1]}",) if part else ()
+            path = next((name for name in places if name.startswith(f"{key}.") and name.endswith(ends)), str(key))
+            yield f"{places[path]}: {error}" if path in places else str(error)
 
 
 def _as_text(spec: Any) -> Any:
