@@ -90,8 +90,8 @@ def results(tmp_path_factory):
 
 COMMANDS: dict[str, list[str]] = {
     "show": ["show", "{}/a", "{}/b"],
-    "report": ["report", "{}/a", "{}/b", "--format", "markdown"],
-    "report html": ["report", "{}/a", "{}/b", "--output", "{}/page.html"],
+    "report": ["report", "{}/a", "{}/b", "--format=markdown"],
+    "report html": ["report", "{}/a", "{}/b", "--output={}/page.html"],
     "compare": ["compare", "{}/a", "{}/b"],
     "compare json": ["compare", "{}/a", "{}/b", "--json"],
     "compare about": ["compare", "{}/a", "{}/b", "--about", PLANTED],

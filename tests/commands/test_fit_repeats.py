@@ -15,14 +15,14 @@ from lmbench.records.load import find_runs, load_run
 
 def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    smoke = ["fit", "smoke", *QUICK, "--measure.mode", "forward"]
+    smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
     with warm_servers() as servers:
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
-        assert main([*smoke, "--model.num_layers", "1", "--repeats=3", "--measure.run_id", "before", "--quiet"]) == 0
+        assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
         assert capsys.readouterr() == ("results/before\n", "")
-        assert main(["list", "--name", "baseline", "last"]) == 0
+        assert main(["list", "--name=baseline", "last"]) == 0
         capsys.readouterr()
-        code = main([*smoke, "--model.num_layers", "12", "--compare", "baseline", "--gate", "5%", "--json"])
+        code = main([*smoke, "--model.num_layers=12", "--compare=baseline", "--gate=5%", "--json"])
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err
@@ -40,15 +40,15 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--repeats", "3"], "take a configuration"),
-        (["smoke", "--repeats", "some"], "'some' does not fit"),
+        (["--repeats=3"], "take a configuration"),
+        (["smoke", "--repeats=some"], "'some' does not fit"),
         (["smoke", "--repeats"], "expected one argument"),
-        (["smoke", "--repeats", "0"], "repeats"),
-        (["smoke", "--gate", "2%"], "belongs to --compare"),
-        (["smoke", "--compare", "last~7"], "'results' holds 1 results"),
-        (["smoke", "--compare", "nowhere"], "'nowhere' does not exist"),
-        (["smoke", "--repeats", "3", "--model.size=tiny", "--model.size", "small"], "given twice"),
-        (["smoke", "--repeats", "3", "--measure.run_id", "there"], "`lmbench sweep results/there` goes on with it"),
+        (["smoke", "--repeats=0"], "repeats"),
+        (["smoke", "--gate=2%"], "belongs to --compare"),
+        (["smoke", "--compare=last~7"], "'results' holds 1 results"),
+        (["smoke", "--compare=nowhere"], "'nowhere' does not exist"),
+        (["smoke", "--repeats=3", "--model.size=tiny", "--model.size=small"], "given twice"),
+        (["smoke", "--repeats=3", "--measure.run_id=there"], "`lmbench sweep results/there` goes on with it"),
     ],
 )
 def test_what_cannot_be_repeated_or_compared_is_said_before_anything_is_measured(

@@ -18,7 +18,7 @@ from conftest import Sleeper, SlowBatches
 
 README = ROOT / "README.md"
 TEXT = README.read_text()
-QUICK = ["--measure.steps", "3", "--measure.min_window_s", "0", "--measure.probe_steps", "1"]
+QUICK = ["--measure.steps=3", "--measure.min_window_s=0", "--measure.probe_steps=1"]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
@@ -48,7 +48,7 @@ def quickened(words):
             # A study that is not tiny needs a GPU.
             return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]
         case "noise" | "compare" if "--run" in words:
-            return [*words, *QUICK, *(["--budget", "0.1s"] if words[0] == "compare" else [])]
+            return [*words, *QUICK, *(["--budget=0.1s"] if words[0] == "compare" else [])]
         case "show" | "report" | "compare" | "noise" | "kernels":
             return words
     return [words[0], "-h"]

@@ -58,8 +58,8 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
 
 
 def test_of_many_the_newest_and_how_to_see_the_others(results, capsys):
-    assert [row["name"] for row in listed(capsys, "--limit", "2")] == ["last", "last~1"]
-    main(["list", "--limit", "2"])
+    assert [row["name"] for row in listed(capsys, "--limit=2")] == ["last", "last~1"]
+    main(["list", "--limit=2"])
     assert "2 older; --limit 4 looks at them too" in capsys.readouterr().out
 
 
@@ -81,15 +81,15 @@ def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["list", "--where", "precison=bf16-mixed"], "did you mean precision?"),
-        (["list", "--where", "precision=bf16"], "precision is one of 32-true, bf16-mixed"),
-        (["list", "--where", "bf16"], "(NAME=VALUE); no run has a 'bf16'"),
-        (["list", "--name", "baseline"], "names one result"),
-        (["list", "--name", "last", "results/day1"], "not 'last'"),
-        (["list", "--name", "a/b", "results/day1"], "only letters"),
-        (["list", "--name", "day2", "results/day1"], "is a result itself"),
-        (["list", "--name", "smoke", "results/day1"], "shipped"),
-        (["list", "--name", "baseline", "results/none"], "does not exist"),
+        (["list", "--where=precison=bf16-mixed"], "did you mean precision?"),
+        (["list", "--where=precision=bf16"], "precision is one of 32-true, bf16-mixed"),
+        (["list", "--where=bf16"], "(NAME=VALUE); no run has a 'bf16'"),
+        (["list", "--name=baseline"], "names one result"),
+        (["list", "--name=last", "results/day1"], "not 'last'"),
+        (["list", "--name=a/b", "results/day1"], "only letters"),
+        (["list", "--name=day2", "results/day1"], "is a result itself"),
+        (["list", "--name=smoke", "results/day1"], "shipped"),
+        (["list", "--name=baseline", "results/none"], "does not exist"),
         (["show", "last~9"], "'results' holds 4 results; `lmbench list`"),
         (["show", "gone"], "was the name of results/day0"),
         (["show", "basline"], "'basline' does not exist"),
@@ -104,8 +104,8 @@ def test_a_name_that_stands_for_nothing_is_one_line(words, told, results, capsys
 
 
 def test_every_command_takes_names_for_results(results, capsys):
-    assert main(["list", "--name", "baseline", "last~3"]) == 0
-    assert main(["list", "--name", "baseline", "results/day2"]) == 0
+    assert main(["list", "--name=baseline", "last~3"]) == 0
+    assert main(["list", "--name=baseline", "results/day2"]) == 0
     assert [row["name"] for row in listed(capsys.readouterr() and capsys)] == ["last", "last~1", "baseline", "last~3"]
     for words, told in (
         (["show"], "results/day3"),

@@ -19,8 +19,8 @@ from warm_server import warm_server
 
 from lmbench.cli import COMMANDS, main
 
-NOISY = ["--model", "noisy.Noisy", "--data", "noisy.NoisyData", "--wandb.mode", "offline"]
-SHORT = ["--config", SMOKE, "--measure.min_window_s", "0", "--measure.steps", "2", "--measure.warmup_steps", "1"]
+NOISY = ["--model=noisy.Noisy", "--data=noisy.NoisyData", "--wandb.mode=offline"]
+SHORT = [f"--config={SMOKE}", "--measure.min_window_s=0", "--measure.steps=2", "--measure.warmup_steps=1"]
 TRACE = str(TRACES / "small_bf16_compiled")
 
 #: Words of every command that offers --json and runs no module of the user's, in a folder with results.
@@ -31,8 +31,8 @@ READING = {
     "kernels": ["kernels", TRACE],
     "memory": ["memory", "memory_snapshot.pickle"],
     "noise": ["noise", "a"],
-    "numerics": ["numerics", "--width", "64"],
-    "ceiling": ["ceiling", "--sustained_s", "0.05"],
+    "numerics": ["numerics", "--width=64"],
+    "ceiling": ["ceiling", "--sustained_s=0.05"],
 }
 #: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
 MEASURING = {"fit", "validate", "overhead", "dtypes"}
@@ -73,7 +73,7 @@ def test_every_command_that_offers_json_is_tried_here(capsys):
 
 
 def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path):
-    done = run("fit", *SHORT, *NOISY, "--dtypes.record", "true", "--json", folder=tmp_path)
+    done = run("fit", *SHORT, *NOISY, "--dtypes.record=true", "--json", folder=tmp_path)
     (folder,) = (tmp_path / "results").iterdir()
     assert json.loads(done.stdout) == json.loads((folder / "run.json").read_text())
     for place in ("constructor", "step", "worker", "end", "exit"):
@@ -97,7 +97,7 @@ def test_other_output_for_programs_is_alone_too(command, flag, understand, tmp_p
 
 def predict():
     """What `lmbench memory --config` starts to ask it."""
-    sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model", "noisy.NoisyLanguageModel"]
+    sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model=noisy.NoisyLanguageModel"]
     runpy.run_module("lmbench.fit.prediction", run_name="__main__", alter_sys=True)
 
 

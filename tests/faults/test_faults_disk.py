@@ -10,7 +10,7 @@ from fit_process import start_fit
 
 from lmbench.records.store import RESERVE_FILE
 
-WORDS = ("--measure.steps", "150", "--measure.probe_steps", "3")
+WORDS = ("--measure.steps=150", "--measure.probe_steps=3")
 SEEN = 3 + 150
 
 
@@ -47,7 +47,7 @@ def test_a_disk_that_is_full_before_the_start_is_refused(small_disk, tmp_path):
 def test_steps_that_waited_are_written_once_there_is_room_again(small_disk, tmp_path):
     ballast = small_disk(1024) / "ballast"
     ballast.write_bytes(bytes(900 * 1024))
-    fit = start_fit(tmp_path, "--measure.steps", "400", "--measure.probe_steps", "0")
+    fit = start_fit(tmp_path, "--measure.steps=400", "--measure.probe_steps=0")
     fit.wait_until(lambda: "No space left" in fit.err)
     ballast.unlink()
     assert fit.wait() == 0

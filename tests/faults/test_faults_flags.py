@@ -6,7 +6,7 @@ import pytest
 import torch
 from fit_process import fit_here
 
-QUICK = ["--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
+QUICK = ["--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2"]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_flag_that_slows_everything_fails_a_guard(flag, guard, fit, monkeypatc
     assert {g.name: g.status for g in run.record.guards}[guard] == "fail"
 
 
-@pytest.mark.parametrize("words", [["--trainer.max_steps", "2"], ["--trainer.fast_dev_run", "true"]])
+@pytest.mark.parametrize("words", [["--trainer.max_steps=2"], ["--trainer.fast_dev_run=true"]])
 def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_its_steps(words, fit):
     code, run, printed, left = fit(*words)
     assert (code, run.outcome, run.record.exit_code, left) == (2, "error", 2, [])
@@ -74,12 +74,12 @@ def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words
 
 
 def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, fit):
-    code, run, _, left = fit("--trainer.enable_checkpointing", "true", "--measure.results_dir", "first")
+    code, run, _, left = fit("--trainer.enable_checkpointing=true", "--measure.results_dir=first")
     assert (code, left) == (0, ["checkpoints", "first"])
     checkpoint = str(next(tmp_path.glob("checkpoints/*.ckpt")))
     code, run, _, _ = fit("--ckpt_path", checkpoint)
     assert (code, run.outcome, run.record.model.is_fresh, len(run.steps)) == (0, "ok", False, 8)
-    code, _, printed, _ = fit("--ckpt_path", checkpoint, "--model.num_layers", "2", "--measure.results_dir", "other")
+    code, _, printed, _ = fit("--ckpt_path", checkpoint, "--model.num_layers=2", "--measure.results_dir=other")
     assert (code, printed.err.count("\n")) == (2, 1)
     assert "the checkpoint is of another model" in printed.err
     assert list((tmp_path / "other").iterdir()) == []

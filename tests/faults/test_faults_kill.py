@@ -18,7 +18,7 @@ from lmbench.scratch import ScratchFolder
 
 WARMUP, STEPS = 3, 120
 SEEN = WARMUP + STEPS
-WORDS = ("--measure.warmup_steps", str(WARMUP), "--measure.steps", str(STEPS), "--measure.probe_steps", "3")
+WORDS = (f"--measure.warmup_steps={WARMUP}", f"--measure.steps={STEPS}", "--measure.probe_steps=3")
 
 
 def check_killed(fit, code):
@@ -77,7 +77,7 @@ def test_a_kill_while_w_and_b_writes_ends_its_process_and_the_next_one_clears_wh
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("WANDB_MODE")
-    fit = start_fit(tmp_path / "fit", "--measure.steps", "4", "--wandb.mode", "offline")
+    fit = start_fit(tmp_path / "fit", "--measure.steps=4", "--wandb.mode=offline")
     fit.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     child = psutil.Process(int((tmp_path / "pid").read_text()))
     (left,) = tmp_path.glob("lmbench-wandb-*")

@@ -11,8 +11,8 @@ from planted_faults import leave_address_space, return_freed_memory
 from lmbench.fit.command_line import CommandLine
 
 # So large that every phase asks for more than is left: logits of 40 MB, which malloc never keeps for a next time.
-SIZE = ("--model.d_model", "64", "--data.context_length", "256", "--data.batch_size", "4")
-WORDS = (*SIZE, "--measure.steps", "20", "--measure.probe_steps", "3")
+SIZE = ("--model.d_model=64", "--data.context_length=256", "--data.batch_size=4")
+WORDS = (*SIZE, "--measure.steps=20", "--measure.probe_steps=3")
 SEEN = 3 + 20
 
 
@@ -45,9 +45,9 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, call
         assert "Traceback" not in fit.err
 
 
-@pytest.mark.parametrize("words", [("--data.num_batches", "1000000"), ("--model.d_model", "4096")])
-def test_data_and_models_that_do_not_fit_leave_a_result(words, tmp_path):
-    fit = start_fit(tmp_path, *WORDS, *words, before=partial(leave_address_space, 400 * 1024**2))
+@pytest.mark.parametrize("word", ["--data.num_batches=1000000", "--model.d_model=4096"])
+def test_data_and_models_that_do_not_fit_leave_a_result(word, tmp_path):
+    fit = start_fit(tmp_path, *WORDS, word, before=partial(leave_address_space, 400 * 1024**2))
     assert (fit.wait(), fit.err) == (3, "")
     (run,) = fit.results
     assert (run.outcome, run.record.error.phase, run.steps) == ("oom", "setup", [])

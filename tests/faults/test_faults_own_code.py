@@ -31,7 +31,7 @@ def test_a_fault_in_lmbench_keeps_the_steps_and_is_told(
     place, name, words, code, outcome, steps, said, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(place, name, planted)
-    quick = ("--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2")
+    quick = ("--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2")
     ended, run, printed = fit_here(tmp_path, capsys, *quick, *words)
     assert (ended, run.outcome, len(run.steps)) == (code, outcome, steps)
     assert said in printed.err

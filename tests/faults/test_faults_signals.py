@@ -17,7 +17,7 @@ from lmbench.interruption import Terminated, held, listening, received
 from lmbench.records.store import RUN_FILE
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-WORDS = ("--measure.steps", "20", "--measure.probe_steps", "3")
+WORDS = ("--measure.steps=20", "--measure.probe_steps=3")
 
 
 def check_interrupted(fit, code):
@@ -44,7 +44,7 @@ def test_a_signal_at_any_of_8_instants_leaves_a_readable_result_and_no_traceback
     # Seconds after the start, or after the end of a step.
     early, within, late = [(0, 0.0), (0, 0.3)], [(step, 0.0) for step in (1, 8, 16, 24, 32)], [(43, 0.1)]
     for index, (step, after_s) in enumerate([*early, *within, *late]):
-        fit = start_fit(tmp_path / str(index), "--measure.steps", "40", "--measure.probe_steps", "0", ticks=True)
+        fit = start_fit(tmp_path / str(index), "--measure.steps=40", "--measure.probe_steps=0", ticks=True)
         fit.wait_for_step(step)
         fit.signal_after(after_s + 0.02 * random.random(), *signals)
         code = fit.wait()
@@ -92,7 +92,7 @@ def has_group(group):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp_path):
-    words = ("--data.placement", "pinned", "--data.num_workers", "2", "--measure.steps", "100000")
+    words = ("--data.placement=pinned", "--data.num_workers=2", "--measure.steps=100000")
     fit = start_fit(tmp_path, *words, ticks=True)
     fit.wait_for_step(20)
     os.killpg(fit.process.pid, signum)
@@ -105,7 +105,7 @@ def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp
 
 
 def test_a_signal_during_the_imports_gets_one_line(tmp_path):
-    command = [sys.executable, "-m", "lmbench", "fit", "--config", SMOKE, "--measure.results_dir", str(tmp_path)]
+    command = [sys.executable, "-m", "lmbench", "fit", f"--config={SMOKE}", f"--measure.results_dir={tmp_path}"]
     for signum, code in CODES.items():
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             maps = Path(f"/proc/{process.pid}/maps")

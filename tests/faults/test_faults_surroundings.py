@@ -20,8 +20,8 @@ from lmbench.errors import UsageError
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.records.load import load_run
 
-QUICK = ["--measure.warmup_steps", "2", "--measure.steps", "6", "--measure.probe_steps", "2"]
-RUN = ["--config", SMOKE, "--trainer.logger", "false", "--measure.min_window_s", "0", *SMALL, *QUICK]
+QUICK = ["--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2"]
+RUN = [f"--config={SMOKE}", "--trainer.logger=false", "--measure.min_window_s=0", *SMALL, *QUICK]
 
 
 def test_runs_that_start_at_the_same_moment_get_folders_of_their_own(tmp_path):
@@ -40,7 +40,7 @@ def test_no_duration_is_taken_from_the_wall_clock():
 
 
 def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_path):
-    fit = start_fit(tmp_path, "--measure.steps", "100", "--measure.probe_steps", "0")
+    fit = start_fit(tmp_path, "--measure.steps=100", "--measure.probe_steps=0")
     fit.wait_until(lambda: list(tmp_path.glob("results/*/steps.jsonl")))
     shutil.rmtree(tmp_path / "results")
     assert fit.wait() == 1
@@ -68,7 +68,7 @@ def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(tm
 
 def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     terminal, stream = pty.openpty()
-    words = ["fit", *RUN, "--measure.steps", "60"]
+    words = ["fit", *RUN, "--measure.steps=60"]
     fit = warm_server().start(*words, folder=tmp_path, streams=(stream,) * 3, has_own_session=True)
     os.close(stream)
     while fit.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):

@@ -17,7 +17,7 @@ from lmbench.records.load import load_run
 from lmbench.records.measured import RunError
 
 RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
-QUICK = ["--measure.steps", "20", "--measure.min_window_s", "0", "--measure.probe_steps", "3"]
+QUICK = ["--measure.steps=20", "--measure.min_window_s=0", "--measure.probe_steps=3"]
 WINDOW = 3 + 20
 
 
@@ -68,7 +68,7 @@ def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(d
 
 def foreign(tmp_path, capsys, *words):
     """A run of a module and data of the user's own."""
-    own = ["--model", "planted_faults.Net", "--data", "planted_faults.Data", "--trainer.accelerator", "cpu"]
+    own = ["--model=planted_faults.Net", "--data=planted_faults.Data", "--trainer.accelerator=cpu"]
     own += ["--trainer.logger=false", "--measure.warmup_steps=3"]
     code = main(["fit", *own, *QUICK, "--measure.results_dir", str(tmp_path / "results"), *words])
     return code, load_run(next(tmp_path.glob("results/*"))), capsys.readouterr()
@@ -117,6 +117,6 @@ def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frame
 
 
 def test_losses_that_are_not_finite_are_kept_as_such(tmp_path, capsys):
-    code, run, _ = foreign(tmp_path, capsys, "--model.nan_step", "9", "--measure.strict", "true")
+    code, run, _ = foreign(tmp_path, capsys, "--model.nan_step=9", "--measure.strict=true")
     assert (code, run.outcome, run.damage) == (4, "ok", None)
     assert [math.isnan(step.loss) for step in run.steps[8:10]] == [False, True]

@@ -179,7 +179,7 @@ def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_wo
         "import sys; from lmbench.cli import main; code = main(sys.argv[1:]);"
         "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'; sys.exit(code)"
     )
-    words = [sys.executable, "-P", "-c", program, "sweep", path, "--results_dir", "out"]
+    words = [sys.executable, "-P", "-c", program, "sweep", path, "--results_dir=out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     by_mode = {run.record.mode: run.record for run in runs(tmp_path / "out").values()}
@@ -226,7 +226,7 @@ def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_
     assert "this wandb is broken" in line
     assert line.endswith(f"later: lmbench upload {folder}")
     monkeypatch.delenv("PYTHONPATH")
-    _, output = study("--repeats", "2")
+    _, output = study("--repeats=2")
     assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in output.out
     assert len(list(folder.glob("runs/*/wandb/offline-run-*/*.wandb"))) == 3
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
