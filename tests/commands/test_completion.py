@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -93,30 +94,22 @@ def test_every_option_that_the_real_parser_has_is_known_without_it():
 @pytest.mark.parametrize(
     ("words", "near"),
     [
-        (["smoke", "--trainer.precison", "x"], "--trainer.precision?"),
-        (["--config=smoke", "--mesure.steps=3"], "--measure.steps?"),
-        (["--batch_size", "4"], "--data.batch_size?"),
-        (["smoke", "--model.atention=sdpa"], "--model.attention?"),
-        (["smoke", "--trainer.callback+=X"], "--trainer.callbacks?"),
-        (["mine.yaml", "--timer.clok", "sync"], "--timer.clock?"),
+        ("smoke --trainer.precison x", "--trainer.precision?"),
+        ("--config=smoke --mesure.steps=3", "--measure.steps?"),
+        ("--batch_size 4", "--data.batch_size?"),
+        ("smoke --model.atention=sdpa", "--model.attention?"),
+        ("smoke --trainer.callback+=X", "--trainer.callbacks?"),
+        ("mine.yaml --timer.clok sync", "--timer.clock?"),
+        # Options of classes are left to their parser.
+        ("--model my.Module --model.width 3", ""),
+        ("mine.yaml --model.width=3", ""),
+        ("toy_fp16 --model.width=3", ""),
+        ("--data=my.Data --data.path x", ""),
+        ("smoke --trainer.profiler.steps=3 --trainer.strategy.x 1 --optimizer.lr 1", ""),
+        ("smoke --model.init_args.size=tiny", ""),
     ],
 )
 def test_a_typo_is_told_with_the_nearest_option(words, near):
-    with pytest.raises(UsageError, match="unknown option") as error:
-        check_options(words)
-    assert near in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--model", "my.Module", "--model.width", "3"],
-        ["mine.yaml", "--model.width=3"],
-        ["toy_fp16", "--model.width=3"],
-        ["--data=my.Data", "--data.path", "x"],
-        ["smoke", "--trainer.profiler.steps=3", "--trainer.strategy.x", "1", "--optimizer.lr", "1"],
-        ["smoke", "--model.init_args.size=tiny"],
-    ],
-)
-def test_options_of_classes_are_left_to_their_parser(words):
-    check_options(words)
+    expectation = pytest.raises(UsageError, match=f"unknown option.*{near[:-1]}") if near else nullcontext()
+    with expectation:
+        check_options(words.split())

@@ -37,13 +37,9 @@ def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(file, tmp_pat
 
 MISTAKES = {
     "no such file": (["nowhere"], "is no file, no sweep's folder and no study"),
-    "an axis for every cell": (["FILE", "--model.num_layers=1"], "is an axis of this sweep"),
     "an option without a value": (["FILE", "--model.size"], "--model.size has no value"),
     "a stray word": (["FILE", "more"], "more"),
-    "no repeats": (["FILE", "--repeats=0"], "repeats"),
     "repeats a text": (["FILE", "--repeats=x"], "repeats"),
-    "no end": (["FILE", "--timeout_s=inf"], "timeout_s"),
-    "a mode for every cell": (["FILE", "--measure.mode=forward"], "list `modes`"),
     "a name with a slash": (["FILE", "--name=a/b"], "only letters, digits"),
     "no view": (["view.yaml"], "did you mean step_times?"),
     "nothing": ([], "required: study"),
