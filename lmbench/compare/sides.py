@@ -6,7 +6,6 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.records.load import Run, find_runs, load_known
+from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
@@ -71,8 +71,8 @@ SAMPLE = (
 def typical_step_s(record: RunRecord) -> float | None:
     """Seconds of a typical step of this process: the trimean (Tukey, Exploratory Data Analysis, 1977) of the window's
     steps, their mean where the quartiles were not recorded. None for a window without steps."""
-    step = record.phases.step
-    if step is None or step.p25_s is None or step.median_s is None or step.p75_s is None:
+    step = record.phases.step or PhaseSummary()
+    if step.p25_s is None or step.median_s is None or step.p75_s is None:
         return mean_step_s(record)
     return (step.p25_s + 2 * step.median_s + step.p75_s) / 4
 
@@ -83,11 +83,11 @@ def mean_step_s(record: RunRecord) -> float | None:
     Skipped and short steps take another time and are in no statistic; where the window has some it is the mean of the
     others. None for a window without steps.
     """
-    window, step = record.window, record.phases.step
+    window, step = record.window, record.phases.step or PhaseSummary()
     if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
         return None
     if window.skipped_count or window.short_count:
-        return step.mean_s if step else None
+        return step.mean_s
     return window.wall_s / window.steps
 
 
@@ -145,12 +145,12 @@ def read_side(given: str) -> Side:
             side.runs.append(run)
     if not side.runs:
         raise UsageError(f"{given!r} has nothing to compare: {side.left_out[0].reason}")
-    values = {axis: [_on_axis(run, axis) for run in side.runs] for axis, _, _ in pairs}
-    kept = [run for at, run in enumerate(side.runs) if all(values[axis][at] == value for axis, _, value in pairs)]
-    if not kept:
-        axes = "; ".join(f"{axis} has {', '.join(sorted({*known}))}" for axis, known in values.items())
-        raise UsageError(f"no run of {name!r} is {selector}: {axes}")
-    return side._replace(runs=kept)
+    for axis, _, value in pairs:
+        values = sorted({_on_axis(run, axis) for run in side.runs})
+        side.runs[:] = [run for run in side.runs if _on_axis(run, axis) == value]
+        if not side.runs:
+            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}")
+    return side
 
 
 def _axes(record: RunRecord) -> dict[str, Any] | None:
@@ -216,9 +216,11 @@ def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:
 
     Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
     """
-    sides = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in runs} for runs in (a, b)]
-    is_one_sweep = len({run.path.parent for run in (*a, *b)}) == 1
-    return is_one_sweep and sides[0] != sides[1] and sides[0] | sides[1] == {"A", "B"}
+    places = [
+        {(run.path.parent, as_text(value_at(run.record, f"sweep.axes.{SIDE}"))) for run in side} for side in (a, b)
+    ]
+    folder = a[0].path.parent
+    return len(places[0]) == len(places[1]) == 1 and places[0] | places[1] == {(folder, "A"), (folder, "B")}
 
 
 def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run], list[Run]]]:
@@ -240,8 +242,8 @@ def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run],
         sides = {*values[:first_b]}, {*values[first_b:]}
         if len(sides[0] | sides[1]) > 1 and [*map(len, sides)] != [1, 1]:
             varying[name] = values
-    lasts = Counter(name.rpartition(".")[2] for name in varying)
-    titles = {name: last if lasts[last := name.rpartition(".")[2]] == 1 else name for name in varying}
+    lasts = [name.rpartition(".")[2] for name in varying]
+    titles = {name: last if lasts.count(last) == 1 else name for name, last in zip(varying, lasts, strict=True)}
     cells: dict[str, tuple[list[Run], list[Run]]] = {}
     for index, run in sorted(enumerate(runs), key=lambda member: _start(member[1])):
         name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
