@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from lmbench.masking import masked
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
+from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, value_at
@@ -81,10 +80,6 @@ def _strategy(run: RunRecord) -> str | None:
     return "none" if run.world_size == 1 else name if isinstance(name, str) else name and name["class_path"]
 
 
-def _compiled(run: RunRecord) -> Any:
-    return msgspec.structs.asdict(run.compile) if run.compile.is_enabled else run.compile.is_enabled
-
-
 def _compile_label(options: Any) -> str:
     """`eager`, or torch.compile's mode with what was asked for beside it, of the option `trainer.compile`."""
     if not isinstance(options, Mapping):
@@ -112,7 +107,10 @@ FACTS: tuple[Fact, ...] = (
         "matmul", "matmul_precision", ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
         label=matmul_label,
     ),
-    Fact("compile", _compiled, ("trainer.compile",), (EAGER, "default"), label=_compile_label),
+    Fact(
+        "compile", lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
+        ("trainer.compile",), (EAGER, "default"), label=_compile_label,
+    ),
     Fact("attention", "model.attention", ("model.attention",), ("naive",)),
     Fact("head_dim", "model.head_dim", ("model.head_dim", "model.init_args.head_dim")),
     Fact(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     for part in _courses(frame):
         numbers = part.numbers(expression)
         series = numbers[numbers > 0].groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
-        for change in level_changes(series.to_list()):
+        for change in level_changes(series.to_list()) if len(series) else ():
             low, high = change.low - 1, change.high - 1
             text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
             cell = series.index[change.index]
@@ -106,15 +106,12 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     return cells
 
 
-def _change(frame: Frame, cell: int, expression: str) -> Cell | None:
-    return _changes(frame, expression).get(cell)
-
-
 _COLUMNS = tuple(
-    Column(
-        f"{name}_change_fraction", f"{name} change", partial(_change, expression=field), PERCENT, None, is_costly=True
+    Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None, is_costly=True)
+    for name, read in (
+        ("step", lambda frame, cell: _changes(frame, "phases.step.mean_s").get(cell)),
+        ("peak", lambda frame, cell: _changes(frame, "memory.run_peak_allocated_bytes").get(cell)),
     )
-    for name, field in (("step", "phases.step.mean_s"), ("peak", "memory.run_peak_allocated_bytes"))
 )
 
 

@@ -99,6 +99,12 @@ def _table(
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.facts[name].dropna())
         facts.append(answer.Column(heading(name), _FACT_NUMBER if is_number else units.WORDS, name))
+    for cell, figures in rows:
+        known = frame.known[cell]
+        figures[:0] = [Cell(known[name]) if name in known else _MISSING for name in names]
+        # On a page the first one leads to the cell's first run.
+        if isinstance(first_fact := figures[0], Cell) and names:
+            figures[0] = replace(first_fact, run_id=frame.runs_of(cell)[0].run_id)
     said = [name for name in FACT if name in shared and name not in names and _is_said(name, shared[name])]
     has_spread = not spec.among and any(column.within is not None for column in columns)
     spread = spread_text(frame.ok.cell.value_counts()) if has_spread else ""
@@ -106,19 +112,10 @@ def _table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
         [*facts, *headings],
-        [[*_facts(frame, cell, names), *figures] for cell, figures in rows],
+        [figures for _, figures in rows],
         # The device, what all rows share and no row says, and which spread stands in the table.
         "; ".join(filter(None, [f"{frame.facts.gpu.iloc[0]}, {in_words(shared, said)}".removesuffix(", "), spread])),
     )
-
-
-def _facts(frame: Frame, cell: int, names: Sequence[str]) -> list[Value | Cell]:
-    """What the row is; on a page the first one leads to the cell's first run."""
-    facts = [frame.known[cell].get(name, _MISSING) for name in names]
-    runs = frame.runs_of(cell)
-    if facts and runs and not isinstance(facts[0], Cell):
-        facts[0] = Cell(facts[0], run_id=runs[0].run_id)
-    return facts
 
 
 def _is_said(name: str, value: Value) -> bool:
