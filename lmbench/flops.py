@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmbench.records.vocabulary import BACKWARD_MODES
 from lmbench.sizes import ModelShape
 
 if TYPE_CHECKING:
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
 
 FORMULA_SOURCE = "formula: sum of 2mnk over the matmuls"
 COUNTER_SOURCE = "torch.utils.flop_counter on a fake copy"
-
-# A backward pass has two products, for the input's and the weight's gradient, for each one of the forward.
-_FORWARDS_PER_MODE = {"inference": 1, "forward": 1, "forward_backward": 3, "train_step": 3}
 
 
 class UncountableError(Exception):
@@ -41,8 +40,9 @@ class FlopCount:
 
 
 def mode_multiplier(mode: str) -> int:
-    """How many forward passes' worth of model FLOPs one batch of a mode is: 1, or 3 with a backward pass."""
-    return _FORWARDS_PER_MODE[mode]
+    """How many forward passes' worth of model FLOPs one batch of a mode is: 1, or 3 with a backward pass, which has two
+    products, for the input's and the weight's gradient, for each one of the forward."""
+    return 3 if mode in BACKWARD_MODES else 1
 
 
 def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
@@ -116,10 +116,10 @@ def counter_flops(
         with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
             with FakeCopyMode(fake_mode):
                 fake = copy.deepcopy(module, shared)
-            for part in fake.modules():
+            for part, name in itertools.product(fake.modules(), ("log", "log_dict")):
                 # Outside of a loop `log` raises, and inside the trainer would keep fake tensors.
-                silent = dict.fromkeys(("log", "log_dict"), lambda *args, **kwargs: None)
-                vars(part).update({name: method for name, method in silent.items() if hasattr(part, name)})
+                if hasattr(part, name):
+                    vars(part)[name] = lambda *args, **kwargs: None
             # Also of a mapping that is no dict, as tokenizers make them.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
             with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]

@@ -137,10 +137,6 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
         "name": "", "start": columns, "end": range(1, len(columns) + 1), "low": 0, "high": top, "opacity": 0,
         "time": [f"{time_us / 1e3:.2f} ms" for time_us in history.time_us],
         "held": [f"{gib(size)} of {gib(most)} reserved" for size, most in zip(held, reserved, strict=True)],
-        "parts": [
-            "\n".join(f"{name} {gib(size)}" for name, size in zip(names, column, strict=True) if size)
-            for column in sizes.T
-        ],
     })  # fmt: skip
     layered = zip(names, edges, edges[1:], strict=False)
     areas = [step for name, low, high in layered for step in _steps(0, low, high, name)]
@@ -167,7 +163,7 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
         "stack": "stack",
     }  # fmt: skip
     layers = [
-        layer(moments, [""], {"time": "time", "held": "held", "parts": "of it"}),
+        layer(moments, [""], {"time": "time", "held": "held"}),
         layer(pd.DataFrame(areas), names, {"name": "many small blocks of"}, "held"),
         layer(pd.DataFrame(blocks), names, block_tips),
         layer(bands, bands["name"], {"name": "phase"}, "phases"),

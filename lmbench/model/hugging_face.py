@@ -105,9 +105,10 @@ class HuggingFace(LightningModule):
             return
         from transformers import AutoModelForCausalLM
 
-        chosen = {} if self.attention is None else {"attn_implementation": self.attention}
         try:
-            self.network = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, **chosen)
+            self.network = AutoModelForCausalLM.from_config(
+                self.config, dtype=torch.float32, attn_implementation=self.attention
+            )
             if self.checkpoint == "block":
                 with warnings.catch_warnings():
                     # Of its name in version 6, which 5.0 does not know.
