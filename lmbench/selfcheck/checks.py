@@ -80,12 +80,11 @@ def _work_of(length_s: float, device: torch.device) -> Work:
 
 def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> float:
     """Seconds a kernel takes, by the host's clock around a queue of several between two synchronizes."""
-    work()
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    synchronize(device)
+    for count in (1, repeats):
+        start = time.perf_counter()
+        for _ in range(count):
+            work()
+        synchronize(device)
     return (time.perf_counter() - start) / repeats
 
 
@@ -93,8 +92,7 @@ def clocks_agree(device: torch.device) -> Iterator[Truth]:
     """Whole steps by device events and by a synchronize at each border."""
     work = _work_of(LENGTHS_S["forward"], device)
     module = Planted(*(Block(work, work) for _ in range(3)), optimizer_work=work)
-    by_events = measure(module, device, TIMING).median_s("step")
-    by_sync = measure(module, device, TIMING, clock="sync").median_s("step")
+    by_events, by_sync = (measure(module, device, TIMING, clock).median_s("step") for clock in ("events", "sync"))
     yield within_1_percent("events and sync agree per step", by_sync, by_events)
 
 
