@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -59,15 +59,6 @@ def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dict(Counter(name_of(tensor.dtype) for tensor in tensors).most_common())
 
 
-@dataclass
-class _Call:
-    """One call of a module: what went in and came out, and what gradients came back."""
-
-    inputs: _Dtypes
-    outputs: _Dtypes = ()
-    gradients: dict[int, str] = field(default_factory=dict)
-
-
 class StepDtypes(TorchFunctionMode):
     """Notes the dtypes of one step of a module on a device, from `start` to `stop`.
 
@@ -88,9 +79,9 @@ class StepDtypes(TorchFunctionMode):
         self._autocast_dtype: str | None = None
         # By the path of the calling module, name, inputs, output, and whether autocast was on.
         self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
-        self._calls: dict[str, list[_Call]] = defaultdict(list)
-        self._running: list[tuple[str, _Call]] = []
-        self._latest: _Dtypes = ()
+        self._calls: dict[str, list[NotedCall]] = defaultdict(list)
+        self._running: list[tuple[str, NotedCall]] = []
+        self._latest: list[str] = []
         self._gradients: dict[str, str] = {}
         self._batch: dict[str, int] = {}
         self._loss: Any = None
@@ -117,18 +108,22 @@ class StepDtypes(TorchFunctionMode):
 
     def _begin(self, path: str, module: nn.Module, inputs: Any, named: Any) -> None:
         if not _is_recomputed():
-            self._running.append((path, _Call(dtypes_in((inputs, named)))))
+            self._running.append((path, NotedCall(1, list(dtypes_in((inputs, named))), [])))
             self._calls[path].append(self._running[-1][1])
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not _is_recomputed() and self._running:
             _, call = self._running.pop()
-            self._latest = call.outputs = dtypes_in(output)
-            for place, tensor in enumerate(tensors_in(output)):
+            tensors = list(tensors_in(output))
+            self._latest = call.outputs = list(dtypes_in(tensors))
+            call.gradients = [""] * len(tensors)
+
+            def note(gradient: Tensor, place: int) -> None:
+                call.gradients[place] = name_of(gradient.dtype)
+
+            for place, tensor in enumerate(tensors):
                 if tensor.requires_grad:
-                    tensor.register_hook(
-                        lambda gradient, place=place: call.gradients.update({place: name_of(gradient.dtype)})
-                    )
+                    tensor.register_hook(partial(note, place=place))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -170,9 +165,9 @@ class StepDtypes(TorchFunctionMode):
             reason = f"the code casts to {output}" if name in _CASTS else reason
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
         modules = [
-            self._noted(path, module, operators[path])
+            noted
             for path, module in self._module.named_modules()
-            if self._is_called(path, module, bool(operators[path]))
+            if (noted := self._noted(path, module, operators[path])) is not None
         ]
         kinds = {
             "parameters": counted(self._module.parameters()),
@@ -192,17 +187,16 @@ class StepDtypes(TorchFunctionMode):
         record.unused_modules = [module.path for module in modules if module.reason == NEVER_RAN]
         return DtypeNotes(torch=str(torch.__version__), device_type=self._device.type, modules=modules)
 
-    def _is_called(self, path: str, module: nn.Module, has_operators: bool) -> bool:
-        """Not a list of modules, which nobody calls, or a step without code of its own."""
+    def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule | None:
+        """A module with its calls, those that are alike together; None for a list of modules, which nobody calls, and
+        for a step without code of its own."""
+        parameters, calls = counted(module.parameters(recurse=False)), self._calls[path]
         has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
-        has_parameters = next(module.parameters(recurse=False), None) is not None
-        return (has_forward or has_parameters or path in self._calls) if path else has_operators
-
-    def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
-        """A module with its calls, those that are alike together."""
-        calls = Counter(
-            (call.inputs, call.outputs, tuple(dtype for _, dtype in sorted(call.gradients.items())))
-            for call in self._calls[path]
+        if not (has_forward or parameters or calls if path else operators):
+            return None
+        alike = Counter(
+            tuple(tuple(filter(None, dtypes)) for dtypes in (call.inputs, call.outputs, call.gradients))
+            for call in calls
         )
         prefix = f"{path}." if path else ""
         has_gradients = any(prefix + name in self._gradients for name, _ in module.named_parameters())
@@ -213,9 +207,9 @@ class StepDtypes(TorchFunctionMode):
             path=path,
             class_name=type(module).__name__,
             reason="TorchScript: no hook sees its calls" if is_script else reason,
-            parameters=counted(module.parameters(recurse=False)),
+            parameters=parameters,
             buffers=counted(module.buffers(recurse=False)),
-            calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in calls.items()],
+            calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in alike.items()],
             operators=operators,
         )
 

@@ -39,7 +39,6 @@ _CONVOLUTION = re.compile(
     r"[a-z]cudnn_|\dcudnn|cask_cudnn|[dw]grad|fprop|winograd|conv(?!er)|implicit_gemm|igemm_(fwd|bwd|wrw)|fft[12]d",
     re.IGNORECASE,
 )
-_LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
 # Names of libraries: the letters "gemm" in `fbgemm_gpu` are no product.
 _LIBRARIES = re.compile(r"\b(fbgemm_gpu|deep_gemm|grouped_gemm|flashinfer|sgl_kernel|at_cuda_detail)::|_deep_gemm$")
 _NOISE = re.compile(r"^std::enable_if<.*?>::type |\(anonymous namespace\)::|<unnamed>::|\bvoid\b|\bstatic\b")
@@ -50,11 +49,6 @@ _WORD = re.compile(r"[\w$]+(?:::[\w$]+)*")
 def precision_of(name: str, kind: str) -> str:
     """Precision of a product's inputs by its kernel's name, empty for other kinds and where the name tells none."""
     return _precision(name) if kind in PRODUCTS else ""
-
-
-def is_layout_transform(name: str) -> bool:
-    """Whether a kernel only changes the layout of images for a convolution."""
-    return bool(_LAYOUT.search(name))
 
 
 @lru_cache(maxsize=8192)

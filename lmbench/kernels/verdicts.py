@@ -12,7 +12,7 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.kinds import FULL_FP32, PRODUCTS, is_layout_transform
+from lmbench.kernels.kinds import FULL_FP32, PRODUCTS
 from lmbench.kernels.parts import UNCLASSIFIED
 from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import Work
@@ -50,6 +50,8 @@ TraceWord = Literal[LagWord, "stalled", "communication-bound"]
 
 # Kinds that do little with what they read and write.
 _MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
+# Kernels that only change the layout of images for a convolution.
+_LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -131,11 +133,11 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     products, attention, unknown, memory = (
         float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], _MEMORY_KINDS)
     )
+    names, is_optimizer = kernels.name, phase == "optimizer"
     computed, fp32 = products + attention, work.fraction("precision", FULL_FP32, phase)
-    layout = kernels.share_fraction[kernels.name.map(is_layout_transform)].sum()
+    layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
     softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
     communication = next(iter(kernels.short_name[kernels.kind == "comm"]), "communication")
-    names, is_optimizer = kernels.name, phase == "optimizer"
     is_fused = names.str.contains(_FUSED_OPTIMIZER).any()
     is_compiled = run.compile.is_enabled or names.str.startswith(TRITON).any()
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
