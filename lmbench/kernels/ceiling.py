@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
@@ -143,23 +142,22 @@ def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = No
     dtype = f"unknown: the datasheet of {gpu.name or 'this device'} in {run.precision} is not known"
     if peak:
         dtype = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
-    rates, measured = dict[str, Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
+    rates, measured = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
     if ceiling is not None:
         path, record = ceiling
-        rates = {rate.name: rate for rate in record.rates}
-        device = record.environment.gpu
+        rates, device = record.rates, record.environment.gpu
         measured = f"{path}: {device.name or 'a CPU'}, power limit {whole(device.power_limit_w)} W"
     columns = ["name", "seconds", "work", "unit", "reason"]
     rows = pd.DataFrame(_attained(findings, run), columns=columns).astype({"seconds": float, "work": float})
     kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
     limits = {
-        "datasheet": [datasheet_rate(gpu.name, kind) for kind in kinds],
-        "burst": [rates[kind].burst_per_s if kind in rates else None for kind in kinds],
-        "sustained": [rates[kind].sustained_per_s if kind in rates else None for kind in kinds],
+        "datasheet": {kind: datasheet_rate(gpu.name, kind) for kind in kinds},
+        "burst": {rate.name: rate.burst_per_s for rate in rates},
+        "sustained": {rate.name: rate.sustained_per_s for rate in rates},
     }
     rows["per_s"] = rows.work / rows.seconds
     for name, limit in limits.items():
-        rows[f"{name}_per_s"] = np.array(limit, dtype=float)
+        rows[f"{name}_per_s"] = pd.Series([limit.get(kind) for kind in kinds], dtype=float)
         rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
     shown = records(rows)
     unknown = [Line("", f"no figure for {row['name']}: {row['reason']}") for row in shown if row["reason"]]
@@ -214,15 +212,13 @@ def _attained(findings: Findings, run: RunRecord) -> list[tuple[str, float | Non
         add("optimizer", work.total_s("optimizer"), moved, "TB", foreign)
     for phase in present:
         parts_s = work.seconds("part", phase)
-        is_fused = any("+" in part and "norm" in part.split("+") for part in parts_s)
+        is_fused = any("norm" in part.split("+") for part in parts_s if part != "norm")
         seconds = 0.0 if is_fused else parts_s.get("norm", 0.0)
         # Two in each block and one before the head.
-        norms = 2 * (model.num_layers or 0) + 1
-        amount = NORM_TENSORS[phase] * norms * tokens * (model.d_model or 0) * weight_bytes
-        add(
-            f"norm {phase}", seconds, amount, "TB",
+        amount = NORM_TENSORS[phase] * (2 * (model.num_layers or 0) + 1) * tokens * (model.d_model or 0) * weight_bytes
+        unknown = [
             (None in (model.num_layers, model.d_model), "the model's norms are not known"),
-            (is_fused, "fused with other parts: the time of norms alone is unknown"),
-            (not seconds or not tokens, "no kernel of a norm alone"),
-        )  # fmt: skip
+            (not seconds or not tokens, "no kernel of a norm alone, fused with other parts or not"),
+        ]
+        add(f"norm {phase}", seconds, amount, "TB", *unknown)
     return rows

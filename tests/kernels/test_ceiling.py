@@ -92,8 +92,7 @@ def rows(findings):
     return {row["name"]: row for row in roofline(findings).figures["roofline"]["rows"]}
 
 
-def on_gpu(name):
-    return RunRecord(1, "ok", environment=Environment(gpu=Gpu(name=name, power_limit_w=700.0)))
+H200 = RunRecord(1, "ok", environment=Environment(gpu=Gpu(name="NVIDIA H200", power_limit_w=700.0)))
 
 
 def ceiling_record(gpu="NVIDIA H200", day=1):
@@ -161,14 +160,16 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
     texts = [*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]
     for place, text in enumerate(texts):
         (tmp_path / f"ceiling_{place}.json").write_text(text)
-    path, record = find_ceiling(run, on_gpu("NVIDIA H200"))
+    path, record = find_ceiling(run, H200)
     assert (path.name, [rate.name for rate in record.rates]) == ("ceiling_1.json", ["bf16", "fp32", "copy"])
-    assert find_ceiling(run, on_gpu("NVIDIA H100 PCIe")) is None
     # One that is named may be of another card.
-    named = find_ceiling(run, on_gpu("NVIDIA H100 PCIe"), tmp_path / "ceiling_2.json")
+    named = find_ceiling(run, H200, tmp_path / "ceiling_2.json")
     assert "NVIDIA A100-SXM4-80GB, power limit 700 W" in roofline(with_run(EAGER), named).figures["roofline"]["ceiling"]
+    path.unlink()
+    (tmp_path / "ceiling_0.json").unlink()
+    assert find_ceiling(run, H200) is None
     with pytest.raises(UsageError, match="no record of `lmbench ceiling`"):
-        find_ceiling(run, on_gpu("NVIDIA H200"), tmp_path / "ceiling_4.json")
+        find_ceiling(run, H200, tmp_path / "ceiling_4.json")
 
 
 def test_the_command_shows_it_and_json_has_it(tmp_path, capsys):
