@@ -150,7 +150,7 @@ def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = No
     columns = ["name", "seconds", "work", "unit", "reason"]
     rows = pd.DataFrame(_attained(findings, run), columns=columns).astype({"seconds": float, "work": float})
     kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
-    limits = {
+    limits: dict[str, dict[str, float | None]] = {
         "datasheet": {kind: datasheet_rate(gpu.name, kind) for kind in kinds},
         "burst": {rate.name: rate.burst_per_s for rate in rates},
         "sustained": {rate.name: rate.sustained_per_s for rate in rates},
@@ -218,7 +218,7 @@ def _attained(findings: Findings, run: RunRecord) -> list[tuple[str, float | Non
         amount = NORM_TENSORS[phase] * (2 * (model.num_layers or 0) + 1) * tokens * (model.d_model or 0) * weight_bytes
         unknown = [
             (None in (model.num_layers, model.d_model), "the model's norms are not known"),
-            (not seconds or not tokens, "no kernel of a norm alone, fused with other parts or not"),
+            (not seconds or not tokens, "no kernel does norms alone: they are fused with other parts, or none ran"),
         ]
         add(f"norm {phase}", seconds, amount, "TB", *unknown)
     return rows
