@@ -7,12 +7,10 @@ import random
 import re
 
 import pytest
-from comparison_runs import TIMES, make_sides, make_sweep
+from comparison_runs import TIMES, make_sides, make_sweep, store_floor
 from fit_process import start_fit
 
 from lmbench.cli import main
-from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
-from lmbench.records.load import load_run
 
 
 def sides(tmp_path, factor=1.0, **changes):
@@ -95,9 +93,7 @@ def test_a_kind_of_note_and_of_reason_has_one_line_with_its_cells_in_brackets(tm
 
 def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
     words = sides(tmp_path, 1.03)
-    run = load_run(next((tmp_path / "a").iterdir())).record
-    noise = measure_noise([0.050, 0.051, 0.052, 0.053, 0.054, 0.055])
-    store_noise(tmp_path, [NoiseEntry(noise_key(run), {}, {"step_s": noise})])
+    store_floor(tmp_path, next((tmp_path / "a").iterdir()), [0.050, 0.051, 0.052, 0.053, 0.054, 0.055])
     code, out = said(*words)
     assert (code, "is not above the A/A noise floor of" in out) == (11, True)
     (tmp_path / "noise.json").write_text("{")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from comparison_runs import TIMES, make_run, make_sides
+from comparison_runs import TIMES, make_run, make_sides, store_floor
 
 from lmbench.compare.comparability import HOST_MUST_MATCH, MUST_MATCH
 from lmbench.compare.comparison import compare
-from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
 from lmbench.compare.sides import METRICS
-from lmbench.records.load import load_run
 from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
@@ -168,8 +166,7 @@ def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
         start = f"2026-11-21T00:00:{2 * repeat + 1 if is_turned else 30 + repeat:02}"
         make_run(tmp_path / "b", step_s * factor, started_at=start)
     if has_floor:
-        key = noise_key(load_run(next((tmp_path / "a").iterdir())).record)
-        store_noise(tmp_path, [NoiseEntry(key, {}, {"step_s": measure_noise([*TIMES, *TIMES])})])
+        store_floor(tmp_path, next((tmp_path / "a").iterdir()), [*TIMES, *TIMES])
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.verdict == verdict
     assert any("all runs of A came before" in note for note in cell.notes) != is_turned

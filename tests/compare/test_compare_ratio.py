@@ -52,7 +52,7 @@ def test_holm_by_its_definition():
 def test_the_interval_and_the_verdict_turn_at_the_same_p():
     for seed in range(100):
         found = ratio_of(draws(seed, 4, 0.02), draws(1000 + seed, 4, 0.02, mean=0.0515))
-        decision = decide(found, tolerance=1e-6, floor=None, adjusted_p=found.p, family=1)
+        decision = decide(found, tolerance=1e-6, adjusted_p=found.p)
         assert (decision.word in ("faster", "slower")) == found.excludes_one
 
 

@@ -18,8 +18,7 @@ def verdicts(repeats, spreads, effect=0.0, tolerance=0.01):
     generator = np.random.default_rng(repeats)
     sides = [np.exp(generator.normal(0, spread, (TRIALS, repeats))) for spread in spreads]
     ratios = [ratio_of(a, b * (1 + effect)) for a, b in zip(*sides, strict=True)]
-    rule = {"tolerance": tolerance, "floor": None, "family": 1, "has_hint": False}
-    return ratios, [decide(ratio, adjusted_p=ratio.p, **rule).word for ratio in ratios]
+    return ratios, [decide(ratio, adjusted_p=ratio.p, tolerance=tolerance, has_hint=False).word for ratio in ratios]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ def found(low, ratio, high, p=0.001, n_a=5, n_b=5):
     return Ratio(ratio, low, high, p, n_a, n_b, 0.003, 0.003, low, high)
 
 
-def word(ratio, tolerance=0.01, floor=None, adjusted_p=None, family=1, **more):
-    adjusted_p = ratio.p if adjusted_p is None else adjusted_p
-    return decide(ratio, tolerance=tolerance, floor=floor, adjusted_p=adjusted_p, family=family, **more)
+def word(ratio, **options):
+    return decide(ratio, **{"tolerance": 0.01, "adjusted_p": ratio.p, **options})
 
 
 def test_same_takes_two_one_sided_tests_the_90_percent_interval_and_shows_the_95_percent_one():

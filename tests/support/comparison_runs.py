@@ -11,6 +11,9 @@ from typing import Any
 
 from runs import BASE, put
 
+from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
+from lmbench.records.load import load_run
+
 #: Step times of repeats, in seconds, and of repeats that take 4 % longer.
 TIMES, SLOWER = (0.0500, 0.0501, 0.0499), (0.0520, 0.0521, 0.0519)
 _PHASES = {"step": 1.0, "data": 0.001, "forward": 0.3, "backward": 0.6, "optimizer": 0.09, "other": 0.009}
@@ -69,3 +72,9 @@ def make_sweep(folder: Path, times: dict[str, Sequence[float]], axis: str = "mod
                 folder / "runs", step_s, sweep=sweep, run_id=run_id, **{f"config__{part}__{option}": value}, **rest
             )
     return folder
+
+
+def store_floor(folder: Path, run: Path, step_times_s: Sequence[float]) -> None:
+    """The noise floor of a run's configuration, from step times of its repeats, in the folder's noise.json."""
+    key = noise_key(load_run(run).record)
+    store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)})])
