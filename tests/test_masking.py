@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from warm_server import warm_server
+import warm_server
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -159,7 +159,7 @@ def _fit(folder, *words):
     quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
     words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick)
     variables = {**os.environ, "TEAM_API_KEY": "planted/'variable'\\"}
-    ended = warm_server().run(*words, folder=folder, variables=variables)
+    ended = warm_server.run(*words, folder=folder, variables=variables)
     return ended.returncode, ended.stdout + ended.stderr
 
 

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+import warm_server
 from fit_process import SMOKE, bench, plant
 from lightning.pytorch import Trainer
 from strangers import Data, Regression
 from torch._inductor import config, metrics
-from warm_server import warm_server
 
 import lmbench
 from lmbench.cli import main
@@ -121,7 +121,7 @@ def test_validations_between_recorded_steps_are_outside(tmp_path):
 
 def test_of_several_ranks_the_first_writes_the_trace(tmp_path):
     ranks = partial(train, tmp_path, steps=2, devices=2, strategy="ddp_fork", max_steps=12)
-    assert warm_server().run(target=ranks, timeout_s=120).returncode == 0
+    assert warm_server.run(target=ranks, timeout_s=120).returncode == 0
     trace = load_trace(tmp_path / "trace.json.gz")
     assert trace.timeline.steps == 2
     assert any("allreduce" in name for name in trace.host.names)
@@ -190,7 +190,7 @@ def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monke
     results = tmp_path / "results"
     words = f"nsys --output x fit --config={SMOKE} --trainer.profiler.steps=2 --measure.results_dir={results}"
     # The command becomes another one.
-    assert warm_server().run(*words.split()).returncode == 0
+    assert warm_server.run(*words.split()).returncode == 0
     (folder,) = find_runs([str(results)])
     profile = load_run(folder).record.profile
     assert (profile.tool, profile.steps) == ("nsys", 2)

@@ -8,8 +8,8 @@ import shlex
 import sys
 
 import pytest
+import warm_server
 from paths import ROOT
-from warm_server import warm_server
 
 from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
@@ -76,7 +76,7 @@ def test_the_commands_of_every_example_run_one_after_the_other(examples, tmp_pat
     (tmp_path / "configs").symlink_to(README.parent / "configs")
     write_examples(tmp_path)
     for words in examples:
-        done = warm_server().run(*quickened(words), folder=tmp_path)
+        done = warm_server.run(*quickened(words), folder=tmp_path)
         allowed = VERDICTS if words[0] == "compare" else (ExitCode.OK,)
         assert done.returncode in allowed, (words, done.stderr)
         assert done.stdout

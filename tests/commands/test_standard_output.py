@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import warm_server
 import yaml
 from comparison_runs import make_runs
 from fit_process import SMOKE
 from noisy import WORD, make_noise_beside_any_command
 from paths import TRACES
 from planted_memory import notes_of, planted_run, write
-from warm_server import warm_server
 
 from lmbench.cli import COMMANDS, main
 
@@ -39,7 +39,7 @@ MEASURING = {"fit", "validate", "overhead", "dtypes"}
 
 
 def run(*words, folder, **given):
-    done = warm_server().run(*words, folder=folder, **given)
+    done = warm_server.run(*words, folder=folder, **given)
     assert done.returncode in (0, 10, 11, 12), done.stderr
     return done
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from warm_server import warm_server
+import warm_server
 
 from lmbench.data import corpus as corpora
 from lmbench.data.corpus import END_OF_TEXT_ID, corpus_tokens, open_corpus, standard_library
@@ -94,7 +94,7 @@ def _print_sum(pattern, cache):
 
 
 def test_processes_that_build_at_once_do_not_harm_each_other(corpus, tmp_path):
-    build = partial(warm_server().run, target=partial(_print_sum, str(tmp_path / "*.txt"), tmp_path / "cache"))
+    build = partial(warm_server.run, target=partial(_print_sum, str(tmp_path / "*.txt"), tmp_path / "cache"))
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(lambda _: build(), range(6)))
     assert {result.returncode for result in results} == {0}

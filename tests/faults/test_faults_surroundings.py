@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_server
 from fit_process import SMALL, SMOKE, start_fit
-from warm_server import warm_server
 
 import lmbench
 from lmbench.callbacks import run_recorder
@@ -60,7 +60,7 @@ def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(tm
     read, write = os.pipe()
     os.close(read)
     with (tmp_path / "err").open("wb") as err:
-        fit = warm_server().start("fit", *RUN, folder=tmp_path, streams=(None, write, err.fileno()))
+        fit = warm_server.start("fit", *RUN, folder=tmp_path, streams=(None, write, err.fileno()))
     os.close(write)
     assert (fit.wait(), (tmp_path / "err").read_text()) == (0, "")
     assert outcome(tmp_path) == ("ok", 8, 0)
@@ -69,7 +69,7 @@ def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(tm
 def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     terminal, stream = pty.openpty()
     words = ["fit", *RUN, "--measure.steps=60"]
-    fit = warm_server().start(*words, folder=tmp_path, streams=(stream,) * 3, has_own_session=True)
+    fit = warm_server.start(*words, folder=tmp_path, streams=(stream,) * 3, has_own_session=True)
     os.close(stream)
     while fit.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):
         time.sleep(0.01)

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_server
 from lightning.pytorch import Callback
 from paths import ROOT
-from warm_server import WarmProcess, warm_server
+from warm_server import WarmProcess
 
 from lmbench.cli import main
 from lmbench.records.load import load_run
@@ -93,7 +94,7 @@ def start_fit(folder, *words, ticks=False, before=None):
         fit += [f"--trainer.callbacks+={__name__}.Ticker", f"--trainer.callbacks.path={folder}/ticks"]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         streams = (None, out.fileno(), err.fileno())
-        return FitProcess(warm_server().start(*fit, *words, folder=folder, streams=streams, before=before), folder)
+        return FitProcess(warm_server.start(*fit, *words, folder=folder, streams=streams, before=before), folder)
 
 
 def fit_here(results, capsys, *words):
