@@ -4,6 +4,7 @@ answer: what to take and what not."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -142,28 +143,24 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 def headline(frame: Frame) -> list[str]:
     """What to take and what not to take, with how much faster each is; the broken ones first."""
-    names, found = frame.differing(), judgements(frame)
+    names, judged, ways = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
     times = STEP.numbers(frame).groupby(level=0).mean()
-    rows: dict[str, list[str]] = {
-        f"Does not train like {frame.base_name}, whatever its speed": [],
-        "Did not end": [],
-        "Not decided": [],
-        f"Trains like {frame.base_name}": [],
-    }
-    no, ended, undecided, yes = rows.values()
     for cell in frame.facts.index:
-        way, judgement = frame.in_words(cell, names), found.get(cell)
+        way, judgement = frame.in_words(cell, names), judged.get(cell)
         if judgement is not None:
-            speed = (
-                [TIMES.text(times[frame.base[cell]] / times[cell])]
-                if {cell, frame.base[cell]} <= {*times.index}
-                else []
-            )
-            words = "; ".join(filter(None, [*speed, judgement.why]))
-            {False: no, True: yes, None: undecided}[judgement.follows].append(f"{way} ({words})" if words else way)
+            is_timed = {cell, frame.base[cell]} <= {*times.index}
+            speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
+            words = "; ".join(filter(None, [speed, judgement.why]))
+            ways[judgement.follows].append(f"{way} ({words})" if words else way)
         elif cell not in frame.ok_cells:
-            ended.append(f"{way} ({frame.label(cell)})")
-    return [f"{title}: {', '.join(ways)}." for title, ways in rows.items() if ways]
+            ways["ended"].append(f"{way} ({frame.label(cell)})")
+    titles = {
+        False: f"Does not train like {frame.base_name}, whatever its speed",
+        "ended": "Did not end",
+        None: "Not decided",
+        True: f"Trains like {frame.base_name}",
+    }
+    return [f"{title}: {', '.join(ways[key])}." for key, title in titles.items() if ways[key]]
 
 
 # the picture
@@ -172,7 +169,7 @@ def headline(frame: Frame) -> list[str]:
 def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """The smoothed loss of each row minus the baseline's of the same seed, over the band of the baseline's seeds about
     their mean."""
-    names = frame.differing()
+    names, points = frame.differing(), list[dict[str, Any]]()
     cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
     bases = {frame.base[cell] for cell in cells}
     if len(bases) != 1:
@@ -180,7 +177,6 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     base = curves_of(frame, bases.pop())
     width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
     smoothed = {seed: pd.Series(curve.smoothed(width)) for seed, curve in base.items()}
-    points = list[dict[str, Any]]()
     for cell in cells[:MAX_SERIES]:
         label, curves = frame.in_words(cell, names), curves_of(frame, cell)
         for seed in [seed for seed in curves if seed in base][:1]:
@@ -195,19 +191,16 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     if not points:
         return None
     table = pd.concat(smoothed.values(), axis=1)
-    spread = table.sub(table.mean(axis=1, skipna=False), axis=0)
-    band = pd.DataFrame({"low": _thinned(spread.min(axis=1, skipna=False)), "high": _thinned(spread.max(axis=1))})
-    band = band.dropna().rename_axis("x").reset_index()
+    spread = table.sub(table.mean(axis=1, skipna=False), axis=0).dropna(how="all")
+    band = _thinned(pd.DataFrame({"low": spread.min(axis=1), "high": spread.max(axis=1)}))
     # What runs away leaves the axis, which ends at some times the band.
     most = _BANDS * float((band.high - band.low).max() or 0.0)
-    y: dict[str, Any] = {"title": "loss difference (nat)"}
-    if any(abs(point.get("y", 0.0)) > most > 0 for point in points):
-        y["scale"] = {"domain": [-most, most], "clamp": True}
-    encoding = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
+    is_beyond = any(abs(point.get("y", 0.0)) > most > 0 for point in points)
+    y = {"title": "loss difference (nat)"} | ({"scale": {"domain": [-most, most], "clamp": True}} if is_beyond else {})
     area = {
-        "data": {"values": band.to_dict("records")},
+        "data": {"values": band.rename_axis("x").reset_index().to_dict("records")},
         "mark": {"type": "area", "opacity": 0.25},
-        "encoding": encoding,
+        "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
     }
     name = frame.base_name
     caption = (
@@ -217,8 +210,8 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     return Chart("", picture("lines", points, [area], x={"title": "step"}, y=y), caption)
 
 
-def _thinned(values: pd.Series) -> pd.Series:
-    """The values that are known, at most as many as are seen."""
+def _thinned(values: Any) -> Any:
+    """The values of a series or the rows of a table that are known, at most as many as are seen."""
     known = values.dropna()
     return known[:: math.ceil(len(known) / _MAX_POINTS) or 1]
 
