@@ -12,7 +12,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import RUNNING
-from lmbench.report.logged import Rates, of_run, of_step
+from lmbench.report.logged import of_run, of_step
 
 _KEPT_STEPS = 10_000
 #: In front of every name, so that none is one of the user's own.
@@ -48,8 +48,8 @@ class LoggerSink(Observer):
         if not self._trainer.is_global_zero or not self._steps:
             return
         run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
-        rates, last_step = Rates.of(run), self._steps[-1].step or 0
-        rows = [(PREFIX, of_step(record, rates), record.step or 0) for record in self._steps]
+        last_step = self._steps[-1].step or 0
+        rows = [(PREFIX, of_step(record, run), record.step or 0) for record in self._steps]
         rows.append((f"{PREFIX}summary/", of_run(run), last_step))
         # An exception may still follow the end of a run.
         self._steps.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
@@ -26,19 +25,6 @@ HOST_BOUND = "time/host_bound_percent"
 _SCALES = {
     "_ms": 1e3, "_percent": 100.0, "_gib": 2.0**-30, "_tflops_per_s": 1e-12, "millijoules_per_token": 1e3,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What makes rates of a step: the number of ranks, and the factor from tokens/s to MFU where there is one."""
-
-    ranks: int = 1
-    mfu_per_rate: float | None = None
-
-    @staticmethod
-    def of(run: RunRecord) -> Rates:
-        flops, peak = run.flops.per_token_flops, run.flops.peak_flops_per_s
-        return Rates(run.world_size or 1, flops / peak if flops is not None and peak else None)
 
 
 @cache
@@ -67,13 +53,13 @@ def _scale(name: str) -> float:
     return next((scale for ending, scale in _SCALES.items() if name.endswith(ending)), 1)
 
 
-def of_step(step: StepRecord, rates: Rates) -> dict[str, float]:
+def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
     """A step's numbers by the names of their series, with its own tokens/s and MFU; nothing that was not measured."""
-    values = {field: getattr(step, field) for field in step_names()}
-    logged = _scaled(values, step_names())
+    logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
-        rate = step.tokens * rates.ranks / step.step_s
-        mfu = None if rates.mfu_per_rate is None else rate * rates.mfu_per_rate
+        rate = step.tokens * (run.world_size or 1) / step.step_s
+        flops, peak = run.flops.per_token_flops, run.flops.peak_flops_per_s
+        mfu = rate * (flops / peak) if flops is not None and peak else None
         logged |= _scaled({"throughput.tokens_per_s": rate, "throughput.mfu_fraction": mfu}, run_names())
     return logged
 

@@ -105,11 +105,10 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
 def series_of(run: Run) -> Iterator[dict[str, Any]]:
     """A row for each step, at the time when it ended: near the record's times, which are to a second."""
     record = run.record
-    rates = logged.Rates.of(record)
     began, ready_s = began_at(record), record.milestones.ready_s
     ended_s = 0.0
     for step in run.steps:
-        row: dict[str, Any] = {logged.STEP: step.step, **logged.of_step(step, rates)}
+        row: dict[str, Any] = {logged.STEP: step.step, **logged.of_step(step, record)}
         if record.clock == "host":
             # On a CPU the host's spans are the device's.
             row = {name: value for name, value in row.items() if not name.startswith("host/")}

@@ -22,7 +22,7 @@ from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.report.facts import FACT
-from lmbench.report.logged import Rates, of_step
+from lmbench.report.logged import of_step
 from lmbench.wandb.board import board_of
 from lmbench.wandb.child import stable_id
 from lmbench.wandb.content import config_of
@@ -67,7 +67,7 @@ def check_boards(logged):
     """Every fact and series that a panel or a table of runs names is one that a run was given: this one, which ran on a
     CPU and eagerly, or a real one on an H200. (Names of the summary come from the schema.)"""
     h200 = msgspec.json.decode((RUNS / "h200_run.json").read_bytes(), type=RunRecord)
-    lags = of_step(StepRecord(lag_forward_s=1.0, tokens=1, step_s=1.0), Rates.of(h200))
+    lags = of_step(StepRecord(lag_forward_s=1.0, tokens=1, step_s=1.0), h200)
     known = {f"series:{name}" for name in lags} | {f"config:{name}" for name in (*config_of(h200), *FACT, "study")}
     catalogue = make_catalogue()
     studies = ["sweep", *(name for name in shipped_studies() if not name.startswith("tiny_"))]
