@@ -149,10 +149,8 @@ def carry_out(
         check_cells(plan, folder, executor, progress.said)
         if is_dry:
             for cell in plan.cells:
-                config = [] if cell.config is None else [f"--config={cell.config}"]
-                command, *options = cell.words()
                 where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
-                line = shlex.join(masked_words(["lmbench", command, *config, *options])) + where
+                line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)])) + where
                 print(f"{shown(cell.id)}\n    {shown(line)}")
             print(announcement(plan))
             return ExitCode.OK
@@ -178,11 +176,9 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     gpu = gpu_for(None)
     if gpu is None or cell.environment is not HERE or cell.command != "fit":
         return None
-    config = folder.config_path(cell)
     progress.said(f"predicting the largest {option} of {cell.id}")
     try:
-        words = [*([] if config is None else [f"--config={config}"]), *cell.words()[1:]]
-        forecast = ask_forecast(words, Request(gpu, finds_largest=True))
+        forecast = ask_forecast(cell.words(folder.config_path(cell))[1:], Request(gpu, finds_largest=True))
     except (UsageError, ProcessFailed) as error:
         progress.said(f"{cell.id} is tried without a prediction: {error}")
         return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from lmbench.errors import UsageError
+from lmbench.masking import MASK, to_fill_in
 from lmbench.sweep.file import EnvironmentSpec
 
 _TIMEOUT_S = 300.0
@@ -76,7 +77,7 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
     """Find or make every environment.
 
     Raises:
-        UsageError: there is no such Python, tree or revision.
+        UsageError: there is no such Python, tree or revision, or a secret variable is missing.
     """
     environments = {}
     for name, spec in specs.items():
@@ -91,7 +92,12 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
                 folder = check_out(root, commit) / tree.relative_to(root)
             except UsageError as error:
                 raise UsageError(f"environment {name}: {error}") from error
-        facts = EnvironmentFacts(spec.python, commit, spec.variables)
+        # A sweep's folder keeps no secrets.
+        variables = {key: os.environ.get(key, MASK) if text == MASK else text for key, text in spec.variables.items()}
+        for variable in to_fill_in(variables):
+            lost = f"{variable} is not stored in a sweep's folder"
+            raise UsageError(f"environment {name}: {lost}; export it, or go on with the sweep's file")
+        facts = EnvironmentFacts(spec.python, commit, variables)
         # Not the interpreter's target: what makes a virtual environment is the path.
         environments[name] = Environment(name, str(Path(python).absolute()), facts, folder)
     return environments

@@ -212,16 +212,14 @@ class Execution:
                     raise end.cause
 
     def _words(self, job: Job) -> list[str]:
-        command, *options = job.cell.words()
-        if job.cell.config is not None:
-            options.insert(0, f"--config={self.folder.config_path(job.cell)}")
+        words = job.cell.words(self.folder.config_path(job.cell))
         # The cold time is that of repeat 0, whose cache the others, and other passes, take over.
         if job.cell.compiled_as in self._compiled:
-            options.append("--trainer.compile.cache=shared")
+            words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
             # What the probes show is known from the first round.
-            options += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
-        return [command, *options, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
+            words += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
+        return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
     def _write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
         """Write which run of the sweep it is, and where its process ran now (`end`) its cost."""
@@ -278,11 +276,10 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
         with ScratchFolder("check") as scratch:
             config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
             for cell in asked:
-                words = [*cell.words(), "--print_config"]
                 if cell.config is not None:
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
-                    words.insert(1, f"--config={config}")
-                launch = Launch(words, log, cell.environment, {})
+                words = cell.words(None if cell.config is None else config)
+                launch = Launch([*words, "--print_config"], log, cell.environment, {})
                 end = executor.run(launch, _CHECK_TIMEOUT_S, lambda elapsed_s: None)
                 if end.cause is not None:
                     raise end.cause

@@ -264,6 +264,6 @@ def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
 
 def _with_configs(file: dict[str, Any]) -> list[tuple[Options, str]]:
     """The parts of a sweep's file that name a configuration, with the name of the folder's copy of it."""
-    parts = [(file.get("base", {}), CONFIG_FILE)]
-    parts += [(options, SIDE_CONFIG_FILE.format(side)) for side, options in file.get("sides", {}).items()]
-    return [(options, name) for options, name in parts if options.get(CONFIG) is not None]
+    parts = {CONFIG_FILE: file.get("base", {})}
+    parts |= {SIDE_CONFIG_FILE.format(side): options for side, options in file.get("sides", {}).items()}
+    return [(options, name) for name, options in parts.items() if options.get(CONFIG) is not None]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
@@ -56,9 +54,12 @@ class GridCell:
         """The same for all that compile the same: another pass runs what the measurement has compiled."""
         return _digest({**self.axes, PASS: None}, self.config)
 
-    def words(self) -> list[str]:
-        """The words after `lmbench`, without `--config`; what is no text or number stands there as JSON."""
+    def words(self, config: Path | str | None = None) -> list[str]:
+        """The words after `lmbench`, with a file as the cell's configuration; what is no text or number stands there as
+        JSON."""
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.options.items()}
+        if config is not None:
+            texts = {CONFIG: str(config), **texts}
         # One word each, so that a value may begin with a dash.
         return [self.command, *(f"--{name}={text}" for name, text in texts.items())]
 
@@ -112,9 +113,8 @@ def make_plan(name: str, file: SweepFile) -> Plan:
     """Find what a sweep's file names, and lay out its cells.
 
     Raises:
-        UsageError: something that it names is not there, or the grid is none.
+        UsageError: something that it names is not there (also a secret that no folder keeps), or the grid is none.
     """
-    file = _with_secrets(file)
     configs, contents = {}, {}
     for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
         problem = f"base: config {config!r}"
@@ -125,26 +125,6 @@ def make_plan(name: str, file: SweepFile) -> Plan:
             raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
     return Plan(name, file, _cells(file, contents), configs)
-
-
-def _with_secrets(file: SweepFile) -> SweepFile:
-    """The file of a sweep that is gone on with: its folder keeps no secrets, so that they have to come anew.
-
-    Raises:
-        UsageError: a secret is missing.
-    """
-    lost = "is not stored in a sweep's folder"
-    for name in to_fill_in([file.base, *file.sides.values()]):
-        raise UsageError(f"{name} {lost}; go on with --{name} VALUE, or with its file")
-    environments = {}
-    for environment, spec in file.environments.items():
-        variables = {
-            key: os.environ.get(key, MASK) if value == MASK else value for key, value in spec.variables.items()
-        }
-        for variable in to_fill_in(variables):
-            raise UsageError(f"environment {environment}: {variable} {lost}; export it, or go on with the sweep's file")
-        environments[environment] = replace(spec, variables=variables)
-    return replace(file, environments=environments)
 
 
 def find_sweep(study: str) -> Path:
@@ -212,7 +192,7 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         # The copy of the configuration that the cell's process reads has no secrets.
         options = {**_secrets(content), **options}
         for name in to_fill_in(options):
-            raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE")
+            raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE, or with its file")
         mode = point.get(MODE)
         command = "validate" if mode == "inference" else "fit"
         if mode is not None and command == "fit":

@@ -11,6 +11,7 @@ from typing import TextIO
 from lmbench.configs import parse_yaml
 from lmbench.masking import masked_message
 from lmbench.progress import StatusLine
+from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.units import duration
 from lmbench.sweep.local import START_S
@@ -50,21 +51,22 @@ class Progress:
     def kept(self, run: RunRecord) -> None:
         """A run of an earlier start of the sweep counts."""
         self.outcomes[run.outcome] += 1
-        if run.sweep is not None and run.sweep.cost is not None and run.sweep.cost.total_s is not None:
-            self._costs_s.append(run.sweep.cost.total_s)
+        if (cost := run.sweep and run.sweep.cost) and cost.total_s is not None:
+            self._costs_s.append(cost.total_s)
 
     def ended(self, job: Job, run: RunRecord) -> None:
         """A run ended, and why where it did not end well; the same reason is told once."""
         self.kept(run)
         self._line.restart()
-        ending, step, error = run.outcome, run.phases.step, run.error
+        ending, step, error = run.outcome, run.phases.step, run.error or RunError()
+        is_fine = ending in ("ok", "skipped")
         if ending == "ok" and step is not None and step.mean_s is not None:
             ending = f"ok {step.mean_s * 1e3:.4g} ms/step"
-        elif ending not in ("ok", "skipped") and error is not None and error.phase:
+        elif not is_fine and error.phase:
             ending = f"{ending} in {error.phase}"
         self._line.keep(f"{self._place()}  {shown(ending)}  {shown(job.name)}")
-        message = one_line(error.message or "") if error is not None else ""
-        if run.outcome not in ("ok", "skipped") and message not in self._reasons:
+        message = one_line(error.message or "")
+        if not is_fine and message not in self._reasons:
             self._reasons.add(message)
             message = textwrap.shorten(message, 2 * _WIDTH, placeholder=" ...")
             self._line.keep(textwrap.fill(message, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
