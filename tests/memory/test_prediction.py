@@ -171,14 +171,6 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(own_module, words, mess
         predict(*words)
 
 
-def test_a_true_precision_scales_everything_of_the_weights():
-    """But for what the allocator does not split."""
-    full, half = (
-        peak_of(predict(*TINY, "--trainer.precision", name), "optimizer").gradients for name in ("32-true", "bf16-true")
-    )
-    assert half == pytest.approx(full / 2, rel=0.01)
-
-
 def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
     words = ["--data.batch_size=16", "--data.context_length=64"]
     kept, again = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))

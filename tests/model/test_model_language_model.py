@@ -153,10 +153,3 @@ def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
 def test_wrong_settings_are_refused_before_anything_is_built(setting, message):
     with pytest.raises(UsageError, match=message):
         LanguageModel(**{**TINY, **setting})
-
-
-def test_attention_without_a_kernel_here_is_refused_before_the_network_is_built():
-    model = LanguageModel(**TINY, attention="sdpa_cudnn")
-    with pytest.raises(UsageError, match="no kernel for float32"):
-        quiet_trainer(max_steps=1).fit(model, data())
-    assert not hasattr(model, "network")
