@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from runs import answer_of, ended, make_sweep, rows_of, table_rows
+from runs import ended, make_sweep, rows_of, section_of, table_rows
 from simulated_convergence import rates
 
 from lmbench.convergence.judgement import Curve, judge, steps_to_loss
@@ -168,7 +168,7 @@ def write_steps(path, series):
 
 
 def trains_alike(home):
-    rows = table_rows(answer_of(home).sections[0].tables[0])
+    rows = table_rows(section_of(home).tables[0])
     return {row["precision"]: row["trains like fp32 eager"].partition(" [")[0] for row in rows}
 
 
@@ -176,7 +176,7 @@ def test_seeds_are_repeats_of_a_row_and_runs_that_died_are_rows(home):
     assert trains_alike(home) == {
         "32-true": "yardstick, 3 seeds", "bf16-mixed": "yes", "16-mixed": "OOM (backward)", "bf16-true": "NO: loss",
     }  # fmt: skip
-    text = " ".join(line.text for line in answer_of(home).sections[0].headline)
+    text = " ".join(line.text for line in section_of(home).headline)
     for words in (
         "4 cells, 12 runs (9 ok, 3 OOM)", "Does not train like fp32 eager, whatever its speed: bf16-true (",
         "Did not end: 16-mixed (OOM (backward)).", "Trains like fp32 eager: bf16-mixed (",

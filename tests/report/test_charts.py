@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import look, needs_browser, operate
 from report_golden import CASES, make_attention
-from runs import answer_of, make_sweep
+from runs import make_sweep, section_of
 
 from lmbench.cli import main
 from lmbench.kernels.kinds import KINDS
@@ -44,7 +44,7 @@ def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tm
 def test_whiskers_are_a_standard_deviation_between_processes(tmp_path):
     means = [0.1, 0.101, 0.104, 0.103]
     make_sweep(tmp_path / "s", {}, repeats=4, change=lambda _, repeat: {"phases.step.mean_s": means[repeat]})
-    chart = answer_of(tmp_path).sections[0].charts()[0]
+    chart = section_of(tmp_path).charts()[0]
     (point,) = points_of(chart)
     # std of 100, 101, 104, 103 ms
     deviations = point["high"] - point["y"], point["y"] - point["low"]
@@ -58,13 +58,13 @@ def test_incorrect_attention_is_an_outcome(tmp_path):
         tmp_path / "a", [256, 1024, 16384], [16],
         change=lambda run, _: {"outcome": "error", "error": error} if run["model"]["attention"] == "flex" else {},
     )  # fmt: skip
-    chart = answer_of(home).sections[0].charts()[0]
+    chart = section_of(home).charts()[0]
     assert {point["outcome"] for point in points_of(chart) if "outcome" in point} == {"incorrect"}
 
 
 def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):
     axes = {"model.size": ["small", "medium"], "data.context_length": [128, 256], "data.batch_size": list(range(1, 15))}
-    section = answer_of(make_sweep(tmp_path / "s", axes, view="step_times", steps=1)).sections[0]
+    section = section_of(make_sweep(tmp_path / "s", axes, view="step_times", steps=1))
     assert any("left out" in chart.caption for chart in section.charts())
 
 

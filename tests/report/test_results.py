@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 from report_golden import kernels_of
-from runs import Record, answer_of, make_record, make_run, make_sweep, rows_of, table_rows
+from runs import Record, make_record, make_run, make_sweep, rows_of, section_of, table_rows
 
 from lmbench.cli import main
 
@@ -81,7 +81,7 @@ def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_calle
         tmp_path / "compile", {"model.size": ["small", "large"], "trainer.compile": [False, True]}, view="compile",
         repeats=3, change=lambda run, repeat: {STEP: steps[run["compile"]["is_enabled"]][repeat], "throughput": {}},
     )  # fmt: skip
-    section = answer_of(home).sections[0]
+    section = section_of(home)
     rows = table_rows(section.tables[0])
     assert [row["compile"] for row in rows if row["step"].endswith("[1]")] == ["default", "default"]
     assert section.tables[0].notes[0].startswith("the difference to the baseline is not told from none")
@@ -129,7 +129,7 @@ def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path
     for name, value in changes.items():
         make_run(tmp_path / name, {})
         (tmp_path / name / "run.json").write_text(json.dumps(make_record({}, {name: value})))
-    section = answer_of(tmp_path).sections[0]
+    section = section_of(tmp_path)
     assert any("4 damaged" in line.text for line in section.headline)
     reasons = [line.text for line in section.notes if line.label == "not ok"]
     for name in changes:
@@ -141,15 +141,15 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_
     sweep = json.loads((home / "sweep.json").read_text())
     sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
-    notes = [line.text for line in answer_of(home / "sweep.json").sections[0].notes]
+    notes = [line.text for line in section_of(home / "sweep.json").notes]
     assert "1 of 3 cells have no run yet" in notes
     (home / "sweep.json").write_text('{"name": "batch", "vie')
-    assert any("2 cells, 4 runs (4 ok)" in line.text for line in answer_of(home).sections[0].headline)
+    assert any("2 cells, 4 runs (4 ok)" in line.text for line in section_of(home).headline)
 
 
 def test_an_unknown_view_in_a_sweep_is_said_and_the_sweep_shown(tmp_path):
     view = {"title": "Later", "tables": [{"title": "T", "columns": ["later"]}]}
-    section = answer_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view)).sections[0]
+    section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
 
@@ -163,7 +163,7 @@ KERNELS = kernels_of(make_record(NAIVE))
 def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_path):
     make_run(tmp_path / "own", NAIVE, KERNELS)
     make_run(tmp_path / "llama", NAIVE, {**KERNELS, "model": {"name": "some.Llama"}, "config.model": {}})
-    table = answer_of(tmp_path, view="kernels").sections[0].tables[0]
+    table = section_of(tmp_path, view="kernels").tables[0]
     assert "naive" not in table.caption
     assert "fp32" in table.caption
     facts = {row["size"]: (row["attention"], row["optimizer"]) for row in table_rows(table)}
@@ -173,9 +173,9 @@ def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_
 def test_profiled_runs_alone_are_shown_by_their_kernels_and_beside_others_a_line_says_how(tmp_path):
     make_run(tmp_path / "a", NAIVE, KERNELS)
     make_run(tmp_path / "sync", NAIVE, {"clock": "sync"}, repeat=1)
-    assert answer_of(tmp_path).sections[0].title == "Kernels"
+    assert section_of(tmp_path).title == "Kernels"
     make_run(tmp_path / "b", NAIVE, repeat=1)
-    section = answer_of(tmp_path).sections[0]
+    section = section_of(tmp_path)
     (line,) = [line.text for line in section.notes if "profiler" in line.text]
     assert section.title == "Runs"
     assert line == "1 run under a profiler: in no timing table; `lmbench kernels RUN` shows it"
@@ -188,7 +188,7 @@ def test_runs_without_kernels_show_their_operators(tmp_path):
         for (phase, name), share in shares.items()
     ]
     make_run(tmp_path / "a", NAIVE, {"is_profiled": True, "kernels": {"reason": "no kernels", "operators": operators}})
-    table = answer_of(tmp_path).sections[0].tables[0]
+    table = section_of(tmp_path).tables[0]
     (row,) = table_rows(table)
     assert (row["forward"], row["backward"]) == ("aten::addmm 45.0 %, aten::mul 20.0 % [1]", "aten::mm 50.0 %")
     assert table.notes == ["no kernels"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from report_golden import make_attention
-from runs import answer_of, rows_of, table_rows
+from runs import rows_of, section_of, table_rows
 
 from lmbench.commands.report import make_catalogue
 from lmbench.precision import FP32_MATMUL, TF32_MATMUL
@@ -17,7 +17,7 @@ from lmbench.report.view import TableSpec
 
 
 def tables_of(home, view=None):
-    return list(answer_of(home, view=view).sections[0].tables)
+    return list(section_of(home, view=view).tables)
 
 
 def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path):

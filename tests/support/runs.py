@@ -176,14 +176,14 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
     return home
 
 
-def answer_of(*folders, has_reference=False, **options):
-    """What `lmbench report` works out of results; options are those of `report_on`."""
-    return report_on(folders, make_catalogue(has_reference), **options)
+def section_of(*folders, has_reference=False, **options):
+    """The first section of what `lmbench report` works out of results; options are those of `report_on`."""
+    return report_on(folders, make_catalogue(has_reference), **options).sections[0]
 
 
-def rows_of(*folders, **options):
+def rows_of(*folders, has_reference=False, **options):
     """A row for each cell, as CSV has them."""
-    return answer_of(*folders, **options).data().records()
+    return report_on(folders, make_catalogue(has_reference), **options).data().records()
 
 
 def table_rows(table):
