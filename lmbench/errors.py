@@ -48,6 +48,14 @@ class UsageError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+class Failure(Exception):
+    """What keeps a command from its end though it was given nothing wrong: a reason in one line, and the exit code."""
+
+    def __init__(self, reason: str, exit_code: ExitCode = ExitCode.INTERNAL) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
 def tell(line: str) -> None:
     """Tell a line on standard error, whatever it quotes."""
     print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)

@@ -11,19 +11,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, Failure, UsageError
 
 _LAST_LINES = 3
 # Of Linux's prctl: the signal that a process gets when its parent ends, however it does.
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
-class ProcessFailed(Exception):
+class ProcessFailed(Failure):
     """A process did not end well; its last lines in one, with the exit code to end with."""
-
-    def __init__(self, reason: str, exit_code: ExitCode = ExitCode.INTERNAL) -> None:
-        super().__init__(reason)
-        self.exit_code = exit_code
 
 
 def tied_python(*words: str) -> list[str]:

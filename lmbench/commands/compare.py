@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 
 _PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
@@ -29,7 +29,7 @@ def compare(
     name: str | None = None,
     timeout_s: float | None = None,
     settings: list[str] | None = None,
-) -> Answer | int:
+) -> Answer:
     """Compares B with A, step time first, then phases and memory.
 
     A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or cells of a sweep
@@ -78,15 +78,10 @@ def compare(
     if run:
         # Here: what measures takes its time to import.
         from lmbench.commands.compare_run import find_sweep, measure
-        from lmbench.sweep.execute import SweepHalted
 
         variables = {key: (a, b) for key, a, b in variable or ()}
         path, file = find_sweep(results, settings or [], revision, python, variables, results_dir, name, timeout_s)
-        try:
-            return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m"))
-        except SweepHalted as error:
-            tell(f"compare: {error}")
-            return ExitCode.INTERNAL
+        return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m"))
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:

@@ -66,7 +66,6 @@ def repeated(
     from lmbench.compare.sides import read_side
     from lmbench.report.results import report_on
     from lmbench.standard_output import result_alone, write_result
-    from lmbench.sweep.execute import SweepHalted
     from lmbench.sweep.file import sweep_from
     from lmbench.sweep.plan import make_plan
     from lmbench.sweep.progress import Progress
@@ -89,15 +88,11 @@ def repeated(
         raise UsageError(f"{path} is there already; `lmbench sweep {path}` goes on with it, or give another run_id")
     grid = {"modes": [mode]} if mode else {"include": [{}]}
     plan = make_plan(path.name, sweep_from({"base": options, "repeats": repeats, **grid}))
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(result_alone())
-            for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
-                stack.enter_context(redirect(StringIO()))
-            code = carry_out(plan, path, Progress(plan, name="repeats"))
-    except SweepHalted as error:
-        tell(f"fit: {error}")
-        return ExitCode.INTERNAL
+    with ExitStack() as stack:
+        stack.enter_context(result_alone())
+        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
+            stack.enter_context(redirect(StringIO()))
+        code = carry_out(plan, path, Progress(plan, name="repeats"))
     if quiet:
         write_result(f"{path}\n")
     is_measured = code in (ExitCode.OK, ExitCode.GUARD_FAILED)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmbench.configs import shipped_configs
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 
 
@@ -18,7 +18,7 @@ def memory(
     device: int | None = None,
     gpu: str | None = None,
     settings: list[str],
-) -> Answer | int:
+) -> Answer:
     """Shows what the device's memory is made of at its peak, recorded or, without a GPU, predicted.
 
     From a history of PyTorch's allocator: bytes by category and by part of the model, the largest allocations with
@@ -46,13 +46,8 @@ def memory(
         # Help and a wrong option do not wait for these.
         from lmbench.memory.answers import forecast_answer
         from lmbench.memory.forecast import Request, ask_forecast, gpu_for
-        from lmbench.python_process import ProcessFailed
 
-        try:
-            return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
-        except ProcessFailed as error:
-            tell(f"memory: the prediction broke: {error}")
-            return ExitCode.INTERNAL
+        return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
     if source is None or settings or top < 1:
         raise UsageError("memory takes a recorded run or snapshot (--top 1 or more), or options of `lmbench fit`")
     from lmbench.memory.answers import history_answer, shortage_answer

@@ -11,7 +11,6 @@ from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
 from lmbench.overhead.arms import run_fit
 from lmbench.progress import progress
-from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
 
 
@@ -21,7 +20,7 @@ def noise(
     repeats: int = 10,
     results_dir: Path = Path("results"),
     settings: list[str] | None = None,
-) -> Answer | int:
+) -> Answer:
     """Measures how far a configuration is from itself when nothing was changed.
 
     The floor is stored as noise.json beside the results, by host, device and settings; `lmbench compare` finds
@@ -48,16 +47,12 @@ def noise(
         raise UsageError("noise puts its repeats in a folder of its own; say where with --results_dir")
     if run:
         folder = results_dir / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        try:
-            with progress("noise", repeats) as task:
-                for index in range(repeats):
-                    task.begin("")
-                    record = run_fit([*results, *words], folder / f"r{index}", task.note)
-                    step_ms = (typical_step_s(record) or 0.0) * 1e3
-                    task.keep(f"{index + 1} of {repeats}: {step_ms:.3f} ms/step")
-        except ProcessFailed as failure:
-            tell(f"noise: {failure}")
-            return failure.exit_code
+        with progress("noise", repeats) as task:
+            for index in range(repeats):
+                task.begin("")
+                record = run_fit([*results, *words], folder / f"r{index}", task.note)
+                step_ms = (typical_step_s(record) or 0.0) * 1e3
+                task.keep(f"{index + 1} of {repeats}: {step_ms:.3f} ms/step")
         results = (str(folder),)
     measured = survey(results)
     if not measured.entries:

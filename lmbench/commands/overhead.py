@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from lmbench.errors import UsageError, tell
+from lmbench.errors import UsageError
 from lmbench.masking import masked_words
 from lmbench.overhead.arms import measure_overhead
-from lmbench.python_process import ProcessFailed
 from lmbench.report.answer import Answer
 from lmbench.scratch import ScratchFolder
 
 
-def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
+def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
     """Measures what the harness costs.
 
     The same model, data and optimizer, in fresh processes and rotating order: in a plain PyTorch loop, in Lightning's
@@ -27,9 +26,5 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer | int:
     if rounds < 2:
         raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
     repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
-    try:
-        with ScratchFolder("overhead") as folder:
-            return measure_overhead(settings, rounds, Path(folder), repeat)
-    except ProcessFailed as error:
-        tell(f"overhead: {error}")
-        return error.exit_code
+    with ScratchFolder("overhead") as folder:
+        return measure_overhead(settings, rounds, Path(folder), repeat)

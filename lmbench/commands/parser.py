@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from lmbench.errors import ExitCode, UsageError, suggest, tell
+from lmbench.errors import ExitCode, Failure, UsageError, suggest, tell
 from lmbench.interruption import received
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -62,6 +62,9 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> 
     except UsageError as error:
         tell(str(error))
         return ExitCode.USAGE
+    except Failure as failure:
+        tell(f"{name}: {failure}")
+        return failure.exit_code
     except SystemExit as ended:
         # The parser ends this way after `--help`; a signal does too, with a code.
         if ended.code or received() is not None:

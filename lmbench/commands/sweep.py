@@ -13,13 +13,13 @@ from pathlib import Path
 from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
 from lmbench.configs import lines_of, shipped_studies
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, SWEEP_FILE, write_whole
 from lmbench.sweep.environments import HERE
-from lmbench.sweep.execute import Execution, SweepHalted, check_cells
+from lmbench.sweep.execute import Execution, check_cells
 from lmbench.sweep.file import Options, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
@@ -82,11 +82,7 @@ def sweep(
     if file.view is not None:
         make_catalogue().view(file.view, file.matrix)
     plan = make_plan(path.name, file)
-    try:
-        return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places)
-    except SweepHalted as error:
-        tell(f"sweep: {error}")
-        return ExitCode.INTERNAL
+    return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places)
 
 
 def _studies() -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, Failure, UsageError
 from lmbench.instruments.host import load_per_core
 from lmbench.interruption import held
 from lmbench.masking import masked_message
@@ -45,7 +45,7 @@ _FIRST_STRIDE = 1 / 16
 ROUNDS_PER_SERVER = 4
 
 
-class SweepHalted(Exception):
+class SweepHalted(Failure):
     """The sweep cannot go on; one line. Nothing that was measured is lost, and a restart goes on from here."""
 
 
