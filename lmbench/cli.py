@@ -112,18 +112,19 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         module = "lmbench.commands.fit"
     # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}
-    if not {"-h", "--help"} & options and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
-        try:
+    wants_help = bool({"-h", "--help"} & options)
+    is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not wants_help
+    try:
+        if not wants_help and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
             # Lightning, imported, would end in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
-        except UsageError as error:
-            tell(str(error))
-            return ExitCode.USAGE
-    is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not {"-h", "--help"} & options
-    with result_alone(is_whole_process) if is_for_programs else nullcontext():
-        command = importlib.import_module(module)
-        if hasattr(command, "run"):
-            return int(command.run(args))
-        from lmbench.commands.parser import run_typed
+        with result_alone(is_whole_process) if is_for_programs else nullcontext():
+            command = importlib.import_module(module)
+            if hasattr(command, "run"):
+                return int(command.run(args))
+            from lmbench.commands.parser import run_typed
 
-        return run_typed(args[0], getattr(command, args[0]), args[1:])
+            return run_typed(args[0], getattr(command, args[0]), args[1:])
+    except UsageError as error:
+        tell(str(error))
+        return ExitCode.USAGE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lmbench.commands.fit_help import help_text
 from lmbench.commands.signatures import check_options
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import RESULTS, find_result
 from lmbench.report.answer import Answer
 
@@ -23,11 +23,7 @@ def run(args: list[str]) -> int:
     if words == ["-h"]:
         print(help_text(command), end="")
         return ExitCode.OK
-    try:
-        check_options(words)
-    except UsageError as error:
-        tell(str(error))
-        return ExitCode.USAGE
+    check_options(words)
     if _IN_PROCESSES & {word.partition("=")[0] for word in words} and "--print_config" not in words:
         from lmbench.commands.parser import run_typed
 
