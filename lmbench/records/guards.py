@@ -152,11 +152,14 @@ def busy_machine(run: RunRecord, steps: Steps) -> Guard:
     mean step within this window. What the load is in another one, no window can tell.
     """
     state, times = run.host_state, _noisy_times(run, steps)
-    good_to = mean_error_fraction(times) if times else 0.0
+    error = float(f"{mean_error_fraction(times):.1g}") if times else 0.0
+    # From an error of a half on its figure says no more than a factor.
+    good_to = f"good to about \N{PLUS-MINUS SIGN}{100 * error:g} %"
+    quality = good_to if error < 0.5 else f"not usable: within a factor of {1 + error:.2g}"
     # Where the device computes, what others do on cores that were free takes nothing from it.
     others = state.other_cpu_fraction if run.device_type == "cpu" else None
     shares = (
-        (noise_fraction(times), NOISE_LIMIT_FRACTION, f"figures are good to about \N{PLUS-MINUS SIGN}{good_to:.0%}"),
+        (noise_fraction(times), NOISE_LIMIT_FRACTION, f"figures are {quality}"),
         (others, OTHER_CPU_LIMIT_FRACTION, "other processes took {:.0%} of its cores"),
         (state.waited_fraction, WAITED_LIMIT_FRACTION, "this process waited {:.0%} of the time for a core"),
         (state.steal_fraction, WAITED_LIMIT_FRACTION, "the hypervisor took {:.0%} of the cores away"),

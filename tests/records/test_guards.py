@@ -153,7 +153,11 @@ def host(device, others=0.09, waited=0.01, **state):
         ({"window.steps": 0}, "window_complete fail"),
         (
             {"device_type": "cpu", "times": BUSY_TIMES},
-            "busy_machine busy: figures are good to about ±42%; trend n/a; spread n/a",
+            "busy_machine busy: figures are good to about ±40 %; trend n/a; spread n/a",
+        ),
+        (
+            {"device_type": "cpu", "times": [0.01, 0.2, 0.02, 0.9] * 2},
+            "busy_machine not usable: within a factor of",
         ),
         # A device has no such neighbours, and a quiet CPU has drifts and outliers: its steps are told of as ever.
         ({"times": BUSY_TIMES}, "spread warn"),
