@@ -196,11 +196,8 @@ class Findings:
         message = f"{percent(fraction)} of the peak has no category"
         advice = "Switch the history on before the model is built; what no stack tells stays unknown."
         guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice)]
-        complete = Guard("memory_history", "pass", message="the history is complete")
-        if self.cuts:
-            message = f"the history is not complete: {'; '.join(self.cuts)}"
-            complete = Guard("memory_history", "warn", message=message, advice=self.remedy_of_cuts)
-        guards.append(complete)
+        message = f"the history is not complete: {'; '.join(self.cuts)}" if self.cuts else "the history is complete"
+        guards.append(at_most("memory_history", len(self.cuts), 0, "count", message, self.remedy_of_cuts))
         if self.notes is not None and self.notes.peaks is not None and self.notes.peaks.requested_bytes:
             replayed, counted = self.played.entries["requested_bytes"].max(), self.notes.peaks.requested_bytes
             message = f"the replayed peak of what was asked for is {gib(replayed)}, the allocator's own {gib(counted)}"
