@@ -16,7 +16,7 @@ from lmbench.cli import main
 from lmbench.records.load import load_run
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
-QUICK = ["--measure.steps", "6", "--measure.min_window_s", "0", "--measure.probe_steps", "2"]
+QUICK = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2"]
 
 #: The least model there is a point in: a step of it takes 4 ms, one of the smoke configuration's own ten times as much.
 SMALL = ["--model.num_layers=1", "--model.d_model=32", "--data.context_length=8", "--data.batch_size=1"]
