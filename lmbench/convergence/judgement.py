@@ -33,7 +33,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,9 @@ import numpy as np
 import pandas as pd
 import scipy  # type: ignore[import-untyped]
 
-from lmbench.files import Unreadable
-from lmbench.records.load import Run, read_steps
+from lmbench.records.load import Run
 from lmbench.records.store import STEPS_FILE
+from lmbench.report.columns import first_steps
 
 #: Steps of a run that are looked at; a file of them is a tenth of a gigabyte.
 MAX_STEPS = 100_000
@@ -124,23 +123,16 @@ def _mean(values: Array) -> float:
 
 def curve_of(run: Run) -> Curve | None:
     """A run's curve, read from its folder; None where it has no step with a loss."""
-    path = run.path / STEPS_FILE
     with suppress(OSError):
-        state = path.stat()
-        curve = _read(path, state.st_mtime_ns, state.st_size)
+        state = (run.path / STEPS_FILE).stat()
+        curve = _read(run.path, state.st_mtime_ns, state.st_size)
         return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
     return None
 
 
 @lru_cache(maxsize=512)
-def _read(path: Path, _changed_ns: int, _size_bytes: int) -> Curve:
-    rows: list[Any] = []
-    # The steps before a tear are whole.
-    with suppress(Unreadable):
-        for _, step in islice(read_steps(path), MAX_STEPS):
-            if step is None:
-                break
-            rows.append((step.loss, step.gradient_norm, bool(step.is_skipped)))
+def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
+    rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
     table = np.array(rows, dtype=float).reshape(-1, 3)
     figures = np.where(np.abs(table) > _MOST, np.copysign(np.inf, table), table)
     return Curve(figures[:, 0], figures[:, 1], table[:, 2] == 1)

@@ -206,7 +206,7 @@ def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
 
 def steps_chart(path: Path) -> Chart | None:
     """The steps of a run's folder: their time and that of each phase, from the first on."""
-    steps = first_steps(path, _MOST_STEPS)
+    steps = [*first_steps(path, _MOST_STEPS)]
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     shown = [span for span in times if sum(times[span]) >= _SMALL_FRACTION * sum(times["step"])]
     points = [(span, step.step, time_s) for span in shown for step, time_s in zip(steps, times[span], strict=True)]

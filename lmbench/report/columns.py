@@ -284,15 +284,13 @@ def _mean_excess_s(runs: Sequence[Run]) -> Any:
     return statistics.fmean(excesses) if excesses else None
 
 
-def first_steps(path: Path, count: int) -> list[StepRecord]:
+def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
     """The first step records of a run's folder, warm-up included; of a torn or missing file those before the tear."""
-    records: list[StepRecord] = []
     with suppress(Unreadable):
         for _, step in islice(read_steps(path / STEPS_FILE), count):
             if step is None:
-                break
-            records.append(step)
-    return records
+                return
+            yield step
 
 
 RELATIVE = tuple(

@@ -25,8 +25,8 @@ from lmbench.files import is_folder
 from lmbench.masking import masked_message, masked_text
 from lmbench.python_process import tied_python
 from lmbench.records.load import load_run
+from lmbench.records.named import sweep_of
 from lmbench.records.run import WandbFiling, WandbMode
-from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 from lmbench.scratch import ScratchFolder
 from lmbench.text import one_line
 from lmbench.wandb.board import Request
@@ -190,8 +190,7 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
     None where W&B is to have nothing, or not yet: a sweep writes its runs together when it is done, since only then
     their records say which cell they are.
     """
-    in_sweep = result.parent.name == RUNS_FOLDER and (result.parent.parent / SWEEP_FILE).is_file()
-    if filing.mode == "disabled" or in_sweep:
+    if filing.mode == "disabled" or sweep_of(result):
         return None
     command = shlex.join(["lmbench", "upload", str(result), *upload_options([filing])])
     problem = "W&B got nothing of this run"
