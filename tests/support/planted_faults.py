@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,13 +19,13 @@ M_MMAP_THRESHOLD = -3
 class Planted(Callback):
     """Does its `deed` the `at`-th time (from 0) that Lightning calls the hook.
 
-    Deeds: `raise`, `exit`, `crash`, `sigint`, `sigterm`, `sighup`, `swallowed_sigint`, and `exhaust`, which leaves the
-    process 2 MiB more address space than it has.
+    Deeds: `raise`, `exit`, a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB
+    more address space than it has.
     """
 
     def __init__(self, hook: str, deed: str, at: int = 0):
         self._left = at
-        self._deed = getattr(self, f"_{deed}")
+        self._deed = getattr(self, f"_{deed}", None) or partial(signal.raise_signal, getattr(signal, deed.upper()))
         setattr(self, hook, self._called)
 
     def _called(self, *_, **__):
@@ -39,21 +39,9 @@ class Planted(Callback):
     def _exit(self):
         raise SystemExit(0)
 
-    def _sigint(self):
-        os.kill(os.getpid(), signal.SIGINT)
-
     def _swallowed_sigint(self):
         with suppress(KeyboardInterrupt):
-            self._sigint()
-
-    def _sigterm(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _sighup(self):
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    def _crash(self):
-        os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGINT)
 
     def _exhaust(self):
         leave_address_space(2 * 1024**2)

@@ -6,15 +6,13 @@ from __future__ import annotations
 import json
 import pickle
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
 
 MIB = 1 << 20
 #: Unix time in us at which every planted history begins.
 START_US = 1_790_000_000_000_000
 USER, TORCH = "/home/someone/train.py", "/venv/lib/python3.11/site-packages/torch"
 
-Stack = tuple[tuple[str, str, int], ...]
 FORWARD = (
     ("forward", f"{TORCH}/nn/modules/linear.py", 134),
     ("_call_impl", f"{TORCH}/nn/modules/module.py", 1790),
@@ -34,24 +32,19 @@ LOADER = (("next_batch", USER, 33),)
 ENGINE = ()
 
 
-@dataclass
+@cache
+def _frames(stack):
+    return [{"name": name, "filename": file, "line": line} for name, file, line in stack]
+
+
 class Allocator:
     """Hands out addresses in segments as the caching allocator does, and writes its history."""
 
-    device: int = 0
-    max_entries: int | None = None
-    entries: list[dict[str, Any]] = field(default_factory=list)
-    annotations: list[dict[str, Any]] = field(default_factory=list)
-    time_us: int = START_US
-    is_on: bool = True
-
-    def __post_init__(self):
-        self.segments = []
-        self.live = {}
-        self._free = []
-        self._next = 0x7F00_0000_0000 + (self.device << 40)
-        self._stacks = {}
-        self.allocated = self.peak = 0
+    def __init__(self, device=0, max_entries=None, is_on=True):
+        self.device, self.max_entries, self.is_on = device, max_entries, is_on
+        self.entries, self.annotations, self.segments, self.live, self._free = [], [], [], {}, []
+        self.time_us, self.allocated, self.peak = START_US, 0, 0
+        self._next = 0x7F00_0000_0000 + (device << 40)
 
     def alloc(self, size, stack=FORWARD):
         """The address of a new block, in the first piece that is large enough; a new segment has 20 MiB and more."""
@@ -93,12 +86,8 @@ class Allocator:
         self.time_us += 3
         if self.is_on:
             entry = {"action": action, "addr": address, "size": size, "time_us": self.time_us}
-            self.entries.append({**entry, "frames": self._frames(stack)})
+            self.entries.append({**entry, "frames": _frames(stack)})
             del self.entries[: -(self.max_entries or len(self.entries))]
-
-    def _frames(self, stack):
-        frames = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
-        return self._stacks.setdefault(stack, frames)
 
     def mark(self, name, stage):
         self.time_us += 3
@@ -117,7 +106,7 @@ class Allocator:
             {
                 "address": address, "size": block["held"], "requested_size": block["size"],
                 "state": "active_pending_free" if block.get("waits") else "active_allocated",
-                **({} if block["stack"] is None else {"frames": self._frames(block["stack"])}),
+                **({} if block["stack"] is None else {"frames": _frames(block["stack"])}),
             }
             for address, block in self.live.items()
         ]  # fmt: skip
@@ -157,12 +146,11 @@ PEAK = {
 }  # fmt: skip
 
 
-@dataclass
 class Step:
     """A planted history, and what the notes say."""
 
-    memory: Allocator
-    moments: list[list[Any]] = field(default_factory=list)
+    def __init__(self, memory):
+        self.memory, self.moments = memory, []
 
     def note(self, blocks):
         with self.memory.range(f"lmbench.memory:{len(self.moments)}"):
