@@ -6,13 +6,14 @@ resident size.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
 from collections import deque
 
 import psutil
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import (
     MeasurementSession,
@@ -26,14 +27,13 @@ from lmbench.callbacks.phase_timer import FLUSH_STEPS
 from lmbench.instruments.schedule import Schedule
 from lmbench.records.vocabulary import Stage
 
-from conftest import QUIET
+from conftest import quiet_trainer
 
 # What a process's resident size does by itself: the allocator's arenas, pages of libraries touched late.
 TOLERANCE_BYTES = 2 * 2**20
 # An object kept a step is a block a step at least; steps that wait for their flush are a few dozen in all. torch 2.13's
 # own `zero_grad` leaves one of 48 bytes, in its mark for the profiler.
 MOST_BLOCKS = 1.5
-WARMUP_STEPS = 5
 
 
 class Nothing(LightningModule):
@@ -50,35 +50,17 @@ class Nothing(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
-class Endless:
-    def __iter__(self):
-        batch = torch.ones(())
-        while True:
-            yield batch
-
-
 class Growth(Callback):
     """Looks at this process after every step of the window, without keeping an object for it."""
 
     def __init__(self, session, steps):
-        self._session, self._steps = session, steps
-        self._blocks, self._resident_bytes = (array("q", bytes(8 * steps)) for _ in range(2))
-        self._process = psutil.Process()
+        self._session, self._process = session, psutil.Process()
+        self.blocks, self.resident_bytes = (array("q", bytes(8 * steps)) for _ in range(2))
 
     def on_train_batch_end(self, *_):
         if self._session.stage is Stage.WINDOW:
-            self._blocks[self._session.window_steps] = sys.getallocatedblocks()
-            self._resident_bytes[self._session.window_steps] = self._process.memory_info().rss
-
-    def assert_none(self):
-        """From a fifth of the run on, after every buffer and ring is full, both stay."""
-        settled = self._steps // 5
-        # The lowest of some: records wait for their flush.
-        parts = self._blocks[settled : settled + FLUSH_STEPS + 10], self._blocks[-FLUSH_STEPS - 10 :]
-        first, last = map(min, parts)
-        assert (last - first) / (self._steps - settled) < MOST_BLOCKS, f"{last - first} blocks in {self._steps} steps"
-        growth = max(self._resident_bytes[settled:]) - self._resident_bytes[settled]
-        assert growth < TOLERANCE_BYTES, f"{growth / 2**20:.1f} MiB in the last four fifths of {self._steps} steps"
+            self.blocks[self._session.window_steps] = sys.getallocatedblocks()
+            self.resident_bytes[self._session.window_steps] = self._process.memory_info().rss
 
 
 def test_a_training_with_collection_off_needs_no_more_memory(tmp_path):
@@ -88,9 +70,15 @@ def test_a_training_with_collection_off_needs_no_more_memory(tmp_path):
     # Its own ring would take 10 000 steps to fill.
     timer.records = deque(maxlen=100)
     # A window that was asked for: in one that has no end but training's, garbage is left to its collector.
-    session = MeasurementSession(Schedule(WARMUP_STEPS, steps=steps))
+    session = MeasurementSession(Schedule(warmup_steps=5, steps=steps))
     growth = Growth(session, steps)
-    callbacks = [growth, timer, MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session]
-    Trainer(callbacks=callbacks, **QUIET).fit(Nothing(), Endless())
+    trainer = quiet_trainer(growth, timer, MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session)
+    trainer.fit(Nothing(), itertools.repeat(torch.ones(())))
     assert (recorder.run.outcome, len((recorder.folder.path / "steps.jsonl").read_bytes().splitlines())) == ("ok", 1505)
-    growth.assert_none()
+    # From a fifth of the run on, after every buffer and ring is full, both stay. The lowest of some: records wait for
+    # their flush.
+    settled, some = steps // 5, FLUSH_STEPS + 10
+    blocks = min(growth.blocks[-some:]) - min(growth.blocks[settled : settled + some])
+    assert blocks / (steps - settled) < MOST_BLOCKS, f"{blocks} blocks in {steps} steps"
+    resident_bytes = max(growth.resident_bytes[settled:]) - growth.resident_bytes[settled]
+    assert resident_bytes < TOLERANCE_BYTES, f"{resident_bytes / 2**20:.1f} MiB in four fifths of {steps} steps"
