@@ -168,7 +168,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("answer", text) for text in answers),
             *(Line("WARN", text) for text, is_shared in warnings.items() if is_shared),
             Line("cells", _tally(shown)),
-            *(Line("measured", line) for line in sorted(environments)[:_MOST_NAMED]),
+            *(Line("measured", line) for line in _first(sorted(environments))),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=charts,
@@ -202,14 +202,16 @@ def _failures(frame: Frame) -> Iterator[str]:
                 reason = ": ".join(filter(None, [outcome_label(run), _reason(run)]))
                 ends[reason].append((frame.in_words(cell, names), run.run_id))
     for reason, runs in ends.items():
-        cells, run_ids = (_some(list(dict.fromkeys(filter(None, texts)))) for texts in zip(*runs, strict=True))
+        cells, run_ids = (
+            "; ".join(_first(list(dict.fromkeys(filter(None, texts))))) for texts in zip(*runs, strict=True)
+        )
         yield ": ".join(filter(None, [cells, f"{reason} ({run_ids})"]))
 
 
-def _some(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> list[str]:
     """All of a few names, of many the first ones and how many more there are."""
     more = len(names) - _MOST_NAMED
-    return "; ".join([*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+    return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _reason(run: Run) -> str:
