@@ -166,8 +166,7 @@ class PhaseTimer(Observer):
             records = [self._record(spans) for spans in steps]
             self.records.extend(records)
             if records:
-                for observer in self.session.observers:
-                    observer.steps_recorded(records)
+                self.session.tell("steps_recorded", records)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _record(self, spans: StepSpans) -> StepRecord:

@@ -312,8 +312,7 @@ class RunRecorder(Observer):
                     small = {n: v for n, v in fields.items() if not isinstance(v, Struct) or n in ("error", "wandb")}
                     self.folder.write_run(RunRecord(**{**small, "guards": []}))
             if is_first and self._session is not None:
-                for observer in self._session.observers:
-                    observer.run_recorded(self.run)
+                self._session.tell("run_recorded", self.run)
 
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""

@@ -154,8 +154,12 @@ class MeasurementSession(LeanCallback):
                 # After a device error, say, nothing can be read any more; the others shall still leave their facts.
                 exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
         reach("stepped")
+        self.tell("run_ended", exception)
+
+    def tell(self, event: str, *facts: Any) -> None:
+        """Call every observer's method of that name."""
         for observer in self.observers:
-            observer.run_ended(exception)
+            getattr(observer, event)(*facts)
 
     def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
         """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.
@@ -238,8 +242,7 @@ class MeasurementSession(LeanCallback):
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        for batch_ended in self._batch_ended:
-            batch_ended(outputs, batch)
+        self.tell("batch_ended", outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
             self._optimizer_steps_seen = trainer.global_step
@@ -255,21 +258,11 @@ class MeasurementSession(LeanCallback):
         if trainer.loggers:
             # After all others, so that what it hands on is complete.
             self.observers.append(LoggerSink(trainer))
-        # Every batch or step asks for these; those who have nothing to say are not asked.
-        self._batch_ended, self._step_ended, self._between_steps = map(
-            self._own_methods, ("batch_ended", "step_ended", "between_steps")
-        )
-        for observer in self.observers:
-            observer.run_started()
+        self.tell("run_started")
         # The first batch is fetched next.
         reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
-
-    def _own_methods(self, name: str) -> list[Callable[..., None]]:
-        """The observers' methods of that name, of those whose class has one of its own."""
-        inherited = getattr(Observer, name)
-        return [getattr(o, name) for o in self.observers if getattr(type(o), name) is not inherited]
 
     def _end_step(self, trainer: Trainer) -> None:
         stage, kind = self.stage, self.probe_kind
@@ -281,15 +274,13 @@ class MeasurementSession(LeanCallback):
             self.window_steps += 1
             if self.window_steps == 1:
                 self._bypass.close()
-        for step_ended in self._step_ended:
-            step_ended(stage, kind)
+        self.tell("step_ended", stage, kind)
         self.step = StepRecord(micro_batches=0)
         if self.steps_done == 1:
             reach("first_step")
         self._advance(trainer)
         if self.stage is stage:
-            for between_steps in self._between_steps:
-                between_steps()
+            self.tell("between_steps")
 
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
@@ -327,14 +318,12 @@ class MeasurementSession(LeanCallback):
             step_s = (time.perf_counter_ns() - self._last_warmup_step_began_ns) * 1e-9
             steps = max(self.schedule.steps or 1, math.ceil(self.schedule.min_window_s / step_s))
             self._agreed_steps = trainer.strategy.broadcast(steps)
-        for observer in self.observers:
-            observer.before_window()
+        self.tell("before_window")
         if self._agreed_steps is not None:
             trainer.strategy.barrier()
         synchronize(self.device)
         self.stage = Stage.WINDOW
-        for observer in self.observers:
-            observer.window_opened()
+        self.tell("window_opened")
         reach("window_opened")
         self.run.window.first_step = self.steps_done
         self._window_start_ns = time.perf_counter_ns()
@@ -345,8 +334,7 @@ class MeasurementSession(LeanCallback):
         self._tail_s = next((s for o in self.observers if (s := o.since_step_s()) is not None), 0.0)
         self.run.window.steps = self.window_steps
         self.stage = Stage.DONE
-        for observer in self.observers:
-            observer.window_closed()
+        self.tell("window_closed")
         reach("window_closed")
 
     def _next_probe(self, trainer: Trainer) -> None:
@@ -360,13 +348,7 @@ class MeasurementSession(LeanCallback):
                 return
         following = self._plan.pop(0) if self._plan else None
         if following is not self.probe_kind:
-            if self.probe_kind is not None:
-                for observer in self.observers:
-                    observer.probe_ended(self.probe_kind)
-            self.probe_kind = following
-            if following is not None:
-                for observer in self.observers:
-                    observer.probe_begins(following)
+            self._look_at(following)
         if following is None:
             if self.run.probe.is_complete is not None:
                 self.run.probe.is_complete = True
@@ -374,14 +356,19 @@ class MeasurementSession(LeanCallback):
             self.stop_requested = True
             trainer.should_stop = True
 
+    def _look_at(self, kind: ProbeKind | None) -> None:
+        """End the probe steps that run, and begin others."""
+        if self.probe_kind is not None:
+            self.tell("probe_ended", self.probe_kind)
+        self.probe_kind = kind
+        if kind is not None:
+            self.tell("probe_begins", kind)
+
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
             self._close_window()
             # Since the last step the epoch ended, with whatever validation or checkpoint that brought.
             self.raw_wall_s = (self.raw_wall_s or 0.0) - self._tail_s
-        if self.probe_kind is not None:
-            # Training ended by itself before the probes did.
-            for observer in self.observers:
-                observer.probe_ended(self.probe_kind)
-            self.probe_kind = None
+        # Training may have ended by itself before the probes did.
+        self._look_at(None)
         self._end_run(None)
