@@ -81,7 +81,8 @@ class Work:
         """Each kernel of a phase, the longest first: the columns of `by`, `name`, `kind`, `short_name`, `mean_s`, the
         `part` with most of its time, the number of its other parts, `more`, and all `parts` with their s in words."""
         pieces = self.by("name", "short_name", "kind", "part", phase=phase)
-        words = pieces.part + " " + pieces.kernel_s.map("{:.9g}".format)
+        # A column of texts and one of numbers that is empty cannot be added.
+        words = [f"{part} {kernel_s:.9g}" for part, kernel_s in zip(pieces.part, pieces.kernel_s, strict=True)]
         grouped = pieces.assign(words=words).groupby(["name", "short_name", "kind"], sort=False)
         rows = grouped.agg(
             part=("part", "first"),
