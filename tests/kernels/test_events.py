@@ -86,7 +86,7 @@ PROCESSES.events[-1]["pid"] = 1
         (small(cat="xpu_runtime"), "has events of xpu_runtime, which are not read"),
         (NOTES, "compiled_graphs"),
         (PROCESSES, "holds 2 processes"),
-        (gzip.compress(b" " * (1 << 26)), "holds more than 4 MiB, which is the most that is read"),
+        (gzip.compress(b" " * (1 << 26), mtime=0), "holds more than 4 MiB, which is the most that is read"),
     ],
     ids=lambda value: str(value)[:24],
 )
