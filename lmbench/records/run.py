@@ -331,7 +331,7 @@ class RunRecord(Struct):
         config: config. The full resolved configuration.
         rank: rank. Rank of the process that measured.
         world_size: ranks. Number of processes that trained together.
-        ranks: of each rank. Rank, host, GPU, steps, tokens, mean step and phases, peaks and energy of each of several ranks.
+        per_rank: of each rank. Rank, host, GPU, steps, tokens, mean step and phases, peaks and energy of each of several ranks.
         repairs: repairs. What of Lightning was changed for this run, each with its reason.
         wandb: W&B. How W&B files the run (mode, project, entity, group, tags), and whether the result goes along (artifact).
         guards: guards. Checks of the measurement: name, status, value, limit, unit, message, advice.
@@ -365,7 +365,7 @@ class RunRecord(Struct):
     config: dict[str, Any] | None = None
     rank: Index = None
     world_size: Count = None
-    ranks: list[RankRecord] | None = None
+    per_rank: list[RankRecord] | None = None
     repairs: list[str] | None = None
     wandb: WandbFiling | None = None
     guards: list[Guard] = []

@@ -65,7 +65,7 @@ def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
 
 def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
     """Let a run be that of all ranks: their tokens together, and the memory of the one that took most."""
-    run.ranks = ranks
+    run.per_rank = ranks
     for facts, name, join in (
         (run.window, "tokens", sum),
         (run.memory, "run_peak_allocated_bytes", max),

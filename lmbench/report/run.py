@@ -142,7 +142,7 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
 
 def rank_tables(run: RunRecord) -> list[Table]:
     """Of several ranks each one's mean step and phases, and how far these are apart."""
-    ranks = run.ranks or []
+    ranks = run.per_rank or []
     spans = [span for span in (*PHASES, SPANS[0]) if any(span in rank.mean_s for rank in ranks)]
     rows: list[list[Any]] = [
         [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes] for rank in ranks

@@ -110,7 +110,7 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses
     # Asked for by time; the ranks agreed on a number.
     assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
     assert record.window.steps >= 8
-    assert [(rank.rank, rank.steps) for rank in record.ranks] == [(0, record.window.steps), (1, record.window.steps)]
+    assert [(rank.rank, rank.steps) for rank in record.per_rank] == [(0, record.window.steps), (1, record.window.steps)]
     # Two ranks, batches of two sequences of 16 tokens.
     assert record.window.tokens == record.window.steps * record.window.micro_batches * 2 * 2 * 16
     assert {guard.name: guard.status for guard in record.guards}["window_identity"] == "pass"
@@ -122,11 +122,14 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     code, run = fit(f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp")
-    first, second = (rank.mean_s for rank in run.record.ranks)
+    first, second = (rank.mean_s for rank in run.record.per_rank)
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     capsys.readouterr()
     assert main(["show", str(run.path)]) == 0
     assert "mean of each rank in ms" in capsys.readouterr().out
+    # The number of ranks is a fact, by which a comparison picks its sides.
+    assert main(["list", "--where=ranks=2", "--json"]) == 0
+    assert main(["list", "--where=ranks=1"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -210,4 +213,4 @@ def test_torchrun_starts_the_ranks_and_one_result_is_printed(tmp_path):
     assert done.returncode == 0, done.stderr
     (run,) = lmbench.load("results")
     assert done.stdout.split() == [str(run.path)]
-    assert (len(run.record.ranks), (run.path / "rank1" / "run.json").is_file()) == (2, True)
+    assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
