@@ -79,6 +79,7 @@ class RunRecorder(Observer):
         profiler = trainer.profiler  # type: ignore[attr-defined]
         run = self.session.run
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
+        run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
         run.is_profiled = type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler
         run.repairs = list(getattr(trainer, "repairs", []))

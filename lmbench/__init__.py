@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lmbench.callbacks.kernel_profiler import KernelProfiler as KernelProfiler
     from lmbench.errors import UsageError as UsageError
     from lmbench.fit.in_process import measure as measure
+    from lmbench.fit.model_parallel import ModelParallel as ModelParallel
     from lmbench.model.attention_layer import AttentionLayer as AttentionLayer
     from lmbench.model.hugging_face import HuggingFace as HuggingFace
     from lmbench.runs import Run as Run
@@ -27,6 +28,7 @@ _FOUND_IN = {
     "AttentionLayer": "lmbench.model.attention_layer",
     "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_profiler",
+    "ModelParallel": "lmbench.fit.model_parallel",
     "Run": "lmbench.runs",
     "UsageError": "lmbench.errors",
     "load": "lmbench.runs",

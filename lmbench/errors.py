@@ -96,3 +96,10 @@ def check_at_least(limit: int, **values: float) -> None:
     for name, value in values.items():
         if value < limit:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
+
+
+def check_divides(devices: int, **values: int) -> None:
+    """Raises UsageError for the first value that so many devices cannot share, by its name."""
+    for name, value in values.items():
+        if value % devices:
+            raise UsageError(f"{name} is {value}, which {devices} devices cannot share; split over fewer")

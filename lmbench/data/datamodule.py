@@ -158,10 +158,16 @@ class TokenData(LightningDataModule):
         return self._loader(held_out=True)
 
     def _loader(self, held_out: bool) -> Iterable[TokenBatch]:
-        """The batches of the Trainer's rank for its device, without a Trainer those of the CPU."""
+        """The batches of the Trainer's rank for its device, without a Trainer those of the CPU.
+
+        Ranks that compute a batch together have the same.
+        """
         device, rank = torch.device("cpu"), 0
         if self.trainer is not None:
-            device, rank = self.trainer.strategy.root_device, self.trainer.global_rank
+            device, rank = (
+                self.trainer.strategy.root_device,
+                (self.trainer.distributed_sampler_kwargs or {}).get("rank", 0),
+            )
         source = self.vocab_size if self.source == "random" else self._text_part(held_out)
         dataset: IterableDataset[TokenBatch] = DrawnBatches(
             source, self.batch_size, self.context_length, (self.seed, rank, int(held_out))

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least
-from lmbench.fit import fsdp2  # noqa: F401 (registers its strategy)
+from lmbench.fit import model_parallel  # noqa: F401 (registers its strategies)
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.launcher import check_launcher
 from lmbench.precision import PRECISIONS, find_precision

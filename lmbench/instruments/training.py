@@ -85,6 +85,9 @@ class MovementSample:
         """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
         for name, parameter in parameters.items():
             if name not in self.rows and parameter.grad is not None:
+                if isinstance(parameter.grad, DTensor) and not parameter.grad.to_local().any():
+                    # What this rank has of it may well rest: rows of an embedding that no token took.
+                    continue
                 # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
                 peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
                 row = int(peaks.argmax())
@@ -92,6 +95,8 @@ class MovementSample:
 
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A matrix, of a tensor that several ranks share this rank's part."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
 
 

@@ -269,7 +269,7 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float) -> None:
         super().__init__()
         width, std = shape.d_model, shape.d_model**-0.5
-        self.num_heads = shape.num_heads
+        self.head_dim = shape.head_dim
         self.q, self.k, self.v = (Projection(width, width, std) for _ in "qkv")
         self.rope = RotaryEmbedding()
         self.core = kind.core(shape.head_dim, True)
@@ -282,5 +282,5 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Any:
-        """``batch seq embed`` -> ``batch heads seq head_dim``."""
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        """``batch seq embed`` -> ``batch heads seq head_dim``, of the heads that this device has."""
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)

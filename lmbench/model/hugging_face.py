@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmbench.errors import UsageError, unknown
+from lmbench.errors import UsageError, check_divides, unknown
 from lmbench.model.optimizers import choose_optimizer
 
 CHECKPOINTS = ("none", "block")
@@ -141,6 +141,20 @@ class HuggingFace(LightningModule):
     def tokens_per_batch(self, batch: Any) -> int:
         """Tokens that one batch trains on, padding included."""
         return int((batch["input_ids"] if isinstance(batch, Mapping) else batch[0]).numel())
+
+    def tensor_parallel_plan(self, size: int) -> dict[str, str]:
+        """What is split over `size` devices, as transformers' plan for the model says.
+
+        Raises:
+            UsageError: transformers has no plan for it, or the size does not divide its heads and widths.
+        """
+        text = self.config.get_text_config()
+        names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        check_divides(size, **{name: value for name in names if (value := getattr(text, name, None))})
+        plan = getattr(text, "base_model_tp_plan", None)
+        if not plan:
+            raise UsageError(f"transformers has no tensor-parallel plan for {text.model_type}")
+        return {f"network.{self.network.base_model_prefix}.{name}": style for name, style in plan.items()}
 
     def compile_targets(self) -> list[nn.Module]:
         """What ``--trainer.compile`` compiles."""

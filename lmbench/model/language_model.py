@@ -9,11 +9,12 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmbench.errors import check_at_least, unknown
+from lmbench.errors import check_at_least, check_divides, unknown
 from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
 from lmbench.model.checkpointing import CHECKPOINTS, recomputed_flops
+from lmbench.model.layers import split_blocks
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.records.run import AttentionCheck
@@ -137,6 +138,15 @@ class LanguageModel(LightningModule):
             # One that was trained before in this process is not.
             "is_fresh": self._is_fresh,
         }
+
+    def tensor_parallel_plan(self, size: int) -> dict[str, str]:
+        """What is split over `size` devices: each block's heads, and the width of its feed-forward layer.
+
+        Raises:
+            UsageError: it does not divide them.
+        """
+        check_divides(size, num_heads=self.shape.num_heads, d_ff=self.shape.d_ff)
+        return split_blocks("network.blocks.*", attention="q k v output", ffn="gate up down")
 
     def compile_targets(self) -> list[torch.nn.Module]:
         """What ``--trainer.compile`` compiles: the network with its loss, as one region."""

@@ -9,6 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+def split_blocks(blocks: str, **layers: str) -> dict[str, str]:
+    """How the linear layers of alike blocks are split over devices: of each layer all by columns, but the last by rows,
+    so that one sum over devices follows (Shoeybi et al. 2019)."""
+    plan = dict[str, str]()
+    for layer, names in layers.items():
+        *first, last = (f"{blocks}.{layer}.{name}" for name in names.split())
+        plan |= {**dict.fromkeys(first, "colwise"), last: "rowwise"}
+    return plan
+
+
 class Projection(nn.Linear):
     """A linear map without bias, its weights drawn from a normal distribution of the given deviation.
 

@@ -187,7 +187,7 @@ class Data(Struct):
 
     Attributes:
         name: data. Class of the data module.
-        batch_size: batch. Sequences in a micro-batch of one rank.
+        batch_size: batch. Sequences in a micro-batch of one rank, or of the ranks that compute one together.
         context_length: context. Tokens in a sequence.
         source: source. `random` or `text`.
         described: more. What else the data module says of itself by `describe()`.
@@ -331,6 +331,7 @@ class RunRecord(Struct):
         config: config. The full resolved configuration.
         rank: rank. Rank of the process that measured.
         world_size: ranks. Number of processes that trained together.
+        data_parallel_size: batches at once. Number of ranks, or of groups of ranks that compute a batch together, that each train on batches of their own.
         per_rank: of each rank. Rank, host, GPU, steps, tokens, mean step and phases, peaks and energy of each of several ranks.
         repairs: repairs. What of Lightning was changed for this run, each with its reason.
         wandb: W&B. How W&B files the run (mode, project, entity, group, tags), and whether the result goes along (artifact).
@@ -365,6 +366,7 @@ class RunRecord(Struct):
     config: dict[str, Any] | None = None
     rank: Index = None
     world_size: Count = None
+    data_parallel_size: Count = None
     per_rank: list[RankRecord] | None = None
     repairs: list[str] | None = None
     wandb: WandbFiling | None = None

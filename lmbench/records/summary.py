@@ -74,6 +74,9 @@ def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
     ):
         values = [getattr(rank, name) for rank in ranks]
         setattr(facts, name, None if None in values else join(values))
+    if run.window.tokens is not None and run.data_parallel_size is not None:
+        # Ranks that compute a batch together have all counted it.
+        run.window.tokens = run.window.tokens * run.data_parallel_size // len(ranks)
 
 
 def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:

@@ -131,6 +131,9 @@ def be_lmbench(words: list[str]) -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        # Before lmbench itself listened.
+        code = 130
     except BaseException:
         code = 1
         traceback.print_exc()

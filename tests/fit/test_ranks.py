@@ -24,7 +24,7 @@ WORDS = [
     "--measure.min_window_s=0", "--measure.run_id=run", "--quiet",
 ]  # fmt: skip
 TINY = [
-    "--model={d_model: 32, d_ff: 64, num_layers: 6, num_heads: 2, vocab_size: 101}",
+    "--model={d_model: 32, d_ff: 64, num_layers: 2, num_heads: 2, vocab_size: 101}",
     "--data={batch_size: 2, context_length: 16}",
 ]
 
@@ -82,42 +82,45 @@ def steps_of(path):
     return [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
 
 
-STRATEGIES = {
-    "ddp": [],
-    "fsdp2": [],
-    "ddp, accumulation and clipping": ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"],
-    "fsdp2, accumulation and clipping": ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"],
-}
+CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
+BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
+#: How many batches are trained on at once, by how many ranks, and the words for it.
+STRATEGIES = [
+    (1, 1, ["--trainer.devices=1"]),
+    (1, 2, ["--trainer.strategy=tensor_parallel"]),
+    (2, 2, ["--trainer.strategy=ddp"]),
+    (2, 2, ["--trainer.strategy=fsdp2"]),
+    (2, 4, BOTH),
+    (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
+    (2, 2, ["--trainer.strategy=fsdp2", *CLIPPED]),
+    (2, 4, [*BOTH, *CLIPPED]),
+]
 
 
 @pytest.fixture(scope="module")
-def last_losses():
+def first_figures():
     return {}
 
 
-@pytest.mark.parametrize("case", STRATEGIES)
-def test_each_strategy_measures_every_rank_and_trains_the_same(case, last_losses):
-    words = STRATEGIES[case]
-    asked = [
-        f"--trainer.strategy={case.partition(',')[0]}",
-        "--measure.min_window_s=0.2",
-        "--measure.gradient_norm=true",
-    ]
-    code, run = fit(*TINY, *asked, *words)
-    record = run.record
-    assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", 2, 1 + bool(words))
-    ranks = [steps_of(run.path), steps_of(run.path / "rank1")]
+@pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
+def test_each_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
+    code, run = fit(*TINY, "--measure.min_window_s=0.2", "--measure.gradient_norm=true", *words)
+    record, is_clipped = run.record, words[-2:] == CLIPPED
+    assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
+    ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
     # Asked for by time; the ranks agreed on a number.
     assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
     assert record.window.steps >= 8
-    assert [(rank.rank, rank.steps) for rank in record.per_rank] == [(0, record.window.steps), (1, record.window.steps)]
-    # Two ranks, batches of two sequences of 16 tokens.
-    assert record.window.tokens == record.window.steps * record.window.micro_batches * 2 * 2 * 16
+    assert [(rank.rank, rank.steps) for rank in record.per_rank or []] == [
+        (rank, record.window.steps) for rank in range(count) if count > 1
+    ]
+    # Each batch has two sequences of 16 tokens.
+    assert record.window.tokens == record.window.steps * record.window.micro_batches * batches * 2 * 16
     assert {guard.name: guard.status for guard in record.guards}["window_identity"] == "pass"
-    assert ranks[0][0]["loss"] != ranks[1][0]["loss"]
+    assert len({steps[0]["loss"] for steps in ranks}) == batches
     figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
-    assert figures == pytest.approx(last_losses.setdefault(bool(words), figures), rel=1e-4)
-    assert [step["gradient_norm"] for step in ranks[1][:8]] == figures[1::2]
+    assert figures == pytest.approx(first_figures.setdefault((batches, is_clipped), figures), rel=1e-4)
+    assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
@@ -159,11 +162,23 @@ def test_a_module_that_cannot_be_built_is_one_message(capfd):
     ("words", "message"),
     [
         (["--trainer.strategy=ddp_spawn"], "trainer.strategy"),
+        (
+            [*TINY, "--trainer.strategy=tensor_parallel", "--trainer.devices=3"],
+            "num_heads is 2, which 3 devices cannot share",
+        ),
+        (
+            ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=3"],
+            "does not divide 2 devices",
+        ),
+        (
+            [f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=tensor_parallel"],
+            "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
+        ),
         (["--trainer.num_nodes=2"], "trainer.num_nodes is 2, and no launcher started this process"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(words, message, capsys):
-    assert main(["fit", *WORDS, *TINY, *words]) == 2
+    assert main(["fit", *WORDS, *words]) == 2
     error = capsys.readouterr().err
     assert (message in error, error.count("\n")) == (True, 1)
 
