@@ -8,10 +8,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lmbench.callbacks.observer import Observer
-from lmbench.dtypes.notes import DTYPES_FILE, write_notes
+from lmbench.dtypes.notes import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.training import loss_scaler
+from lmbench.records.codec import indented_json
 from lmbench.records.instruments import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
@@ -74,7 +75,7 @@ class DtypeRecorder(Observer):
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         try:
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
-            write_notes(notes, self.session.folder)
+            (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except OSError as error:
             record.reason = f"{DTYPES_FILE} could not be written: {error.strerror or error}"
         except Exception as fault:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmbench.errors import UsageError
-from lmbench.instruments.environment import capture_environment
 from lmbench.model.layers import NextTokenLoss, RMSNorm
 from lmbench.progress import progress
 from lmbench.reference.published import Accumulation, load_accumulations
@@ -79,17 +78,18 @@ def overflows_from(form: Form, dtype: torch.dtype, width: int, device: torch.dev
     position, value = ROWS[form.row]
     row = torch.full((width,), -1.0, dtype=dtype, device=device)
     row[position] = value
+    bits = DTYPES[dtype]
 
-    def number(bits: int) -> Tensor:
-        return torch.tensor(bits, dtype=DTYPES[dtype], device=device).view(dtype)
+    def number(pattern: int) -> Tensor:
+        return torch.tensor(pattern, dtype=bits, device=device).view(dtype)
 
-    def fails(bits: int) -> bool:
-        scaled = number(bits) * row
+    def fails(pattern: int) -> bool:
+        scaled = number(pattern) * row
         result, truth = form.compute(scaled).double(), _TRUTHS[form.operator](scaled.double())
         return bool(((result == 0) | ~result.isfinite())[truth.isfinite() & (truth != 0)].any())
 
     limits = torch.finfo(dtype)
-    smallest, largest = torch.tensor([limits.tiny, limits.max], dtype=dtype).view(DTYPES[dtype]).tolist()
+    smallest, largest = torch.tensor([limits.tiny, limits.max], dtype=dtype).view(bits).tolist()
     first = smallest + bisect_left(range(smallest, largest + 1), True, key=fails)
     return None if first > largest else number(first).item()
 
@@ -106,35 +106,30 @@ def run_loop(loop: Accumulation, device: torch.device) -> float:
 def published_sums(device: torch.device) -> Table:
     """A row for each published loop: its sum here, by `torch.sum`, and as printed; `equal` where the sum here, rounded
     to the printed decimals, is what was printed."""
-    loops: dict[str, list[Accumulation]] = {}
-    for loop in load_accumulations():
-        cast = ".float()" if loop.is_cast else ""
-        loops.setdefault(f"{loop.accumulator} += {loop.addend_dtype}{cast}", []).append(loop)
     rows: list[list[Value]] = []
-    for label, published in sorted(loops.items()):
-        loop = published[0]
+    for loop in (loops := load_accumulations()):
         total = run_loop(loop, device)
         addends = torch.full((loop.n,), loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)
         plain_sum = addends.sum(dtype=getattr(torch, loop.accumulator)).item()
-        figures = list(dict.fromkeys(write_up.result for write_up in published))
-        rounded = [f"{total:.{len(figure.partition('.')[2])}f}" for figure in figures]
-        agreement = "equal" if rounded == figures else f"{', '.join(rounded)} here"
-        rows.append([label, total, plain_sum, ", ".join(figures), agreement])
+        decimals = [len(result.partition(".")[2]) for result in loop.results.split(", ")]
+        agreement = "equal" if loop.results == ", ".join(f"{total:.{count}f}" for count in decimals) else "differs"
+        addend = f"{loop.addend_dtype}{'.float()' if loop.is_cast else ''}"
+        rows.append([f"{loop.accumulator} += {addend}", total, plain_sum, loop.results, agreement])
     unit = Unit("", 1.0, "{:.8g}".format)
     columns = [
-        Column("total += addend"), Column("loop", unit, "loop"), Column("torch.sum", unit, "torch_sum"),
-        Column("published"), Column("agreement"),
+        Column("total += addend"), Column("loop", unit), Column("torch.sum", unit), Column("published"),
+        Column("agreement"),
     ]  # fmt: skip
-    sources = ", ".join(sorted({loop.source for published in loops.values() for loop in published}))
-    caption = f"{loop.n:,} x {loop.addend:g}, run here; as printed by write-ups {sources} (lmbench/reference/README.md)"
-    return Table("sums", "Published sums", columns, rows, caption)
+    # The first of them is in every write-up.
+    loop = loops[0]
+    caption = f"{loop.n:,} x {loop.addend:g}, run here; as printed by write-ups {loop.sources}"
+    return Table("sums", "Published sums", columns, rows, f"{caption} (lmbench/reference/README.md)")
 
 
 def overflow_table(width: int, device: torch.device) -> Table:
     """A row for each form: the x at which it begins to fail, by dtype."""
-    unit = Unit("", 1.0, "{:.4g}".format)
     columns = [Column("operator"), Column("form"), Column("x", name="input")]
-    columns += [Column(name, unit, name) for name in (str(dtype).removeprefix("torch.") for dtype in DTYPES)]
+    columns += [Column(str(dtype).removeprefix("torch."), Unit("", 1.0, "{:.4g}".format)) for dtype in DTYPES]
     with torch.inference_mode():
         rows = [[*form[:3], *(overflows_from(form, dtype, width, device) for dtype in DTYPES)] for form in FORMS]
     caption = f"the x from which on the result is 0 or not finite, - where it never is; rows of {width:,}, eps {EPS:g}"
@@ -153,20 +148,15 @@ def measure_numerics(device_name: str | None, width: int) -> Answer:
     if not 2 <= width <= MOST_WIDTH or width % 2:
         raise UsageError(f"--width is {width:,}; it must be an even number from 2 to {MOST_WIDTH:,}")
     device = torch.device(device_name or devices[0])
-    environment = capture_environment(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     with progress("numerics"):
         sums, overflows = published_sums(device), overflow_table(width, device)
-    half = next(row for row in sums.records() if row["total_addend"] == "float16 += float16")
-    failing = [
-        f"{row['operator']} ({row['form']}) from x = {row['float16']:.4g}"
-        for row in overflows.records()
-        if row["float16"] is not None
-    ]
-    name = environment.gpu.name or environment.host.cpu_model or "CPU"
+    _, loop_sum, plain_sum, *_ = sums.rows[0]
+    failing = [f"{operator} ({form}) from x = {x:.4g}" for operator, form, _, x, *_ in overflows.rows if x is not None]
     headline = [
-        Line("sums", f"1,000 x 0.01 is {half['loop']} by a loop in float16, and {half['torch_sum']:g} by torch.sum"),
+        Line("sums", f"1,000 x 0.01 is {loop_sum} by a loop in float16, and {plain_sum:g} by torch.sum"),
         Line("norms", f"in float16 {', '.join(failing)}; all others never"),
-        Line("device", f"{name}, torch {environment.versions.torch}"),
+        Line("device", f"{name}, torch {torch.__version__}"),
     ]
     advice = [
         Line("do", "norms: square and add in float32 (x.float()), as torch's and lmbench's do inside"),

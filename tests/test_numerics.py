@@ -52,7 +52,7 @@ def test_the_search_finds_the_very_number():
 def test_a_loop_adds_as_numpy_does(dtype, addend):
     with np.errstate(over="ignore"):
         totals = np.add.accumulate(np.full(1000, addend, dtype)).astype(float)
-    assert run_loop(Accumulation("", dtype, dtype, False, 1000, addend, ""), DEVICE) == totals[-1]
+    assert run_loop(Accumulation(dtype, dtype, False, 1000, addend), DEVICE) == totals[-1]
 
 
 def test_json_has_both_tables_and_the_published_sums_are_ours(capsys):

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +24,8 @@ from lmbench.report.units import COUNT
 _PUBLISHED_MODEL = "lmbench.model.toy.Toy"
 _PUBLISHED_OUTPUTS = {"fc1_output": "fc1", "relu_output": "relu", "layernorm_output": "ln", "fc2_output": "fc2"}
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+#: How many modules a line names.
+_MOST_NAMED = 5
 _DEVICES = {"cuda": "CUDA", "cpu": "a CPU"}
 
 
@@ -47,12 +48,9 @@ class DtypeRun:
     def tensor_rows(self) -> list[tuple[str, str, str, str]]:
         """Kind of tensor, dtypes, published dtype, reason; of the published model its modules' outputs too."""
         rows = [(each.name, tally(each.dtypes), each.reason) for each in self.record.tensors]
-        modules = {module.path: module for module in self.notes.modules if self.published}
-        rows += [
-            (name, returned(modules[path]), modules[path].reason)
-            for name, path in _PUBLISHED_OUTPUTS.items()
-            if path in modules
-        ]
+        names = {path: name for name, path in _PUBLISHED_OUTPUTS.items() if self.published}
+        modules = [module for module in self.notes.modules if module.path in names]
+        rows += [(names[module.path], returned(module), module.reason) for module in modules]
         return [(name.replace("_", " "), dtypes, self.published.get(name, ""), why) for name, dtypes, why in rows]
 
     def module_rows(self) -> list[tuple[str, int, NotedModule]]:
@@ -82,10 +80,9 @@ def examine(source: str) -> DtypeRun:
     if not is_run_folder(path):
         raise UsageError(f"{source!r} is no result; give the folder of a run recorded with --dtypes.record true")
     run = load_run(path, with_steps=False).record
-    record = run.dtypes
-    if record is None or record.notes_file is None:
-        reason = (record and record.reason) or "record them with `lmbench fit ... --dtypes.record true`"
-        raise UsageError(f"{source} has no dtypes: {reason}")
+    record = run.dtypes or DtypeRecord(reason="record them with `lmbench fit ... --dtypes.record true`")
+    if record.notes_file is None:
+        raise UsageError(f"{source} has no dtypes: {record.reason}")
     rows = load_dtypes() if run.model.name == _PUBLISHED_MODEL else ()
     published = {row.tensor: row.dtype for row in rows if row.autocast_dtype == record.autocast_dtype}
     return DtypeRun(path, run, record, read_notes(path), published)
@@ -94,46 +91,44 @@ def examine(source: str) -> DtypeRun:
 def dtypes_answer(runs: Sequence[DtypeRun]) -> Answer:
     """The tables of one run, or several runs side by side."""
     first, notes = runs[0], list[Line]()
+    record, tables = first.record, [_side_by_side(runs)]
     headline = [Line("model", ", ".join(dict.fromkeys(str(each.run.model.name) for each in runs)))]
     for run in runs:
         rows = [row for row in run.tensor_rows() if row[2]]
-        differing = [name for name, dtypes, published, _ in rows if dtypes != published]
-        where = "" if run.notes.device_type == "cuda" else "; the published runs had CUDA's autocast lists"
-        text = f"differs in {', '.join(differing)}{where}" if differing else f"agrees in all {len(rows)}"
+        differing = ", ".join(name for name, dtypes, published, _ in rows if dtypes != published)
+        text = f"differs in {differing}" if differing else f"agrees in all {len(rows)}"
+        if differing and run.notes.device_type != "cuda":
+            text += "; the published runs had CUDA's autocast lists"
         notes += [Line("published", text)] if rows else []
-    if len(runs) > 1:
-        tables = [_side_by_side(runs)]
-        notes += [Line("reasons", f"lmbench dtypes {each.path}", is_whole=True) for each in runs]
-    else:
-        lower, unused = first.record.autocast_dtype, first.record.unused_modules
-        autocast = f"autocast to {lower}" if lower else "no autocast"
+        if len(runs) > 1:
+            notes.append(Line("reasons", f"lmbench dtypes {run.path}", is_whole=True))
+    if len(runs) == 1:
+        autocast = f"autocast to {record.autocast_dtype}" if record.autocast_dtype else "no autocast"
         headline.append(Line("precision", f"{first.title}, {autocast}, torch {first.notes.torch}"))
-        if first.record.was_compiled:
+        if record.was_compiled:
             text = "noted in a step without compiled code; what a fused kernel keeps to itself may be wider"
             headline.append(Line("compiled", text))
+        if unused := record.unused_modules:
+            notes.append(Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MOST_NAMED])}"))
+        notes.append(Line("notes", str(first.path / str(record.notes_file)), is_whole=True))
         tables = [table for table in _tables(first) if table.rows]
-        if unused:
-            more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-            notes.insert(0, Line("never ran", f"{', '.join(unused[:5])}{more}"))
-        notes.append(Line("notes", str(first.path / str(first.record.notes_file)), is_whole=True))
     figures = [
         {
-            "run_id": each.run.run_id, "path": str(each.path), "model": each.run.model.name,
-            "precision": each.run.precision, "device_type": each.notes.device_type, "torch": each.notes.torch,
-            **msgspec.to_builtins(each.record), "published": each.published,
+            "path": str(run.path), "device_type": run.notes.device_type, **msgspec.to_builtins(run.record),
+            "published": run.published,
         }
-        for each in runs
+        for run in runs
     ]  # fmt: skip
     return Answer(headline, tables, list(dict.fromkeys(notes)), figures={"runs": figures})
 
 
-def _table(name: str, titles: Sequence[str], rows: Iterable[Sequence[Value]], caption: str) -> Table:
+def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str) -> Table:
     """A table of words, all of which may fold, and of the number `n`."""
-    looks: dict[str, dict[str, Any]] = {
-        "n": {"unit": COUNT, "name": "count"}, "class": {"narrowing": "shorten"},
-        "gradients": {"narrowing": "fold", "is_extra": True},
+    looks = {
+        "n": Column("n", COUNT, "count"), "class": Column("class", narrowing="shorten"),
+        "gradients": Column("gradients", narrowing="fold", is_extra=True),
     }  # fmt: skip
-    columns = [Column(title, **looks.get(title, {"narrowing": "fold"})) for title in titles]
+    columns = [looks.get(title, Column(title, narrowing="fold")) for title in titles.split()]
     return Table(name, name.capitalize(), columns, list(rows), caption)
 
 
@@ -145,6 +140,7 @@ def _tables(run: DtypeRun) -> list[Table]:
             calls[each.name, in_words(each.inputs), each.output, each.reason] += each.count
     # What autocast decides comes first, then what the code does, then what takes what it gets.
     ordered = sorted(calls, key=lambda call: (call[3].startswith(TAKES), not call[3].startswith("autocast")))
+    tensors = [row if run.published else (*row[:2], row[3]) for row in run.tensor_rows()]
     modules = [
         (
             path or "(the step)", count, module.class_name, tally(module.parameters) if module.parameters else "",
@@ -153,21 +149,14 @@ def _tables(run: DtypeRun) -> list[Table]:
         for path, count, module in run.module_rows()
         for call in module.calls or [NotedCall(0, [], [])]
     ]  # fmt: skip
+    operators = [(name, calls[name, given, gives, why], given, gives, why) for name, given, gives, why in ordered]
+    titles = "tensors dtype published why" if run.published else "tensors dtype why"
+    alike = "n modules are alike; each call with dtypes of its own has a row"
     return [
-        _table(
-            "tensors", ("tensors", "dtype", *(["published"] if run.published else []), "why"),
-            [row if run.published else (*row[:2], row[3]) for row in run.tensor_rows()],
-            "by dtype, with how many have it",
-        ),
-        _table(
-            "modules", ("module", "n", "class", "weights", "gets", "returns", "gradients", "why"), modules,
-            "n modules are alike; each call with dtypes of its own has a row",
-        ),
-        _table(
-            "operators", ("operator", "n", "given", "gives", "why"),
-            [(call[0], calls[call], *call[1:]) for call in ordered], "calls in the forward pass, without views",
-        ),
-    ]  # fmt: skip
+        _table("tensors", titles, tensors, "by dtype, with how many have it"),
+        _table("modules", "module n class weights gets returns gradients why", modules, alike),
+        _table("operators", "operator n given gives why", operators, "calls in the forward pass, without views"),
+    ]
 
 
 def _side_by_side(runs: Sequence[DtypeRun]) -> Table:

@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 
 from lmbench.errors import UsageError
-from lmbench.precision import find_precision
-from lmbench.records.codec import indented_json
+from lmbench.precision import PRECISIONS, find_precision
+from lmbench.records.codec import DamagedRecord, read_packed
 
 DTYPES_FILE = "dtypes.json"
 _LOWER, _FLOAT32, _WIDEST = (
@@ -45,6 +44,8 @@ _NAMES = {
 #: Autocast's lists by device and operator, of PyTorch 2.11: ATen/autocast_mode.h for CUDA, autocast_mode.cpp for a CPU.
 #: Functions that Python sees in one piece and that consist of listed operators (`cross_entropy`, `lstm`) are in them.
 LISTS = {(device, name): words for (device, words), names in _NAMES.items() for name in names.split()}
+#: What code casts with.
+CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16"])
 #: How many operators a module's reason names.
 _NAMED = 3
 NEVER_RAN = "never ran"
@@ -94,25 +95,18 @@ class DtypeNotes(Struct):
     modules: list[NotedModule] = field(default_factory=list)
 
 
-def write_notes(notes: DtypeNotes, folder: Path) -> None:
-    """Write the notes into a result folder. Raises OSError."""
-    (folder / DTYPES_FILE).write_bytes(indented_json(notes).encode())
-
-
 def read_notes(folder: Path) -> DtypeNotes:
     """Read the notes of a result folder.
 
     Raises:
         UsageError: there are none, or they cannot be read.
     """
-    path = folder / DTYPES_FILE
-    again = "record it again with --dtypes.record true"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=DtypeNotes)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; {again}") from None
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is damaged: {error}; {again}") from None
+        return read_packed(folder / DTYPES_FILE, DtypeNotes)
+    except DamagedRecord as error:
+        raise UsageError(
+            f"{folder / DTYPES_FILE} is damaged: {error}; record it again with --dtypes.record true"
+        ) from None
 
 
 def in_words(dtypes: Iterable[str]) -> str:
@@ -145,11 +139,12 @@ def operator_reason(
         under_autocast: whether autocast was on for this call.
         uses_autocast: whether it was on for any call of the step.
     """
-    listed = LISTS.get((device_type, name)) if uses_autocast else None
-    if listed is not None:
+    if name in CASTS:
+        return f"the code casts to {output}"
+    listed = LISTS.get((device_type, name))
+    if listed is not None and uses_autocast:
         return listed if under_autocast else "autocast was off for it: takes what it gets"
-    floating = {dtype for dtype in inputs if is_floating(dtype)}
-    return f"takes a mixture, gives {output}" if len(floating) > 1 else TAKES
+    return f"takes a mixture, gives {output}" if len(set(filter(is_floating, inputs))) > 1 else TAKES
 
 
 def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_gradients: bool, has_children: bool) -> str:
@@ -159,15 +154,10 @@ def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_grad
     if not operators:
         return "what its modules return" if has_children else "calls no operator"
     names: dict[str, dict[str, None]] = defaultdict(dict)
-    for operator in operators:
+    # What takes what it gets decides nothing.
+    for operator in [each for each in operators if each.reason != TAKES] or operators:
         names[operator.reason][operator.name] = None
-    if len(names) > 1:
-        # What takes what it gets decides nothing.
-        names.pop(TAKES, None)
-    return "; ".join(
-        f"{', '.join(list(alike)[:_NAMED])}{' and others' if len(alike) > _NAMED else ''}: {reason}"
-        for reason, alike in names.items()
-    )
+    return "; ".join(f"{', '.join(list(alike)[:_NAMED])}: {reason}" for reason, alike in names.items())
 
 
 def tensor_reasons(
@@ -181,31 +171,24 @@ def tensor_reasons(
         loss_scale: what the loss was multiplied by, None without a scaler.
         dtypes: by kind of tensor.
     """
-    meaning, parameters = find_precision(precision), dtypes["parameters"]
-    weights, is_mixed = (meaning.weights, meaning.is_mixed) if meaning is not None else (None, False)
-    # Lightning's plugin casts modules and batches themselves.
-    casts = weights not in (None, "float32") and not is_mixed
-    copies = "; autocast casts copies of them" if is_mixed else ""
-    is_alike = set(dtypes["gradients"]) <= set(parameters)
-    scaled = "" if loss_scale is None else f"; multiplied by the loss scale {loss_scale:g} until the optimizer's step"
-    has_floating = any(map(is_floating, dtypes["batch"]))
-    given = f"precision {precision} casts what is floating in it" if casts else "as the data gives it"
+    # A precision that a plugin made up is not known to cast.
+    meaning, parameters = find_precision(precision) or PRECISIONS["32-true"], dtypes["parameters"]
     reasons = {
-        "parameters": f"precision {precision} makes floating weights {weights}"
-        if casts
-        else f"precision {precision} leaves weights as they are made{copies}",
-        "buffers": f"precision {precision} casts floating ones" if casts else "as the module made them",
-        "batch": given if has_floating else "no floating tensor in it",
-        "gradients": ("a gradient has its parameter's dtype" if is_alike else "as autograd left them") + scaled,
+        "parameters": f"precision {precision} leaves weights as they are made",
+        "buffers": "as the module made them",
+        "batch": "as the data gives it",
+        "gradients": "a gradient has its parameter's dtype",
         "optimizer_state": "made like the parameters",
     }
-    if foreign := [dtype for dtype in parameters if weights and dtype != weights]:
-        reasons["parameters"] += f"; {', '.join(foreign)}: the module's own doing"
-    if foreign := [dtype for dtype in dtypes["optimizer_state"] if dtype not in parameters]:
-        reasons["optimizer_state"] += f"; {', '.join(foreign)}: the optimizer's own choice"
-    missing = {
-        "parameters": "the module has none",
-        "gradients": f"mode {mode} computes none" if mode in ("inference", "forward") else "there are none",
-        "optimizer_state": "no optimizer's step" if mode != "train_step" else "the optimizer holds none",
-    }
-    return {kind: reason if dtypes[kind] else missing.get(kind, reason) for kind, reason in reasons.items()}
+    if meaning.is_mixed:
+        reasons["parameters"] += "; autocast casts copies of them"
+    elif meaning.weights != "float32":
+        # Lightning's plugin casts modules and batches themselves.
+        reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts what is floating")
+    if loss_scale is not None:
+        reasons["gradients"] += f"; multiplied by the loss scale {loss_scale:g} until the optimizer's step"
+    usual: dict[str, Iterable[str]] = dict.fromkeys(("gradients", "optimizer_state"), parameters)
+    for kind, known in {"parameters": [meaning.weights], **usual}.items():
+        if others := ", ".join(dtype for dtype in dtypes[kind] if dtype not in known):
+            reasons[kind] += f"; {others}: the code's own choice"
+    return {kind: reason if dtypes[kind] else f"there are none in mode {mode}" for kind, reason in reasons.items()}

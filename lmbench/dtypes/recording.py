@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from lmbench.dtypes.notes import (
+    CASTS,
     NEVER_RAN,
     DtypeNotes,
     NotedCall,
@@ -29,7 +30,6 @@ from lmbench.records.instruments import DtypeRecord, NotedTensors
 
 #: Deeper than any batch or output is nested; what leads back into itself ends here.
 _MAX_DEPTH = 12
-_CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16"])
 _Dtypes = tuple[str, ...]
 
 
@@ -134,8 +134,8 @@ class StepDtypes(TorchFunctionMode):
         # Tensors without dimensions beside others do not decide what comes out.
         inputs = dtypes_in([tensor for tensor in tensors if tensor.ndim] or tensors)
         outputs = dtypes_in([tensor for tensor in tensors_in(result) if not tensor._is_view()])[:1]
-        inputs = inputs[:1] if name in _CASTS else inputs
-        if inputs and outputs and any(map(is_floating, inputs + outputs)) and (name not in _CASTS or inputs != outputs):
+        inputs = inputs[:1] if name in CASTS else inputs
+        if inputs and outputs and any(map(is_floating, inputs + outputs)) and (name not in CASTS or inputs != outputs):
             under_autocast = torch.is_autocast_enabled(self._device.type)
             if under_autocast:
                 self._autocast_dtype = name_of(torch.get_autocast_dtype(self._device.type))
@@ -158,56 +158,53 @@ class StepDtypes(TorchFunctionMode):
 
     def fill_in(self, record: DtypeRecord, precision: str, mode: str, optimizers: Iterable[Optimizer]) -> DtypeNotes:
         """Complete the record by what the step showed; returns the notes for a file of their own."""
+        module, device_type = self._module, self._device.type
         operators: dict[str, list[NotedOperator]] = defaultdict(list)
         for (path, name, inputs, output, under_autocast), count in self._operators.items():
             uses_autocast = self._autocast_dtype is not None
-            reason = operator_reason(name, inputs, output, self._device.type, under_autocast, uses_autocast)
-            reason = f"the code casts to {output}" if name in _CASTS else reason
+            reason = operator_reason(name, inputs, output, device_type, under_autocast, uses_autocast)
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
-        modules = [
-            noted
-            for path, module in self._module.named_modules()
-            if (noted := self._noted(path, module, operators[path])) is not None
-        ]
+        modules: list[NotedModule] = []
+        for path, child in module.named_modules():
+            # Nobody calls a list of modules, and a step may have no code of its own.
+            has_forward = getattr(type(child), "forward", None) is not nn.Module.forward
+            if operators[path] or (path and (has_forward or child._parameters)):
+                modules.append(self._noted(path, child, operators[path]))
+        logits, logits_reason, loss_reason = self._logits(operators)
         kinds = {
-            "parameters": counted(self._module.parameters()),
-            "buffers": counted(self._module.buffers()),
+            "parameters": counted(module.parameters()),
+            "buffers": counted(module.buffers()),
             "batch": self._batch,
-            "logits": dict[str, int](),
+            "logits": logits,
             "loss": counted(tensors_in(self._loss)),
             "gradients": dict(Counter(self._gradients.values())),
             "optimizer_state": counted(tensors_in([list(each.state.values()) for each in optimizers])),
         }
         reasons = tensor_reasons(precision, mode, record.loss_scale, kinds)
-        kinds["logits"], reasons["logits"], reasons["loss"] = self._logits(operators)
+        reasons |= {"logits": logits_reason, "loss": loss_reason}
         record.autocast_dtype = self._autocast_dtype
         record.tensors = [
             NotedTensors(kind, dtypes, reasons[kind]) for kind, dtypes in kinds.items() if dtypes or kind != "buffers"
         ]
-        record.unused_modules = [module.path for module in modules if module.reason == NEVER_RAN]
-        return DtypeNotes(torch=str(torch.__version__), device_type=self._device.type, modules=modules)
+        record.unused_modules = [each.path for each in modules if each.reason == NEVER_RAN]
+        return DtypeNotes(torch=str(torch.__version__), device_type=device_type, modules=modules)
 
-    def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule | None:
-        """A module with its calls, those that are alike together; None for a list of modules, which nobody calls, and
-        for a step without code of its own."""
-        parameters, calls = counted(module.parameters(recurse=False)), self._calls[path]
-        has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
-        if not (has_forward or parameters or calls if path else operators):
-            return None
+    def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
+        """A module with its calls, those that are alike together."""
         alike = Counter(
             tuple(tuple(filter(None, dtypes)) for dtypes in (call.inputs, call.outputs, call.gradients))
-            for call in calls
+            for call in self._calls[path]
         )
-        prefix = f"{path}." if path else ""
-        has_gradients = any(prefix + name in self._gradients for name, _ in module.named_parameters())
-        has_children = next(module.children(), None) is not None
-        reason = module_reason(operators, bool(calls) or not path, has_gradients, has_children)
-        is_script = isinstance(module, torch.jit.ScriptModule)
+        reason = "TorchScript: no hook sees its calls"
+        if not isinstance(module, torch.jit.ScriptModule):
+            has_gradients = any(name.startswith(f"{path}.") for name in self._gradients)
+            has_children = next(module.children(), None) is not None
+            reason = module_reason(operators, bool(alike) or not path, has_gradients, has_children)
         return NotedModule(
             path=path,
             class_name=type(module).__name__,
-            reason="TorchScript: no hook sees its calls" if is_script else reason,
-            parameters=parameters,
+            reason=reason,
+            parameters=counted(module.parameters(recurse=False)),
             buffers=counted(module.buffers(recurse=False)),
             calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in alike.items()],
             operators=operators,
@@ -220,12 +217,11 @@ class StepDtypes(TorchFunctionMode):
             for before, loss in zip([None, *called], called, strict=False):
                 if loss.name.endswith("_loss") or "cross_entropy" in loss.name or loss.name == "kl_div":
                     reason = f"{loss.name}: {loss.reason}"
-                    if before and before.name in _CASTS and before.output == loss.inputs[0]:
+                    if before and before.name in CASTS and before.output == loss.inputs[0]:
                         return {before.inputs[0]: 1}, f"cast to {before.output} by the code, for {loss.name}", reason
                     return {loss.inputs[0]: 1}, f"given to {loss.name}", reason
         missing = "no loss operator was seen"
-        latest = Counter(filter(is_floating, self._latest))
-        return dict(latest), f"what the last module returned; {missing}", missing
+        return Counter(filter(is_floating, self._latest)), f"what the last module returned; {missing}", missing
 
 
 def _is_recomputed() -> bool:

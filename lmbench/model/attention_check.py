@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -172,18 +171,13 @@ def _check_function(kind: AttentionKind, use: Use, tried: list[Use]) -> Attentio
                 where = "".join(f" at {place(line)}" for line in own_lines(error)[-1:])
                 raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
-    worst, largest_in = max(deviations, key=itemgetter(0))
-    is_fp32_on_gpu = use.dtype is torch.float32 and use.device.type == "cuda"
-    is_tf32 = is_fp32_on_gpu and torch.get_float32_matmul_precision() != "highest"
-    tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCES[use.dtype]
+    worst, largest_in = max(deviations)
+    is_tf32 = use.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    tolerance = TF32_TOLERANCE if is_tf32 and use.dtype is torch.float32 else TOLERANCES[use.dtype]
     if worst > tolerance:
-        hint = ""
-        if is_fp32_on_gpu and worst <= TF32_TOLERANCE:
-            hint = "; TF32 rounds so: multiply in float32, or ask for TF32 with --measure.matmul_precision high"
-        share = f"{worst:.2g}" if math.isfinite(worst) else "nan or infinity"
         raise UsageError(
-            f"{INCORRECT}: {kind.name} is off by {share} in the {largest_in}; allowed in {_named(use.dtype)} is "
-            f"{tolerance:.2g} of a row's size, against the formula in {_named(_wide(use.dtype))}{hint}"
+            f"{INCORRECT}: {kind.name} is off by {worst:.2g} in the {largest_in}; allowed in {_named(use.dtype)} is "
+            f"{tolerance:.2g} of a row's size, against the formula in {_named(_wide(use.dtype))}"
         )
     return AttentionCheck(len(tried) - len(refused), worst, tolerance, largest_in, refused)
 
@@ -205,30 +199,30 @@ def _deviations(kind: AttentionKind, case: Use) -> list[float]:
     Raises:
         UsageError: the function changes its arguments, or its output is not what PyTorch's function would give.
     """
-    size, heads = case.size, list[Any]([...])
-    if size.batch * size.heads * size.seq**2 > _BLOCK_ELEMENTS:
-        heads = list(dict.fromkeys([(0, 0), (size.batch - 1, size.heads - 1)]))
+    is_small = case.size.batch * case.size.heads * case.size.seq**2 <= _BLOCK_ELEMENTS
+
+    def chosen(tensor: Tensor) -> Tensor:
+        """A copy of its heads, ``heads seq head_dim``: a function may write to its arguments."""
+        heads = tensor.detach().flatten(0, 1)
+        return (heads if is_small else heads[[0, -1]]).to(_wide(case.dtype), copy=True)
+
     drawn = _draw(case)
-    # Copies: a function may write to its arguments.
-    copies = [[x[head].detach().to(_wide(case.dtype), copy=True) for x in drawn] for head in heads]
+    before = [chosen(tensor) for tensor in drawn]
     results = _attend(kind, case, drawn)
-    largest = [0.0] * len(results)
+    for letter, tensor, was in zip("qkv", drawn, before, strict=False):
+        if not torch.equal(chosen(tensor), was):
+            raise UsageError(f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}")
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        for head, before in zip(heads, copies, strict=True):
-            for letter, now, was in zip("qkv", drawn, before, strict=False):
-                if not torch.equal(now[head].detach().to(was.dtype), was):
-                    raise UsageError(
-                        f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}"
-                    )
-            rows = formula(before, case.is_causal)
-            for part, (result, (values, sizes)) in enumerate(zip(results, rows, strict=False)):
-                off = torch.linalg.vector_norm(result[head].to(values.dtype) - values, dim=-1, keepdim=True) / sizes
-                largest[part] = max(largest[part], off.nan_to_num(math.inf, math.inf).max().item())
+        rows = formula(before, case.is_causal)
     finally:
         torch.set_float32_matmul_precision(precision)
-    return largest
+    deviations = [
+        torch.linalg.vector_norm(chosen(result) - values, dim=-1, keepdim=True) / sizes
+        for result, (values, sizes) in zip(results, rows, strict=False)
+    ]
+    return [off.nan_to_num(math.inf, math.inf).max().item() for off in deviations]
 
 
 def _attend(kind: AttentionKind, case: Use, drawn: list[Tensor]) -> list[Tensor]:

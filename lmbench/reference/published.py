@@ -44,18 +44,18 @@ class Figure(Struct, frozen=True):
 
 
 class Accumulation(Struct, frozen=True):
-    """One published loop, `n` times `total += addend` from zero, and the sum that was printed, as it was printed.
+    """One published loop, `n` times `total += addend` from zero, and the sums that were printed, as they were printed.
 
     With `is_cast` the addend was converted to float32 before it was added.
     """
 
-    source: str
     accumulator: str
     addend_dtype: str
     is_cast: bool
     n: int
     addend: float
-    result: str
+    results: str = ""
+    sources: str = ""
 
 
 class PublishedDtype(Struct, frozen=True):
