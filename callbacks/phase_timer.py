@@ -15,7 +15,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.clock import ScalarRing, make_clock, synchronize
 from lmbench.instruments.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
 from lmbench.instruments.schedule import ProbeKind
-from lmbench.instruments.timeline import StepFacts, StepSpans, Timeline, step_record
+from lmbench.instruments.timeline import Step, Timeline
 from lmbench.instruments.training import loss_scaler
 from lmbench.interruption import held
 from lmbench.records.step import SCALARS, StepRecord
@@ -76,7 +76,7 @@ class PhaseTimer(Observer):
 
     def run_closing(self, exception: BaseException | None) -> None:
         if self._marks is not None:
-            self._marks.remove()
+            self._marks.close()
         if self._is_running and exception is not None:
             self._deliver()
         elif self._is_running and self.session.stage is Stage.WARMUP:
@@ -91,7 +91,7 @@ class PhaseTimer(Observer):
         self._restart()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        facts = StepFacts(self.session.step, self._losses)
+        facts = Step(self.session.step, self._losses)
         self._losses = []
         for (name, _), value in self.session.take_scalars().items():
             slot = self._ring.put(value) if isinstance(value, torch.Tensor) else float(value)
@@ -135,21 +135,21 @@ class PhaseTimer(Observer):
         queued_s = self._settle_steps * self._usual_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._usual_lag_s) >= AMPLE_LAG_S:
             return True
-        lags_s = [spans.end_lag_s.get("other", 0.0) for spans in self._timeline.drain()]
+        lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
         return self._usual_lag_s < HOST_BOUND_LAG_S or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._usual_lag_s
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.LAG:
             return
         assert self._marks is not None
-        self._marks.remove()
+        self._marks.close()
         synchronize(self.session.device)
-        spans = [s for s in self._timeline.drain() if s.facts.record.stage == "probe"]
-        spans = spans[-self.session.schedule.probe_steps :]
+        steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
+        steps = steps[-self.session.schedule.probe_steps :]
         probe = self.session.run.probe
-        probe.steps = len(spans)
+        probe.steps = len(steps)
         probe.marked_modules = self._marks.count
-        probe.verdicts = lag_verdicts(spans)
+        probe.verdicts = lag_verdicts(steps)
         self._restart()
 
     # delivery
@@ -162,15 +162,14 @@ class PhaseTimer(Observer):
         """Hand over the finished steps of warm-up and window."""
         # A Ctrl-C between taking steps out and handing them over would lose them.
         with held():
-            steps = [spans for spans in self._timeline.drain() if spans.facts.record.stage in STAGES]
-            records = [self._record(spans) for spans in steps]
+            records = [self._record(step) for step in self._timeline.drain() if step.record.stage in STAGES]
             self.records.extend(records)
             if records:
                 self.session.tell("steps_recorded", records)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
-    def _record(self, spans: StepSpans) -> StepRecord:
-        facts, record = spans.facts, step_record(spans)
+    def _record(self, facts: Step) -> StepRecord:
+        record = facts.record
         losses = [self._ring.get(slot) for slot in facts.loss_slots]
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
         for name, slots in facts.scalars.items():

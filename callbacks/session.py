@@ -200,7 +200,7 @@ class MeasurementSession(LeanCallback):
         self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
-            self._bypass.callback(BypassWatch(pl_module, trainer.optimizers, self.track).remove)
+            self._bypass.enter_context(BypassWatch(pl_module, trainer.optimizers, self.track))
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,18 +57,15 @@ def compile_in_place(module: LightningModule, options: CompileOptions) -> list[s
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     targets = compile_targets(module, options)
     for target in targets:
-        if target is module:
-            target.compile(**options.arguments())
-        else:
-            _compile_call(target, options)
+        _compile_call(target, options)
     return [names.get(id(target), type(target).__name__) for target in targets]
 
 
 def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn.Module]:
     """The modules that are compiled, each by itself."""
-    targets_of_module: Callable[[], list[nn.Module]] | None = getattr(module, "compile_targets", None)
+    targets_of_module = getattr(module, "compile_targets", None)
     if callable(targets_of_module):
-        targets = list(targets_of_module())
+        targets: list[nn.Module] = list(targets_of_module())
     elif type(module).forward is not LightningModule.forward:
         targets = [module]
     else:

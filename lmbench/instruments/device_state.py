@@ -36,17 +36,17 @@ class DeviceSensor:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._nvml = _load_nvml() if device.type == "cuda" else None
-        self._handle = _find(self._nvml, device) if self._nvml is not None else None
+        import pynvml  # type: ignore[import-untyped]
+
+        self._nvml: Any = pynvml
+        self._gpu = _torch_facts(device) if device.type == "cuda" else None
+        self._handle = _find(pynvml, self._gpu) if self._gpu is not None else None
 
     def facts(self) -> Gpu:
         """What does not change. Where NVML does not answer, PyTorch does for what it knows."""
-        capability, mig = self._ask("CudaComputeCapability"), self._ask("MigMode")
-        gpu = _torch_facts(self._device) if self._device.type == "cuda" else Gpu()
+        gpu, mig = self._gpu or Gpu(), self._ask("MigMode")
         for name, question in _questions()["gpu"].items():
             setattr(gpu, name, self._ask(*question) or getattr(gpu, name))
-        gpu.compute_capability = ".".join(map(str, capability or ())) or gpu.compute_capability
         gpu.is_mig = None if mig is None else bool(mig[0])
         return gpu
 
@@ -72,7 +72,7 @@ class DeviceSensor:
     def _ask(self, function: str, constant: str = "", part: str = "", scale: float = 0.0) -> Any:
         """The answer of `nvmlDeviceGet<function>` about this device, or a `part` of it, times `scale` if that is not 0;
         `constant` names what is asked for. None where card or driver do not have it."""
-        if self._nvml is None or self._handle is None:
+        if self._handle is None:
             return None
         try:
             kind = [getattr(self._nvml, constant)] if constant else []
@@ -84,8 +84,6 @@ class DeviceSensor:
 
     def driver(self) -> str | None:
         """Version of the NVIDIA driver."""
-        if self._nvml is None:
-            return None
         try:
             return str(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
@@ -143,41 +141,27 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
     return state
 
 
-@cache
-def _load_nvml() -> Any:
-    """NVML, initialised for the rest of the process; None without its library or driver."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
-
-
 def _torch_facts(device: torch.device) -> Gpu:
     import torch
 
     facts = torch.cuda.get_device_properties(device)
-    uuid = getattr(facts, "uuid", None)
-    domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
     return Gpu(
         name=facts.name,
-        uuid=None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
-        pci_bus_id=f"{domain:08x}:{bus:02x}:{slot:02x}.0",
+        uuid=f"GPU-{str(facts.uuid).removeprefix('GPU-')}",
+        pci_bus_id=f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0",
         compute_capability=f"{facts.major}.{facts.minor}",
         memory_total_bytes=facts.total_memory,
     )
 
 
-def _find(nvml: Any, device: torch.device) -> Any:
-    facts = _torch_facts(device)
-    uuid = str(facts.uuid).removeprefix("GPU-")
+def _find(nvml: Any, gpu: Gpu) -> Any:
+    """NVML's handle of a GPU; None without its library or driver."""
     for find, name in (
-        (nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}"),
-        (nvml.nvmlDeviceGetHandleByUUID, f"MIG-{uuid}"),
-        (nvml.nvmlDeviceGetHandleByPciBusId, facts.pci_bus_id),
+        (nvml.nvmlDeviceGetHandleByUUID, gpu.uuid),
+        (nvml.nvmlDeviceGetHandleByUUID, str(gpu.uuid).replace("GPU", "MIG", 1)),
+        (nvml.nvmlDeviceGetHandleByPciBusId, gpu.pci_bus_id),
     ):
         with suppress(nvml.NVMLError):
+            nvml.nvmlInit()
             return find(name)
     return None

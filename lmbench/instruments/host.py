@@ -45,12 +45,9 @@ def host_facts(device: torch.device) -> Host:
     )
 
 
-def load_per_core() -> float | None:
-    """The machine's load of the last minute divided by its cores, None where the system does not tell."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return None
+def load_per_core() -> float:
+    """The machine's load of the last minute divided by its cores."""
+    return psutil.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def _proc_field(path: str, *names: str) -> str | None:
@@ -65,12 +62,7 @@ def _proc_field(path: str, *names: str) -> str | None:
 
 def python_iteration_s(iterations: int = 50_000) -> float:
     """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries."""
-
-    def loop() -> None:
-        total = 0
-        for i in range(iterations):
-            total += i & 7
-
+    loop = f"total = 0\nfor i in range({iterations}):\n    total += i & 7"
     return min(repeat(loop, number=1, repeat=_REPEATS)) / iterations
 
 
@@ -108,17 +100,17 @@ def peak_rss_bytes() -> int | None:
 
 
 class HostReading(NamedTuple):
-    """Counters at one moment, in seconds since some beginning; None where the system does not tell.
+    """Counters at one moment, in seconds since some beginning.
 
     Of `cores` cores that this process may use: `busy_s`, and `stolen_s` by the hypervisor. `own_s` is the CPU time of
     this process and its descendants: a loader's workers are no strangers. `waited_s` is how long this thread was ready
-    to run and had no core.
+    to run and had no core; None where the system does not tell.
     """
 
     read_at_s: float
     cores: int
-    busy_s: float | None
-    stolen_s: float | None
+    busy_s: float
+    stolen_s: float
     own_s: float
     waited_s: float | None
 
@@ -128,26 +120,19 @@ def read_host() -> HostReading:
     usable = _usable_cores() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
-    process = psutil.Process()
-    ended = process.cpu_times()._asdict()
-    own_s = time.process_time() + ended.get("children_user", 0.0) + ended.get("children_system", 0.0)
+    process, own_s, waited_s = psutil.Process(), 0.0, None
     # The other ranks of this host are no strangers either: their launcher is the parent of them all.
     launcher = process.parent() if "LOCAL_RANK" in os.environ else None
-    for child in {*(launcher or process).children(recursive=True)} - {process}:
+    for one in {process, *(launcher or process).children(recursive=True)}:
         with suppress(psutil.Error):
-            own_s += sum(child.cpu_times()[:4])
-    waited_s = None
+            # With its children that have ended.
+            own_s += sum(one.cpu_times()[:4])
     with suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
         waited_s = int(text.split()[1]) * 1e-9
-    return HostReading(
-        read_at_s=time.perf_counter(),
-        cores=len(usable),
-        busy_s=sum(core.get(kind, 0.0) for core in cores for kind in _BUSY) if cores else None,
-        stolen_s=sum(core.get("steal", 0.0) for core in cores) if cores else None,
-        own_s=own_s,
-        waited_s=waited_s,
-    )
+    busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
+    stolen_s = sum(core.get("steal", 0.0) for core in cores)
+    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s)
 
 
 def _usable_cores() -> list[int] | None:
@@ -162,12 +147,12 @@ def host_state(opened: HostReading, closed: HostReading) -> HostState:
     if elapsed_s < _LEAST_S:
         return state
 
-    def share(name: str, of_s: float, less_s: float = 0.0) -> float | None:
-        before, after = getattr(opened, name), getattr(closed, name)
-        return None if before is None or after is None else min(max(after - before - less_s, 0.0) / of_s, 1.0)
+    def share(taken_s: float, of_s: float) -> float:
+        return min(max(taken_s / of_s, 0.0), 1.0)
 
-    all_s = elapsed_s * closed.cores
-    state.other_cpu_fraction = share("busy_s", all_s, closed.own_s - opened.own_s)
-    state.steal_fraction = share("stolen_s", all_s)
-    state.waited_fraction = share("waited_s", elapsed_s)
+    all_s, own_s = elapsed_s * closed.cores, closed.own_s - opened.own_s
+    state.other_cpu_fraction = share(closed.busy_s - opened.busy_s - own_s, all_s)
+    state.steal_fraction = share(closed.stolen_s - opened.stolen_s, all_s)
+    if opened.waited_s is not None and closed.waited_s is not None:
+        state.waited_fraction = share(closed.waited_s - opened.waited_s, elapsed_s)
     return state

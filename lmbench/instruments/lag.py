@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
-from lmbench.instruments.timeline import StepSpans
+from lmbench.instruments.timeline import Step
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.vocabulary import Phase
@@ -23,20 +24,22 @@ AGREEMENT_FRACTION = 0.9
 JUDGED_PHASES: tuple[Phase, ...] = ("forward", "backward", "clip", "optimizer", "zero_grad")
 
 
-def lag_verdicts(steps: Sequence[StepSpans]) -> PerPhase[LagVerdict]:
+def lag_verdicts(steps: Sequence[Step]) -> PerPhase[LagVerdict]:
     """The verdict on each phase seen, from the lowest lag inside it in each probe step.
 
     Empty where the clock has no lag (a CPU run, the sync clock).
     """
     verdicts: PerPhase[LagVerdict] = PerPhase()
     for phase in JUDGED_PHASES:
-        lags = sorted(step.min_lag_s[phase] for step in steps if phase in step.min_lag_s)
+        of_steps = [step.lags_s[phase] for step in steps if phase in step.lags_s]
+        lags = sorted(map(min, of_steps))
         if not lags:
             continue
         waiting = sum(lag < HOST_BOUND_LAG_S for lag in lags) / len(lags)
         agree = max(waiting, 1.0 - waiting)
         word: LagWord = "mixed" if agree < AGREEMENT_FRACTION else ("host-bound" if waiting > 0.5 else "queued")
-        marks = min(step.mark_count[phase] for step in steps if phase in step.mark_count)
+        # Each part of the phase begins where the one before ends.
+        marks = 1 + min(map(len, of_steps)) // 2
         verdicts.set(phase, LagVerdict(word, lags[len(lags) // 2], agree, marks))
     return verdicts
 
@@ -65,8 +68,8 @@ def _walk(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-class ProbeMarks:
-    """Calls `note` whenever a block's forward ends and whenever the gradient of its output is ready.
+class ProbeMarks(ExitStack):
+    """Calls `note` whenever a block's forward ends and whenever the gradient of its output is ready, until `close`.
 
     Gradients are watched by hooks on the output tensors: module backward hooks would insert views into the graph.
 
@@ -74,41 +77,27 @@ class ProbeMarks:
     """
 
     def __init__(self, module: nn.Module, note: Callable[[], None]) -> None:
+        super().__init__()
         self._note = note
-        self._modules = block_modules(module)
-        self._handles: list[RemovableHandle] = []
-        self._compiled: dict[nn.Module, Callable[..., Any]] = {}
-        for marked in self._modules:
-            self._watch(marked)
+        modules = block_modules(module)
+        self.count = len(modules)
+        for marked in modules:
+            compiled = marked._compiled_call_impl
+            if compiled is None:
+                self.callback(marked.register_forward_hook(self._forward).remove)
+            else:
+                # A compiled call does not look at hooks that come after its compilation.
+                marked._compiled_call_impl = partial(self._call, compiled)
+                self.callback(setattr, marked, "_compiled_call_impl", compiled)
 
-    def _watch(self, module: nn.Module) -> None:
-        compiled = module._compiled_call_impl
-        if compiled is None:
-            self._handles.append(module.register_forward_hook(self._forward))
-            return
-        # A compiled call does not look at hooks that come after its compilation.
-        self._compiled[module] = compiled
+    def _call(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = compiled(*args, **kwargs)
+        self._forward(None, args, output)
+        return output
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            output = compiled(*args, **kwargs)
-            self._forward(module, args, output)
-            return output
-
-        module._compiled_call_impl = call
-
-    @property
-    def count(self) -> int:
-        return len(self._modules)
-
-    def _forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _forward(self, module: nn.Module | None, inputs: Any, output: Any) -> None:
         self._note()
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda _: self._note())
                 break
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        for module, compiled in self._compiled.items():
-            module._compiled_call_impl = compiled

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: PyTorch's MPS allocator writes GB and means 2^30, as its other allocators do.
 _POWERS = " KMGTPE"
@@ -31,9 +29,8 @@ _HOST = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class OutOfMemory:
-    """A lack of memory: `where` it was, bytes asked for if the message says, and the message in one line."""
+class OutOfMemory(NamedTuple):
+    """A lack of memory: bytes asked for if the message says, `where` it was, and the message in one line."""
 
     requested_bytes: int | None
     where: Literal["device", "host"]
@@ -48,7 +45,8 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
     """
     if isinstance(exc, KeyboardInterrupt):
         return None
-    for link in _chain(exc):
+    links: list[BaseException] = [exc]
+    for link in links:
         if (where := _where(link)) is not None:
             amount = _AMOUNT.search(str(link))
             size = amount and round(float(amount["number"]) * 1024 ** _POWERS.index(amount["power"] or " "))
@@ -56,37 +54,24 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
             lines = [" ".join(line.split()) for line in str(link).splitlines() if line.strip()]
             telling = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
             return OutOfMemory(size, where, next(iter(telling or lines), type(link).__name__)[:500])
+        # What it was raised from or during, and the members of a group.
+        context = None if link.__suppress_context__ else link.__context__
+        members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+        links += [other for other in (*members, link.__cause__, context) if other is not None and other not in links]
     return None
 
 
-def _chain(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, then what it was raised from or during, then the members of a group; each once."""
-    seen: set[int] = set()
-    waiting: list[BaseException] = [exc]
-    while waiting:
-        link = waiting.pop(0)
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        if isinstance(link, BaseExceptionGroup):
-            waiting.extend(link.exceptions)
-        context = None if link.__suppress_context__ else link.__context__
-        waiting.extend(cause for cause in (link.__cause__, context) if cause is not None)
-
-
 def _where(exc: BaseException) -> Literal["device", "host"] | None:
-    if isinstance(exc, MemoryError):
-        return "host"
-    if isinstance(exc, OSError):
-        return "host" if exc.errno == errno.ENOMEM else None
-    # PyTorch raises RuntimeError and subclasses; other exceptions may quote such words without meaning them.
-    if not isinstance(exc, RuntimeError):
-        return None
     text = str(exc)
-    if _HOST.search(text):
+    # PyTorch raises RuntimeError and subclasses; other exceptions may quote such words without meaning them.
+    is_torchs = isinstance(exc, RuntimeError)
+    if (
+        isinstance(exc, MemoryError)
+        or getattr(exc, "errno", None) == errno.ENOMEM
+        or (is_torchs and _HOST.search(text))
+    ):
         return "host"
     # torch.OutOfMemoryError, told by its name so that this module needs no torch.
-    if _DEVICE.search(text) or any(base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__):
+    if is_torchs and (_DEVICE.search(text) or "OutOfMemoryError" in [base.__name__ for base in type(exc).__mro__]):
         return "device"
     return None

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from lmbench.records.vocabulary import EXCLUDED, PHASES
 
@@ -78,9 +77,16 @@ class PhaseTrack:
         self._stack.append(phase)
         self._announce()
 
-    def leave(self) -> None:
+    def leave(self, **turns: str) -> None:
+        """The innermost phase ends; the one around it turns into another one, where `turns` says which."""
         if len(self._stack) > 1:
             self._stack.pop()
+        self.turn(**turns)
+
+    def turn(self, **turns: str) -> None:
+        """The innermost phase turns into another one; what lies around all of them stays `other`."""
+        if len(self._stack) > 1:
+            self._stack[-1] = turns.get(self._stack[-1], self._stack[-1])
         self._announce()
 
     def _announce(self) -> None:
@@ -92,7 +98,7 @@ class PhaseTrack:
             for listener in self.listeners:
                 listener(phase)
 
-    # One method for each action that means something.
+    # What actions mean that are more than a phase's beginning and end.
 
     def start_data(self) -> None:
         if "forward" not in self._stack:
@@ -102,40 +108,14 @@ class PhaseTrack:
     def stop_data(self) -> None:
         if "forward" in self._stack:
             # A module that takes the dataloader's iterator fetches and moves its batch itself, inside its step.
-            self._stack.pop()
+            self.leave()
         else:
             # What follows up to the end of `batch_to_device` prepares and moves the batch.
-            self._stack[-1] = "transfer"
-        self._announce()
+            self.turn(data="transfer")
 
     def start_transfer(self) -> None:
         if self._stack[-1] != "transfer":
             self.enter("transfer")
-
-    def stop_backward(self) -> None:
-        self._stack.pop()
-        if self.has_scaler and len(self._stack) > 1 and self._stack[-1] == "other":
-            self._stack[-1] = "optimizer"
-        self._announce()
-
-    def start_clip(self) -> None:
-        if self.clips:
-            self.enter("clip")
-
-    def stop_clip(self) -> None:
-        if self.clips:
-            self._stack.pop()
-        # The update follows at once, inside the running `optimizer_step` action.
-        if len(self._stack) > 1:
-            self._stack[-1] = "optimizer"
-        self._announce()
-
-    def stop_zero_grad(self) -> None:
-        self._stack.pop()
-        # Gradients zeroed after the update: the update is over, do not go back to it.
-        if self._stack[-1] == "optimizer":
-            self._stack[-1] = "other"
-        self._announce()
 
     def blame(self, exception: BaseException) -> None:
         """Note on an exception the phase it was raised in: the innermost action that it unwinds knows."""
@@ -158,12 +138,19 @@ class PhaseTrack:
             self.leave()
 
 
+def _nothing() -> None:
+    pass
+
+
+_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
+
+
 class Scope:
     """An action's start and stop, also as a context manager; it has no state, so one serves every time."""
 
     __slots__ = ("_track", "start", "stop")
 
-    def __init__(self, start: Callable[[], None], stop: Callable[[], None], track: PhaseTrack) -> None:
+    def __init__(self, track: PhaseTrack, start: Callable[[], None], stop: Callable[[], None]) -> None:
         self.start, self.stop, self._track = start, stop, track
 
     def __enter__(self) -> None:
@@ -173,23 +160,6 @@ class Scope:
         if exception is not None:
             self._track.blame(exception)
         self.stop()
-
-
-class SilentScope(Scope):
-    """An action that means nothing. An exception inside is blamed by the action around it: the phase is the same."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, exception: BaseException | None, trace: Any) -> None:
-        pass
-
-
-def _nothing() -> None:
-    pass
-
-
-_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
 
 
 class _Scopes(dict[str, Scope]):
@@ -202,26 +172,35 @@ class _Scopes(dict[str, Scope]):
     def __missing__(self, action_name: str) -> Scope:
         # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
         owner, _, hook = action_name.rpartition(".")
-        start, stop = self._handlers().get((owner[:2], hook), (_nothing, _nothing))
-        kind = SilentScope if start is stop is _nothing else Scope
-        scope = self[action_name] = kind(start, stop, self._track)
+        handlers = self._handlers().get((owner[:2], hook), (_nothing, _nothing))
+        scope = self[action_name] = Scope(self._track, *handlers)
         return scope
 
     def _handlers(self) -> _Handlers:
         """What to do when an action starts and when it stops, by the beginning of its owner's name and its own."""
         track = self._track
         data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
+        # The update follows clipping at once, inside the running `optimizer_step` action.
+        clip = partial(track.enter, "clip"), partial(track.leave, other="optimizer")
         handlers: _Handlers = {
             **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
             **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
             ("[S", "batch_to_device"): (track.start_transfer, track.leave),
-            ("[S", "backward"): (partial(track.enter, "backward"), track.stop_backward),
+            ("[S", "backward"): (
+                partial(track.enter, "backward"),
+                partial(track.leave, other="optimizer") if track.has_scaler else track.leave,
+            ),
             # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
             ("[L", "optimizer_step"): (partial(track.enter, "other"), track.leave),
-            ("[L", "optimizer_zero_grad"): (partial(track.enter, "zero_grad"), track.stop_zero_grad),
-            ("[L", "configure_gradient_clipping"): (track.start_clip, track.stop_clip),
+            # Gradients zeroed after the update: the update is over, do not go back to it.
+            ("[L", "optimizer_zero_grad"): (
+                partial(track.enter, "zero_grad"), partial(track.leave, optimizer="other"),
+            ),
+            ("[L", "configure_gradient_clipping"): (
+                clip if track.clips else (_nothing, partial(track.turn, other="optimizer"))
+            ),
             ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
-        }
+        }  # fmt: skip
         if track.is_manual:
             # The first of the callbacks' hooks after backward ends it; the module's own comes last.
             end_backward = (partial(track.stop_manual, "backward"), _nothing)
@@ -240,8 +219,7 @@ class BorderProfiler(Profiler):
 
     def __init__(self, inner: Profiler, track: PhaseTrack) -> None:
         super().__init__()
-        self.inner = inner
-        self.track = track
+        self.inner, self.track = inner, track
         self._silent = isinstance(inner, PassThroughProfiler)
         self._scopes = _Scopes(track)
         # The rest of a profiler's life belongs to the user's own.
@@ -249,17 +227,12 @@ class BorderProfiler(Profiler):
             setattr(self, name, getattr(inner, name))
 
     def start(self, action_name: str) -> None:
-        if not self._silent:
-            self.inner.start(action_name)
+        self.inner.start(action_name)
         self._scopes[action_name].start()
 
     def stop(self, action_name: str) -> None:
-        exception = sys.exc_info()[1]
-        if exception is not None:
-            self.track.blame(exception)
-        self._scopes[action_name].stop()
-        if not self._silent:
-            self.inner.stop(action_name)
+        self._scopes[action_name].__exit__(None, sys.exc_info()[1], None)
+        self.inner.stop(action_name)
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
@@ -269,22 +242,21 @@ class BorderProfiler(Profiler):
         return getattr(self.__dict__["inner"], name)
 
 
-class BypassWatch:
-    """Marks `backward` or `optimizer` as unseen where manual optimization also goes around Lightning.
+class BypassWatch(ExitStack):
+    """Marks `backward` or `optimizer` as unseen where manual optimization also goes around Lightning, until `close`.
 
     A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's own optimizer beside
     Lightning's: then a part of the phase has no borders, and the rest would be a wrong time under its name. PyTorch's
     hooks tell: `Tensor.register_post_accumulate_grad_hook`, `Optimizer.register_step_post_hook`. They cost the host
-    a call for every parameter, so `remove` them before the window.
+    a call for every parameter, so close it before the window.
     """
 
     def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
-        gradients = [p.register_post_accumulate_grad_hook(partial(track.expect, "backward"))
-                     for p in module.parameters() if p.requires_grad]  # fmt: skip
-        updates = [optimizer.register_step_post_hook(partial(track.expect, "optimizer"))
-                   for optimizer in optimizers if isinstance(optimizer, Optimizer)]  # fmt: skip
-        self._handles: list[RemovableHandle] = [*gradients, *updates]
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        super().__init__()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(partial(track.expect, "backward"))
+                self.callback(hook.remove)
+        for optimizer in optimizers:
+            if isinstance(optimizer, Optimizer):
+                self.callback(optimizer.register_step_post_hook(partial(track.expect, "optimizer")).remove)

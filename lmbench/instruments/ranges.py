@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.autograd.profiler import record_function
-from torch.utils.hooks import RemovableHandle
 
 from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
 
@@ -33,32 +33,31 @@ class StepRanges:
 
     def __init__(self, uses_nvtx: bool) -> None:
         self._uses_nvtx = uses_nvtx
-        self._step: Range | None = None
-        self._phase: Range | None = None
+        #: The running step's range, and in it the running phase's.
+        self._open: list[Range] = []
 
     @property
     def is_in_step(self) -> bool:
-        return self._step is not None
+        return bool(self._open)
 
     def begin(self, step: int, phase: str) -> None:
         """A step begins, in `phase`; the one before ends."""
         self.end()
-        self._step = Range(f"{STEP}{step}", self._uses_nvtx)
+        self._open.append(Range(f"{STEP}{step}", self._uses_nvtx))
         self.border(phase)
 
     def border(self, phase: str) -> None:
         """Within a step a phase begins; the one before ends."""
-        if self._step is None:
-            return
-        if self._phase is not None:
-            self._phase.close()
-        self._phase = None if phase == EXCLUDED else Range(f"{PHASE}{phase}", self._uses_nvtx)
+        self._close(1)
+        if self._open and phase != EXCLUDED:
+            self._open.append(Range(f"{PHASE}{phase}", self._uses_nvtx))
 
     def end(self) -> None:
-        for open_range in (self._phase, self._step):
-            if open_range is not None:
-                open_range.close()
-        self._phase = self._step = None
+        self._close(0)
+
+    def _close(self, kept: int) -> None:
+        while len(self._open) > kept:
+            self._open.pop().close()
 
 
 class ModuleRanges:
@@ -71,33 +70,28 @@ class ModuleRanges:
         self._uses_nvtx = uses_nvtx
         # A recomputed forward (activation checkpointing) runs on the backward's thread.
         self._open = threading.local()
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self.classes: dict[str, str] = {}
         for name, child in module.named_modules():
             # TorchScript's modules take no hooks.
             if name and not isinstance(child, torch.jit.ScriptModule):
-                self._watch(name, child)
+                self.classes[name] = type(child).__name__
+                self._hooks.callback(child.register_forward_pre_hook(partial(self._begin, name)).remove)
+                # Also after an exception, which somebody may catch and go on.
+                self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
 
-    def _watch(self, name: str, module: nn.Module) -> None:
-        self.classes[name] = type(module).__name__
+    def _begin(self, name: str, *_: Any) -> None:
+        self._stack().append(Range(f"{MODULE}{name}", self._uses_nvtx))
 
-        def begin(*_: Any) -> None:
-            self._stack().append(Range(f"{MODULE}{name}", self._uses_nvtx))
-
-        def end(*_: Any) -> None:
-            if stack := self._stack():
-                stack.pop().close()
-
-        self._handles.append(module.register_forward_pre_hook(begin))
-        # Also after an exception, which somebody may catch and go on.
-        self._handles.append(module.register_forward_hook(end, always_call=True))
+    def _end(self, *_: Any) -> None:
+        if stack := self._stack():
+            stack.pop().close()
 
     def _stack(self) -> list[Range]:
         return cast(list[Range], self._open.__dict__.setdefault("stack", []))
 
     def remove(self) -> None:
         """Take the hooks away, and close what an exception left open on this thread."""
-        for handle in self._handles:
-            handle.remove()
-        while stack := self._stack():
-            stack.pop().close()
+        self._hooks.close()
+        while self._stack():
+            self._end()

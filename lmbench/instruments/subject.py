@@ -34,17 +34,14 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()
         parameter_count=sum(p.numel() for p in parameters),
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
-    model = _described(model, module)
-    if optimizers:
-        model.optimizer = ", ".join(map(_optimizer_label, optimizers))
+    model, labels = _described(model, module), []
+    for optimizer in optimizers:
+        # With the implementation that it was told to take: `AdamW fused`.
+        flags = [optimizer.defaults.get(name) for name in ("fused", "foreach")]
+        variant = " fused" if flags[0] else " foreach" if flags[1] else " loop" if flags == [False, False] else ""
+        labels.append(f"{getattr(optimizer, 'label', type(optimizer).__name__)}{variant}")
+    model.optimizer = ", ".join(labels) or model.optimizer
     return model
-
-
-def _optimizer_label(optimizer: Optimizer) -> str:
-    """An optimizer's name, with the implementation that it was told to take: `AdamW fused`."""
-    flags = [optimizer.defaults.get(name) for name in ("fused", "foreach")]
-    variant = " fused" if flags[0] else " foreach" if flags[1] else " loop" if flags == [False, False] else ""
-    return f"{getattr(optimizer, 'label', type(optimizer).__name__)}{variant}"
 
 
 def describe_data(trainer: Trainer) -> Data:
@@ -83,30 +80,26 @@ def describe_flops(
     Raises:
         UsageError: `flops_per_token()` returned neither a FlopCount nor a whole number.
     """
-    peak = peak_flops(gpu_name, precision, matmul_precision) if gpu_name else None
-    flops = Flops(
-        multiplier=mode_multiplier(mode),
-        peak_flops_per_s=peak.flops_per_s if peak else None,
-        peak_source=peak.source if peak else None,
-    )
-    method, name = getattr(module, "flops_per_token", None), f"{type(module).__name__}.flops_per_token()"
+    flops, name = Flops(multiplier=mode_multiplier(mode)), f"{type(module).__name__}.flops_per_token()"
+    if gpu_name and (peak := peak_flops(gpu_name, precision, matmul_precision)):
+        flops.peak_flops_per_s, flops.peak_source = peak.flops_per_s, peak.source
+    method = getattr(module, "flops_per_token", None)
     if not callable(method):
         flops.reason = f"{type(module).__name__} has no flops_per_token()"
         return flops
     count = method()
     if not isinstance(count, FlopCount):
         count = FlopCount(_whole_number(count, name), None, "the module's own flops_per_token()")
-    _note_count(flops, count, mode)
+    _note_count(flops, count)
     return flops
 
 
-def _note_count(flops: Flops, count: FlopCount, mode: str) -> None:
-    multiplier, causal = mode_multiplier(mode), count.causal_per_token_flops
+def _note_count(flops: Flops, count: FlopCount) -> None:
+    multiplier, causal, again = flops.multiplier or 1, count.causal_per_token_flops, count.recomputed_per_token_flops
     flops.per_token_flops = count.per_token_flops * multiplier
     flops.causal_per_token_flops = None if causal is None else causal * multiplier
-    again = count.recomputed_per_token_flops
     flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
-    flops.multiplier, flops.source, flops.reason = multiplier, count.source, None
+    flops.source, flops.reason = count.source, None
 
 
 def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:
@@ -117,15 +110,15 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
     try:
         if stage == "fit" and not module.automatic_optimization:
             raise UncountableError("a training_step that optimizes by hand is more than a forward pass")
-        multiplier = mode_multiplier(mode)
-        if multiplier > 1 and not all(p.requires_grad for p in module.parameters()):
+        if mode_multiplier(mode) > 1 and not all(p.requires_grad for p in module.parameters()):
             raise UncountableError("with frozen parameters a training step is not three forward passes")
         name = "training_step" if stage == "fit" else "validation_step"
         count = counter_flops(module, batch, tokens, lambda fake, inputs: call_step(getattr(fake, name), inputs))
     except UncountableError as error:
         flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
         return
-    _note_count(flops, count, mode)
+    flops.multiplier = mode_multiplier(mode)
+    _note_count(flops, count)
 
 
 def token_counter(module: LightningModule, data: object) -> Callable[[Any], int | None]:
@@ -150,9 +143,8 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
 
 def why_no_tokens(module: LightningModule, data: object) -> str:
     """The reason for a blank, where nobody counts the tokens of a batch."""
-    owners = [type(owner).__name__ for owner in (module, data) if owner is not None]
-    who = f"{owners[0]} has no" if len(owners) == 1 else f"neither {owners[0]} nor {owners[1]} has"
-    return f"{who} tokens_per_batch(batch), and its batches hold no input_ids"
+    owner = "its loader" if data is None else type(data).__name__
+    return f"neither {type(module).__name__} nor {owner} has tokens_per_batch(batch), and no batch holds input_ids"
 
 
 def _whole_number(value: Any, name: str) -> int:

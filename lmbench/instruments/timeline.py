@@ -7,7 +7,6 @@ the window is checked against a second clock elsewhere.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -26,30 +25,19 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class StepFacts:
-    """What is known of a step when it ends: its record as far as the host knows it, and where the ring of scalars will
-    have its losses (of each micro-batch) and its loss scale.
+class Step:
+    """A step that ended: its record, of which spans and lags follow when the device has passed it, and where the ring
+    of scalars will have its losses (of each micro-batch) and its loss scale.
 
     `scalars` are the logged values by name: a slot of the ring (int) for a device scalar, a float for a host number.
+    `lags_s` are seconds that the device was behind the host, by phase: at both ends of each of its parts.
     """
 
     record: StepRecord
     loss_slots: list[int] = field(default_factory=list)
     scalars: dict[str, list[int | float]] = field(default_factory=dict)
     scale_slot: int | None = None
-
-
-@dataclass
-class StepSpans:
-    """A finished step. All spans in seconds; `lags` are seconds the device was behind the host."""
-
-    facts: StepFacts
-    device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    host_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    excluded_s: float = 0.0
-    end_lag_s: dict[str, float] = field(default_factory=dict)
-    min_lag_s: dict[str, float] = field(default_factory=dict)
-    mark_count: dict[str, int] = field(default_factory=dict)
+    lags_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Timeline:
@@ -60,7 +48,7 @@ class Timeline:
         self._stamp = clock.stamp
         self._marks: list[Mark] = []
         #: Steps whose marks are set but perhaps not yet reached by the device.
-        self._pending: deque[tuple[StepFacts, list[Mark]]] = deque()
+        self._pending: deque[tuple[Step, list[Mark]]] = deque()
         self._base_host_ns = 0
         self._device_s = 0.0  # device time since the base, at the first undrained mark
         # How much faster the device's clock runs than the host's, once it has been measured over a window.
@@ -69,63 +57,62 @@ class Timeline:
     def start(self, phase: str = "other") -> None:
         """Begin anew at an idle device: the next step starts here, and lags count from here."""
         self._pending.clear()
-        mark = self._mark(phase)
-        self._marks = [mark]
-        self._base_host_ns = mark.host_ns
+        self._marks = []
+        self.border(phase)
+        self._base_host_ns = self._marks[0].host_ns
         self._device_s = 0.0
-
-    def _mark(self, phase: str) -> Mark:
-        # The host's time is taken first: a mark on an idle device is then behind by its own launch, never ahead.
-        host_ns = time.perf_counter_ns()
-        return Mark(self.clock.stamp(), host_ns, phase)
 
     def border(self, phase: str) -> None:
         """A phase begins."""
-        # `_mark` without the call: this is the one that runs a dozen times a step.
+        # The host's time is taken first: a mark on an idle device is then behind by its own launch, never ahead.
         host_ns = time.perf_counter_ns()
         self._marks.append(Mark(self._stamp(), host_ns, phase))
 
     def note(self) -> None:
         """One more mark inside the running phase (a block's border in a probe step)."""
         if self._marks:
-            self._marks.append(self._mark(self._marks[-1].phase))
+            self.border(self._marks[-1].phase)
 
-    def end_step(self, facts: StepFacts, phase: str = "other") -> None:
-        """The step ends here, and the next begins, in `phase`."""
-        mark = self._mark(phase)
-        self._marks.append(mark)
-        self._pending.append((facts, self._marks))
-        self._marks = [mark]
+    def end_step(self, step: Step) -> None:
+        """The step ends here, and the next begins."""
+        self.border("other")
+        self._pending.append((step, self._marks))
+        self._marks = self._marks[-1:]
 
-    def drain(self) -> list[StepSpans]:
+    def drain(self) -> list[Step]:
         """The steps that the device has finished since the last call, oldest first. Never waits."""
         finished = []
         while self._pending and self.clock.is_reached(self._pending[0][1][-1].stamp):
-            finished.append(self._resolve(*self._pending.popleft()))
+            step, marks = self._pending.popleft()
+            self._resolve(step, marks)
+            finished.append(step)
         return finished
 
-    def _resolve(self, facts: StepFacts, marks: list[Mark]) -> StepSpans:
-        clock, spans = self.clock, StepSpans(facts)
-        device, host = spans.device_s, spans.host_s
+    def _resolve(self, step: Step, marks: list[Mark]) -> None:
+        """Complete a step by its spans and lags."""
+        clock, record = self.clock, step.record
+        device_s, host_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for start, end in pairwise(marks):
-            lag = self._lag(start)
-            seconds = clock.seconds(start.stamp, end.stamp)
-            self._device_s += seconds
-            if start.phase == EXCLUDED:
-                spans.excluded_s += seconds
-                continue
-            phase = start.phase
-            device[phase] += seconds
-            host[phase] += (end.host_ns - start.host_ns) * 1e-9
+            lag_s, span_s = self._lag_s(start), clock.seconds(start.stamp, end.stamp)
+            self._device_s += span_s
+            device_s[start.phase] += span_s
+            host_s[start.phase] += (end.host_ns - start.host_ns) * 1e-9
             if clock.has_lag:
-                spans.end_lag_s[phase] = end_lag = self._lag(end)
-                spans.min_lag_s[phase] = min(spans.min_lag_s.get(phase, math.inf), lag, end_lag)
-                spans.mark_count[phase] = spans.mark_count.get(phase, 1) + 1
+                step.lags_s[start.phase] += lag_s, self._lag_s(end)
         # The last mark is the next step's first: it stays out of the pool until that step is resolved.
         clock.recycle(mark.stamp for mark in marks[:-1])
-        return spans
+        record.excluded_s = device_s.pop(EXCLUDED, 0.0)
+        host_s.pop(EXCLUDED, None)
+        record.step_s, record.step_host_s = sum(device_s.values()), sum(host_s.values())
+        for phase in PHASES:
+            # A phase that was never seen has no time, which is not the same as no duration.
+            setattr(record, f"{phase}_s", device_s.get(phase))
+            setattr(record, f"{phase}_host_s", host_s.get(phase))
+        for border in BORDERS:
+            lags_s = step.lags_s.get("other" if border == "step" else border)
+            setattr(record, f"lag_{border}_s", lags_s[-1] if lags_s else None)
 
-    def _lag(self, mark: Mark) -> float:
+    def _lag_s(self, mark: Mark) -> float:
         """Lag at a mark, when `_device_s` has been advanced to it."""
         return self._device_s - (mark.host_ns - self._base_host_ns) * 1e-9 * (1.0 + self.drift)
 
@@ -137,35 +124,16 @@ class Timeline:
         """
         if not self.clock.has_lag:
             return None
-        mark = self._mark("other")
-        assert not self._pending, "steps not drained yet"
-        self._device_s += self._since_step_s(mark)
-        elapsed_s = (mark.host_ns - self._base_host_ns) * 1e-9
-        self._marks = [mark]
+        self._device_s += self.since_step_s()
+        self._marks = self._marks[-1:]
+        elapsed_s = (self._marks[0].host_ns - self._base_host_ns) * 1e-9
         if elapsed_s > 0:
-            self.drift += self._lag(mark) / elapsed_s
+            self.drift += self._lag_s(self._marks[0]) / elapsed_s
         return self.drift
 
     def since_step_s(self) -> float:
         """Device seconds from the end of the last step to now, on an idle device."""
-        return self._since_step_s(self._mark("other"))
-
-    def _since_step_s(self, mark: Mark) -> float:
-        while not self.clock.is_reached(mark.stamp):
+        self.border("other")
+        while not self.clock.is_reached(self._marks[-1].stamp):
             pass
-        return sum(self.clock.seconds(start.stamp, end.stamp) for start, end in pairwise([*self._marks, mark]))
-
-
-def step_record(spans: StepSpans) -> StepRecord:
-    """The step's record with its spans and lags (SI units)."""
-    record = spans.facts.record
-    record.step_s = sum(spans.device_s.values())
-    record.step_host_s = sum(spans.host_s.values())
-    for phase in PHASES:
-        # A phase that was never seen has no time, which is not the same as no duration.
-        setattr(record, f"{phase}_s", spans.device_s.get(phase))
-        setattr(record, f"{phase}_host_s", spans.host_s.get(phase))
-    for border in BORDERS:
-        setattr(record, f"lag_{border}_s", spans.end_lag_s.get("other" if border == "step" else border))
-    record.excluded_s = spans.excluded_s
-    return record
+        return sum(self.clock.seconds(start.stamp, end.stamp) for start, end in pairwise(self._marks))

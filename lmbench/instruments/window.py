@@ -7,7 +7,7 @@ differ in nothing but the loop.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
@@ -19,7 +19,9 @@ class QuietCollector:
     """Collects and freezes garbage before the window, keeps the collector off in it, and restores it afterwards."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
+        #: After the window; once is enough.
+        self.end = self._undo.close
 
     def begin(self, frozen_count: int | None = None) -> None:
         """Before the window.
@@ -31,15 +33,10 @@ class QuietCollector:
         # Objects that somebody else froze must stay so, and unfreezing knows no difference.
         if not (gc.get_freeze_count() if frozen_count is None else frozen_count):
             gc.freeze()
-            self._undo.append(gc.unfreeze)
+            self._undo.callback(gc.unfreeze)
         if gc.isenabled():
             gc.disable()
-            self._undo.append(gc.enable)
-
-    def end(self) -> None:
-        """After the window; once is enough."""
-        while self._undo:
-            self._undo.pop(0)()
+            self._undo.callback(gc.enable)
 
 
 class AllocatorPeaks:

@@ -41,7 +41,7 @@ class CombinedOptimizer(Optimizer):
     """Several optimizers, each for parameters of its own, that step as one: Lightning's own loop takes one."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
-        self.parts = parts
+        self.parts, self.label = parts, " + ".join(type(part).__name__ for part in parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

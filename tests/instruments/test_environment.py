@@ -193,14 +193,13 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
         NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
         NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,
-        nvmlDeviceGetCudaComputeCapability=lambda handle: (8, 9),
         nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10501}[kind],
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
         nvmlSystemGetDriverVersion=lambda: "600.1",
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
     )  # fmt: skip
     reading = sensor.read()
-    assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0, compute_capability="8.9")
+    assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
         read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
