@@ -144,7 +144,7 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
 def _torch_facts(device: torch.device) -> Gpu:
     import torch
 
-    facts = torch.cuda.get_device_properties(device)
+    facts: Any = torch.cuda.get_device_properties(device)
     return Gpu(
         name=facts.name,
         uuid=f"GPU-{str(facts.uuid).removeprefix('GPU-')}",
