@@ -19,7 +19,7 @@ class KernelCapture(Observer):
     Args:
         steps: steps to record.
         tool: `torch` writes `trace.json.gz` into the result folder (without a RunRecorder: into the trainer's
-            `default_root_dir`), of several ranks that of the first; `nsys` leaves recording to Nsight Systems.
+            `default_root_dir`, for further ranks into `rank1`, ... in that); `nsys` leaves recording to Nsight Systems.
 
     Leaves `profile.*`: `tool`, `steps`, `first_step`, `trace_file`, `trace_bytes`; `trace_error` where the trace could
     not be written.
@@ -34,7 +34,7 @@ class KernelCapture(Observer):
 
     def run_started(self) -> None:
         self._profile = self.session.run.profile = Profile(tool=self.tool, steps=0)
-        self._recording = Recording(self.module, self.session.device, self.tool, self.trainer.is_global_zero)
+        self._recording = Recording(self.module, self.session.device, self.tool)
         self._warm_up()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:

@@ -103,7 +103,7 @@ class MeasurementSession(LeanCallback):
         self._reset()
         self._trainer = trainer
         #: Where files of the run go; a RunRecorder makes it a folder of the run's own.
-        self.folder = Path(trainer.default_root_dir)
+        self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
         self._tee = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._tee  # type: ignore[attr-defined]
 

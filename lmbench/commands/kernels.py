@@ -1,4 +1,4 @@
-"""`lmbench kernels RUN|TRACE`: which kernels and parts of the model take the time, and was the device working."""
+"""`lmbench kernels RUN|TRACE|FOLDER`: what takes the time, was the device working, which rank do others wait for."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ def kernels(*results: str, top: PositiveInt = 10, ceiling: Path | None = None) -
     kernels, their kinds and the parts of the model they work for, by phase; the clocks of device and host; what is
     inside attention. A trace of a CPU has no kernels; its operators are shown instead. Needs no GPU and no PyTorch.
 
+    Of several ranks (a run of theirs, a folder of their traces, or several files) it says what each does, which one the
+    others wait for and why, and what communication costs by kind.
+
     Args:
-        results: RUN|TRACE: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
+        results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
             torch.profiler's on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
         top: kernels shown per phase.
         ceiling: a record of `lmbench ceiling` (by default one of the same GPU beside the results).
     """
     # Here: help does not wait for it.
-    from lmbench.kernels.answer import kernels_answer
+    from lmbench.kernels.ranks import ranks_answer
 
-    if len(results) != 1:
-        reason = "`lmbench compare --kernels A B` compares two" if results else "give a result or a trace"
-        raise UsageError(f"lmbench kernels shows one trace, {len(results)} given; {reason}")
-    return kernels_answer(results[0], top, ceiling)
+    if not results:
+        raise UsageError("lmbench kernels shows a result, a trace, or the traces of several ranks; give one")
+    return ranks_answer(results, top, ceiling)

@@ -3,7 +3,7 @@ tables and what was recorded. Times and numbers are means per step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lmbench.kernels.ceiling import find_ceiling, roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.kinds import KINDS, MATMUL, short_name
 from lmbench.kernels.parts import UNCLASSIFIED, part_order
+from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.tables import MS, records, table
 from lmbench.kernels.verdicts import idle_reason, verdict_of
@@ -59,6 +60,11 @@ def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = Non
         slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
     headline += _operator_lines(findings) if findings.why_no_kernels else _headline(findings)
+    world_size = findings.trace.events.distributed.world_size or 1
+    if world_size > 1:
+        notes.append(
+            Line("ranks", f"one of {world_size}; give the traces of all, and lmbench tells which one they wait for")
+        )
     captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
     notes.append(Line("captured", f"{captured}, steps: {steps or 'unknown'}"))
     if timeline.source != "lmbench":
@@ -105,6 +111,21 @@ def run_line(run: RunRecord) -> str:
         (run.environment.gpu.name if run.environment else None) or "CPU",
     )
     return ", ".join(filter(None, named))
+
+
+def communication_table(findings: Sequence[Findings]) -> Table:
+    """Communication by phase and kind, means over ranks."""
+    rows = pd.concat([one.clocks.collectives for one in findings])
+    rows = rows.groupby(["phase", "collective"]).sum(min_count=1).reindex(PHASE_ORDER, level="phase") / len(findings)
+    rows = rows.assign(
+        hidden_s=rows.comm_s - rows.comm_exposed_s,
+        algorithm_bytes_per_s=rows.message_bytes / rows.cost_s,
+        bus_bytes_per_s=rows.bus_bytes / rows.cost_s,
+    ).reset_index()
+    waits, when = "waits: of exposed, until the last rank came; ", "once the last rank came"
+    if len(findings) == 1:
+        rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
+    return table("communication", rows, per=per_what(findings[0]), waits=waits, when=when)
 
 
 def per_what(findings: Findings) -> str:
@@ -239,6 +260,8 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         table("waits", findings.waits, top, per=per),
         table("pauses", _pauses(findings), top),
     ]
+    if clocks.total.comm_s:
+        tables.append(communication_table([findings]))
     if attention := findings.attention:
         rows = [{"phase": phase, **{name: getattr(times, name) for name in times.__struct_fields__}}
                 for phase, times in attention.items()]  # fmt: skip

@@ -28,7 +28,8 @@ KERNEL_GAP_NS = 30_000
 # Of the window: less without a kernel, as lies between two ranges of the host, is no row of its own.
 _SLIVER_FRACTION = 0.005
 _IDLE = ["queued_gap_s", "host_wait_s", "other_idle_s"]
-_TIMES = ["busy_s", *_IDLE, "comm_s", "comm_exposed_s"]
+_COMM_TIMES = ["comm_s", "comm_exposed_s", "rank_wait_s"]
+_TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
 _PIECE = ("name", "start_ns", "end_ns", "kernel")
 
 
@@ -42,11 +43,15 @@ class Clocks:
     `host_wait_s` until that kernel was launched and could start, `queued_gap_s` where it lay in the queue and followed
     within `KERNEL_GAP_NS`, `other_idle_s` all else: it waited for another stream, a copy or another rank, or has no
     launch in the trace. `comm_s` is the union of communication kernels, `comm_exposed_s` how much of it ran without a
-    kernel beside it that computes (neither communication nor copies).
+    kernel beside it that computes (neither communication nor copies), and `rank_wait_s` how much of that before the
+    last rank had come, as far as several ranks' traces tell.
 
     `queued_gaps` is the number of gaps in `queued_gap_s`. `pauses` are all other idle times, a row each: `device`,
     `start_ns` and `end_ns`, `waited_ns` up to when it waited for the host, and the kernels `before` and `after`, as
     indexes of the trace's, NONE behind the last.
+
+    `collectives` are by phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s` and their number,
+    `calls`; of those whose size is known `message_bytes`, `bus_bytes` and `cost_s`, see `describe`.
 
     Of `phases` alone: `host_s` is the host's time in the phase under the profiler. `launches` are calls of the host,
     from one to the next the median is `launch_interval_s`; `kernels` have the median duration `median_kernel_s`.
@@ -58,6 +63,7 @@ class Clocks:
     phases: pd.DataFrame
     devices: pd.DataFrame
     pauses: pd.DataFrame
+    collectives: pd.DataFrame
     steps: int
     skipped: int
     is_whole_trace: bool
@@ -79,15 +85,15 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     by events on the stream. A kernel without a launch is of no phase: it has `unlinked` for itself, unless
     another runs beside it.
 
-    The clock runs over the steps, of lmbench's without the first of several: the recording starts on an idle device,
-    where the host first has to get ahead. Where kernels were queued before, it runs from the first to the last that the
-    steps launched. Without steps it runs over the whole trace.
+    The clock runs over the steps but those that are skipped. Where kernels were queued before, it runs from the first
+    to the last that the steps launched. Without steps it runs over the whole trace.
     """
     is_whole = not len(timeline.step_ns)
-    skipped = int(timeline.source == "lmbench" and 1 < len(timeline.step_ns) == timeline.steps)
+    skipped = timeline.skipped
     steps = timeline.steps - skipped
     if kernels.empty:
-        return Clocks(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), steps, skipped, is_whole)
+        nothing = pd.DataFrame()
+        return Clocks(nothing, nothing, nothing, nothing, steps, skipped, is_whole)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
     queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
@@ -109,6 +115,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
         owner, names = times.kernel, np.append(rows.index, NONE)
         is_host = owner == NONE
         times["phase"] = np.where(is_host, timeline.at(times.start_ns.to_numpy()), rows.phase.to_numpy()[owner])
+        times["collective"] = rows.collective.to_numpy()[owner]
         is_clocked = np.where(is_host, is_in_steps(times.start_ns), rows.is_clocked.to_numpy()[owner])
         pieces.append(times[is_clocked].assign(device=device))
         pauses.append(idle.assign(before=names[idle.before], after=names[idle.after], device=device))
@@ -135,11 +142,23 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
         launch_interval_s=launched.interval_ns.median() / 1e9,
     )
     return Clocks(
-        by_phase, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True), steps, skipped, is_whole
-    )
+        by_phase, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True),
+        _collectives(clocked, counted, steps), steps, skipped, is_whole,
+    )  # fmt: skip
 
 
-def _means(pieces: pd.DataFrame, key: str, steps: int) -> pd.DataFrame:
+def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Means per step by phase and kind of collective."""
+    keys, comm = ["phase", "collective"], kernels[kernels.collective != ""]
+    sizes = comm.assign(cost_s=(comm.cost_ns / 1e9).where(comm.message_bytes.notna())).groupby(keys)[
+        ["message_bytes", "bus_bytes", "cost_s"]
+    ]
+    numbers = sizes.sum(min_count=1).assign(calls=sizes.size())
+    times = _means(pieces[pieces.name.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
+    return pd.concat([times, numbers / steps], axis=1).reset_index()
+
+
+def _means(pieces: pd.DataFrame, key: str | list[str], steps: int) -> pd.DataFrame:
     """Seconds per step by phase or by device, and what follows from them."""
     times = pieces.pivot_table("ns", key, "name", "sum", fill_value=0).reindex(columns=_TIMES, fill_value=0)
     times["idle_s"] = times[_IDLE].sum(axis=1)
@@ -173,6 +192,13 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     computing = union(start[is_compute], end[is_compute])
     alone_start, alone_end, alone = cut(comm_start, comm_end, np.concatenate(computing))
     is_alone = locate(*computing, alone_start) == NONE
+    exposed_start, exposed_end, exposed = (
+        alone_start[is_alone],
+        alone_end[is_alone],
+        place[is_comm][comm[alone[is_alone]]],
+    )
+    # At the end of a collective stands what it costs; before that it waits for the last rank.
+    come = end - queue.cost_ns.to_numpy()
     # When the device became idle, at the earliest when the clock begins.
     ends = np.maximum.accumulate(end)
     done = np.minimum(np.maximum(np.append(span[0], ends[:-1]), span[0]), start)
@@ -199,7 +225,8 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     times = [
         ("busy_s", *paint(start, end, rank)),
         ("comm_s", comm_start, comm_end, place[is_comm][comm]),
-        ("comm_exposed_s", alone_start[is_alone], alone_end[is_alone], place[is_comm][comm[alone[is_alone]]]),
+        ("comm_exposed_s", exposed_start, exposed_end, exposed),
+        ("rank_wait_s", exposed_start, np.minimum(exposed_end, come[exposed]), exposed),
         # A gap is of the kernel that ran last.
         ("queued_gap_s", gaps.start_ns, gaps.end_ns, gaps.before.where(is_linked[gaps.before], gaps.after)),
         ("host_wait_s", pauses.launch_ns, pauses.waited_ns, pauses.after),

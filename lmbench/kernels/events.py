@@ -58,6 +58,15 @@ class _Arguments(Struct, frozen=True, gc=False):
     device: _Number = 0
     sequence: _Number = field(default=NONE, name="Sequence number")
     forward_thread: _Number = field(default=NONE, name="Fwd thread id")
+    # Of a collective (torch/csrc/profiler/util.h); of other events they may be anything.
+    collective_name: Any = field(default="", name="Collective name")
+    in_elements: Any = field(default=0, name="In msg nelems")
+    out_elements: Any = field(default=0, name="Out msg nelems")
+    dtype: Any = ""
+    group_name: Any = field(default="", name="Process Group Name")
+    group_ranks: Any = field(default="", name="Process Group Ranks")
+    group_size: Any = field(default=0, name="Group size")
+    number: Any = field(default=NONE, name="Seq")
 
 
 class _Event(Struct, gc=False):
@@ -73,8 +82,16 @@ class _Event(Struct, gc=False):
     args: _Arguments = _Arguments()
 
 
+class Distributed(Struct):
+    """Which of how many ranks a trace is of, None where it does not say."""
+
+    rank: int | None = None
+    world_size: int | None = None
+
+
 class _Document(Struct):
     traceEvents: list[_Event]
+    distributedInfo: Distributed | None = None
     notes: TraceNotes = field(name=NOTES, default_factory=TraceNotes)
 
 
@@ -109,6 +126,8 @@ class TraceEvents:
     `main_thread` is the one with most ranges; `unfinished` is the number of events without a duration, which are left
     out.
     """
+
+    distributed: Distributed
 
     host: Events
     calls: Events
@@ -155,10 +174,10 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     events["start_ns"] = np.rint((events.ts - events.ts.min()) * 1e3).astype(np.int64)
     events["end_ns"] = events.start_ns + np.rint(events.dur * 1e3).astype(np.int64)
     events["thread"] = pd.factorize(events.tid)[0]
-    return _divided(events, len(complete) - len(finished)), document.notes
+    return _divided(events, document.distributedInfo or Distributed(), len(complete) - len(finished)), document.notes
 
 
-def _divided(events: pd.DataFrame, unfinished: int) -> TraceEvents:
+def _divided(events: pd.DataFrame, distributed: Distributed, unfinished: int) -> TraceEvents:
     """The columns of all events, by what they are."""
     events = events.drop(columns=["ts", "dur", "tid"])
     host = events[events.category.isin(_HOST)]
@@ -177,6 +196,7 @@ def _divided(events: pd.DataFrame, unfinished: int) -> TraceEvents:
     launches = calls[where(calls.name, _LAUNCHING.search)]
     ranges = host.thread[is_range(host)]
     return TraceEvents(
+        distributed,
         host,
         calls.to_records(index=False),
         launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),

@@ -110,7 +110,11 @@ class Findings:
 
 def examine(path: str | Path) -> Findings:
     """Read a run's folder or a trace file and compute everything. Raises UsageError for what is no trace."""
-    trace = load_trace(path)
+    return examine_trace(load_trace(path))
+
+
+def examine_trace(trace: Trace) -> Findings:
+    """Compute everything that a trace tells."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
     clocks = phase_clocks(trace.kernels, trace.timeline)

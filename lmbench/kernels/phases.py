@@ -33,7 +33,8 @@ class PhaseTimeline:
 
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
     trace, 1 where nothing tells (`has_step_count`). `step_ns` has a row with start and end for each step that has a
-    range, in order. `inferred` are phases that no range tells, only what autograd runs.
+    range, in order, and `step_names` the ranges' names. `inferred` are phases that no range tells, only what autograd
+    runs.
     """
 
     start_ns: Integers
@@ -43,7 +44,14 @@ class PhaseTimeline:
     steps: int
     has_step_count: bool
     step_ns: Integers
+    step_names: list[str]
     inferred: tuple[str, ...]
+
+    @property
+    def skipped(self) -> int:
+        """Steps that no clock counts: of several of lmbench's the first, since the recording starts on an idle device,
+        where the host first has to get ahead."""
+        return int(self.source == "lmbench" and 1 < len(self.step_ns) == self.steps)
 
     def at(self, moments: Integers) -> list[str]:
         """The phase of each moment."""
@@ -90,6 +98,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         max(steps, 1),
         steps > 0,
         marks[["start_ns", "end_ns"]].to_numpy(np.int64),
+        marks.name.tolist(),
         tuple(phase for phase in PHASES if phase in names),
     )
 

@@ -29,6 +29,8 @@ _UNITS = {
     "count": Unit("", 1.0, instances), "fraction": Unit("", 100.0, percent), "whole": COUNT,
     # TFLOP/s or TB/s, as the row says.
     "tera": Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}"),
+    "giga": Unit("", 1e-9, lambda value: f"{value / 1e9:.1f}"),
+    "MB": Unit("", 1e-6, lambda value: f"{value / 1e6:.3g}"),
     "mega": Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"),
     "ratio": Unit("", 1.0, "{:.2f}".format), "small_ratio": Unit("", 1.0, "{:.4f}".format),
     "mean_s": Unit("", 1e6, microseconds), "s": MS,
@@ -65,7 +67,9 @@ def table(
             by_end = next((unit for end, unit in _UNITS.items() if field.endswith(f"_{end}") or field == end), WORDS)
             unit = _UNITS.get(unit_name, by_end)
             title = heading.format(**words)
-            columns.append(Column(title, unit, field, narrowing="shorten" if unit is WORDS else "keep"))
+            is_shortened = unit is WORDS and field not in description.get("whole", ())
+            is_extra = field in description.get("extra", ())
+            columns.append(Column(title, unit, field, "shorten" if is_shortened else "keep", is_extra))
             keys.append(field)
     shown, left = records(rows[:top]), rows[len(rows) if top is None else top :]
     if len(left) and "rest" in description:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lmbench.kernels.collectives import describe
 from lmbench.kernels.compiled import parts_in_graphs, read_graphs
 from lmbench.kernels.events import Events, TraceEvents, read_trace
 from lmbench.kernels.host import Host
@@ -126,4 +127,4 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
                 part = "loss"
         # These kinds do a part of the model and nothing else.
         parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
-    return kernels.assign(part=parts)
+    return describe(kernels.assign(part=parts), host, timeline)

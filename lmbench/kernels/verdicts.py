@@ -46,7 +46,7 @@ _MUCH_FP32_FRACTION = 0.2
 _MUCH_LAYOUT_FRACTION = 0.08
 _MUCH_COMMUNICATION_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
-TraceWord = Literal[LagWord, "stalled", "communication-bound"]
+TraceWord = Literal[LagWord, "stalled", "communication-bound", "waits for other ranks"]
 
 # Kinds that do little with what they read and write.
 _MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
@@ -62,7 +62,8 @@ def judge_phases(
     blank and empty for a trace without one.
 
     `verdict` is None for a phase that is not judged: `communication-bound` from `COMMUNICATION_BOUND_FRACTION` of
-    exposed communication on, if that is more than the waiting for the host; else `host-bound` from
+    exposed communication on, if that is more than the waiting for the host, or `waits for other ranks` where more than
+    half of it is known to be that; else `host-bound` from
     `HOST_BOUND_FRACTION` of waiting for the host on, if that is more than other idle time; else `stalled` from
     `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
     waiting for the host, and `mixed` above it.
@@ -118,7 +119,7 @@ def verdict_of(clock: pd.Series) -> TraceWord:
     names = ("host_wait_s", "other_idle_s", "idle_s", "comm_exposed_s")
     wait, other, idle, exposed = (clock[name] / (clock.window_s or 1.0) for name in names)
     if exposed >= max(COMMUNICATION_BOUND_FRACTION, wait):
-        return "communication-bound"
+        return "waits for other ranks" if clock.rank_wait_s > clock.comm_exposed_s / 2 else "communication-bound"
     if wait >= HOST_BOUND_FRACTION and wait >= other:
         return "host-bound"
     if other >= STALLED_FRACTION or idle > IDLE_FRACTION:
@@ -172,6 +173,8 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         (is_host_bound and cause != LAUNCHING, remedy(waits, cause)),
         (is_host_bound,
          f"{clock.launches:,.0f} launches, one every {clock.launch_interval_s * 1e6:.1f} us: {fewer}"),
+        (verdict == "waits for other ranks",
+         f"{exposed}, {milliseconds(clock.rank_wait_s)} ms of it before the last rank came: see what that one does"),
         (verdict == "communication-bound",
          f"{exposed}: overlap it, send less, or find the rank that comes late"),
         (clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s, short_kernels),

@@ -19,6 +19,7 @@ class HandWritten:
 
     def __init__(self):
         self.events = []
+        self.distributed = {}
         self.metadata = {"schema_version": 1, "module_classes": {}, "compiled_graphs": []}
 
     def add(self, cat, name, ts, dur, tid=MAIN, **args):
@@ -47,13 +48,14 @@ class HandWritten:
         self.events[-1]["pid"] = args.get("device", 0)
 
     def document(self):
-        return {"schemaVersion": 1, "lmbench": self.metadata, "traceEvents": self.events}
+        known = {"lmbench": self.metadata, "distributedInfo": self.distributed}
+        return {"schemaVersion": 1, **known, "traceEvents": self.events}
 
-    def launched(self, at, name, start, dur, stream=STREAM):
+    def launched(self, at, name, start, dur, stream=STREAM, **args):
         """A kernel with its launch."""
         number = len(self.events) + 1
         self.launch(number, at)
-        self.kernel(number, name, start, dur, stream=stream)
+        self.kernel(number, name, start, dur, stream=stream, **args)
 
     def write(self, path):
         path.write_text(json.dumps(self.document()))

@@ -36,12 +36,11 @@ class Recording:
         module: what is trained; each of its modules has a range around its forward.
         device: where it runs.
         tool: `torch` records a trace, `nsys` only sets ranges, and the marks between which Nsight Systems records.
-        writes_trace: of several ranks only one does.
 
     From its making until `stop`, it listens to what Inductor compiles.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, tool: Tool, writes_trace: bool) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, tool: Tool) -> None:
         self.steps = 0
         self._module, self._device, self._tool = module, device, tool
         self._uses_nvtx = device.type == "cuda"
@@ -49,7 +48,7 @@ class Recording:
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
         self._origins: GraphOrigins | None = None
-        if tool == "torch" and writes_trace:
+        if tool == "torch":
             self._origins = GraphOrigins()
             self._origins.listen()
 
@@ -115,6 +114,7 @@ def _write(recorded: Any, path: Path) -> int:
     Raises:
         OSError: it cannot be written, also where Kineto keeps to itself why.
     """
+    path.parent.mkdir(exist_ok=True)
     # In a folder of its own: Kineto leaves unfinished files under names of its choice.
     with TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
         plain, packed = Path(folder, "trace.json"), Path(folder, path.name)

@@ -1,0 +1,154 @@
+"""Several ranks' traces read together: what each does, which one the others wait for and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+
+from lmbench.errors import UsageError
+from lmbench.files import is_folder
+from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_line
+from lmbench.kernels.collectives import match_collectives
+from lmbench.kernels.findings import Findings, examine_trace
+from lmbench.kernels.recorded import TRACE_FILE
+from lmbench.kernels.tables import table
+from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.verdicts import verdict_of
+from lmbench.kernels.waits import cause_text, largest_causes
+from lmbench.progress import progress
+from lmbench.records.load import is_run_folder
+from lmbench.report.answer import Answer, Line
+from lmbench.report.units import milliseconds, percent
+
+# In the names of files and folders.
+_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
+# A rank that delays the others by less than this share of their time is no straggler.
+_LATE_FRACTION = 0.01
+# Reasons that are named, and from which share of the delay on.
+_NAMED, _SAID_FRACTION = 2, 0.1
+
+
+def ranks_answer(sources: Iterable[str | Path], top: int = 10, ceiling: Path | None = None) -> Answer:
+    """What the traces of several ranks tell together; of one trace all that it tells.
+
+    Args:
+        sources: runs' folders, folders of traces, trace files.
+        top: kernels and the like that are shown.
+        ceiling: a record of `lmbench ceiling`, for one trace.
+
+    Raises:
+        UsageError: what is given is no trace, or no single one of each rank.
+    """
+    paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+    if len(paths) == 1:
+        return kernels_answer(paths[0], top, ceiling)
+    traces: dict[int | None, Trace] = {}
+    with progress("kernels", len(paths)) as task:
+        for path in paths:
+            task.begin(path.name)
+            trace = load_trace(path)
+            other = traces.setdefault(_rank_of(trace), trace)
+            if other is not trace:
+                both = f"{str(other.path)!r} and {str(path)!r} are not known to be of two ranks"
+                raise UsageError(f"{both}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two")
+    ranks = sorted(rank for rank in traces if rank is not None)
+    known, matches = match_collectives([traces[rank] for rank in ranks])
+    findings = {rank: examine_trace(trace) for rank, trace in zip(ranks, known, strict=True)}
+    if lacking := [one for one in findings.values() if one.why_no_kernels]:
+        if len(lacking) < len(ranks):
+            path, why = lacking[0].trace.path, lacking[0].why_no_kernels
+            raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
+        answer = kernels_answer(lacking[0].trace.path, top)
+        text = (
+            "without kernels: gloo's collectives run on the host, and what ranks wait for is not told; the first one:"
+        )
+        return replace(answer, headline=[Line("ranks", f"{len(ranks)}, {text}"), *answer.headline])
+    return _answer(findings, matches.assign(rank=[ranks[place] for place in matches["rank"]]), top)
+
+
+def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> Answer:
+    """What ranks do, by rank, and what their matched collectives tell."""
+    first = next(iter(findings.values()))
+    waits = matches.groupby("collective").wait_ns
+    # The last rank itself waits for none.
+    last = matches.assign(
+        longest_s=waits.transform("max") / 1e9,
+        mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
+        cost_s=matches.cost_ns / 1e9,
+    )
+    last = last[last.is_last].sort_values("longest_s", ascending=False)
+    rows = pd.DataFrame({rank: one.clocks.total for rank, one in findings.items()}).T.rename_axis("rank")
+    rows = rows.assign(
+        computing_s=rows.busy_s - rows.comm_exposed_s,
+        last_count=last.groupby("rank").size(),
+        delay_s=last.groupby("rank").mean_wait_s.sum() / first.clocks.steps,
+        verdict=rows.apply(verdict_of, axis=1),
+    ).fillna({"last_count": 0, "delay_s": 0.0})
+    mean, number = rows.mean(numeric_only=True), first.trace.events.distributed.world_size or len(rows)
+    exposed, waiting = mean.comm_exposed_s / mean.window_s, mean.rank_wait_s / mean.window_s
+    cause, least = "unknown how much of it is waiting", "at least " if len(rows) < number else ""
+    if len(last):
+        cause = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
+    headline = [
+        *([Line("run", run_line(first.run))] if first.run else []),
+        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per_what(first)} on the device"),
+        Line("lost", f"{percent(exposed)} of it is exposed communication: {cause}"),
+        *_straggler(findings, rows),
+    ]
+    for worst in last[:1].itertuples():
+        mean_ms, longest_ms = milliseconds(last.longest_s.mean()), milliseconds(worst.longest_s)
+        text = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst.rank} last)"
+        headline.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {text}"))
+    count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
+    headline.append(Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True))
+    notes = [
+        Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
+        *(Line(f"rank {rank}", str(one.trace.path), is_whole=True) for rank, one in findings.items()),
+    ]
+    tables = [table("ranks", rows.reset_index(), per=per_what(first)), communication_table([*findings.values()])]
+    if len(last):
+        tables.append(table("collectives", last, top))
+    figures = {"comm_exposed_fraction": float(exposed), "rank_wait_fraction": float(waiting) if len(last) else None}
+    return Answer(headline, tables, notes, figures=figures, first=("ranks", "communication"))
+
+
+def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
+    """The rank that the others wait longest for, and what it spends more time on than they do."""
+    rank, delay_s = rows.delay_s.idxmax(), rows.delay_s.max()
+    if delay_s < _LATE_FRACTION * rows.window_s[rank]:
+        return [Line("straggler", f"none that the others wait for in {percent(_LATE_FRACTION)} of the time")]
+    late = f"rank {rank} came last to {rows.last_count[rank]:.0f} of {rows.last_count.sum():.0f} collectives"
+    lines = [Line("straggler", f"{late}, and the others wait {milliseconds(delay_s)} ms for it")]
+    spent = pd.DataFrame({
+        rank: {
+            **one.work.seconds("kind"), **largest_causes(one.waits), "short gaps": one.clocks.total.queued_gap_s,
+            "other idle time": one.clocks.total.other_idle_s,
+        } for rank, one in findings.items()
+    }).fillna(0.0).drop(index="comm", errors="ignore")  # fmt: skip
+    more = (spent[rank] - spent.drop(columns=rank).median(axis=1)).nlargest(_NAMED)
+    waits = findings[rank].waits
+    for what, more_s in more[more >= _SAID_FRACTION * delay_s].items():
+        where = f"waiting for {cause_text(waits, what)}" if what in set(waits.cause) else what
+        lines.append(Line("", f"{milliseconds(more_s)} ms more than the others' median in {where}"))
+    return lines
+
+
+def _traces_at(path: Path) -> list[Path]:
+    """The traces that a path stands for: of a run all its ranks', of another folder all that lie in it."""
+    if not is_folder(path):
+        return [path]
+    if is_run_folder(path):
+        return [path, *path.glob(f"rank*/{TRACE_FILE}")]
+    return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
+
+
+def _rank_of(trace: Trace) -> int | None:
+    """By the trace itself, its run's record, or the name of the file or its folder."""
+    by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
+    known = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
+    return next((rank for rank in known if rank is not None), None)

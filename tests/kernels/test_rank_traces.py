@@ -1,0 +1,121 @@
+"""Several ranks' traces read together, against what was planted: who waits for whom, and what communication costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from plain_sums import plain_sums
+from torch import nn
+from trace_events import HandWritten, record_steps
+
+from lmbench.cli import main
+
+COLLECTIVES = {
+    "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
+    "all-gather": {"Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 600, "dtype": "Half"},
+    "point-to-point": {"Collective name": "send", "In msg nelems": 8, "dtype": "Long"},
+}
+GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+
+
+def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), first_step=7, **group):
+    """Two steps of a rank: a product, which takes rank 1 `more_us` longer, then collectives that take 40 us once both
+    are there; beside the wait for the first a computing kernel of 30 us and a copy."""
+    trace = HandWritten()
+    trace.distributed = {"rank": rank, "world_size": 2}
+    for step in range(2):
+        at = 1_600 * step
+        trace.add("user_annotation", f"ProfilerStep#{first_step + step}", at, 1_590)
+        product_us, ready = 500 + more_us * rank, at + 520 + more_us
+        trace.launched(at + 1, "sgemm", at + 20, product_us)
+        for number, name in enumerate(names):
+            begin, end = ready + 41 * number, ready + 41 * number + 40
+            begin = begin if number else at + 20 + product_us
+            known = {**COLLECTIVES[name], **GROUP, **group}
+            trace.launched(at + 6 + 3 * number, "ncclDevKernel_X", begin, end - begin, 9, **known)
+        if not rank:
+            trace.launched(at + 14, "add", at + 530, 30)
+            trace.launched(at + 16, "Memcpy DtoD", at + 570, 10)
+    return trace.write(folder / f"{rank}.json")
+
+
+def answer(capsys, *words):
+    assert main(["kernels", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, capsys):
+    paths = [write_rank(tmp_path, rank, more_us=900) for rank in (0, 1)]
+    record = answer(capsys, tmp_path)
+    assert record == answer(capsys, *reversed(paths))
+    for row, path in zip(record["tables"]["ranks"], paths, strict=True):
+        (plain,) = plain_sums(path).values()
+        assert row["busy_s"] == pytest.approx(plain["busy"] / 2)
+        assert row["comm_s"] == pytest.approx(plain["comm"] / 2)
+        assert row["comm_exposed_s"] == pytest.approx((plain["comm"] - plain["overlapped"]) / 2)
+        assert row["computing_s"] + row["comm_exposed_s"] + row["idle_s"] == pytest.approx(row["window_s"])
+    first, second = record["tables"]["ranks"]
+    # 30 of 900 us lie beside a kernel that computes; the copy does not compute.
+    assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(870e-6), 0)
+    assert (first["delay_s"], second["delay_s"]) == (0, pytest.approx(900e-6))
+    assert (first["verdict"], second["verdict"]) == ("waits for other ranks", "mixed")
+    gathers, reduces = sorted(record["tables"]["communication"], key=lambda row: row["collective"])
+    # Both take 40 us: over the ring of two go the whole 4000 bytes of float32, and half of 1200 of float16.
+    assert (reduces["message_bytes"], reduces["bus_bytes_per_s"]) == (4000, pytest.approx(4000 / 40e-6))
+    assert (gathers["message_bytes"], gathers["bus_bytes_per_s"]) == (1200, pytest.approx(600 / 40e-6))
+    assert main(["kernels", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "rank 1 came last to 2 of 4 collectives, and the others wait 0.900 ms for it" in text
+    assert "0.900 ms more than the others' median in gemm" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "matched"),
+    [
+        # Recording began a step later.
+        ({}, {"first_step": 8}, 2),
+        ({}, {"first_step": 70}, 0),
+        # By their own numbers, whatever the steps are called.
+        ({"Seq": 1}, {"Seq": 1, "first_step": 70}, 4),
+        ({}, {"names": ["all-gather", "all-reduce"]}, 0),
+        ({}, {"names": ["all-reduce"]}, 0),
+        ({}, {"Process Group Ranks": "[1, 2]"}, 0),
+        ({"names": ["point-to-point"] * 2}, {"names": ["point-to-point"] * 2}, 0),
+    ],
+    ids=str,
+)
+def test_only_what_is_surely_one_collective_is_matched(first, second, matched, tmp_path, capsys):
+    paths = [write_rank(tmp_path, rank, 900, **known) for rank, known in enumerate((first, second))]
+    record = answer(capsys, *paths)
+    assert len(record["tables"].get("collectives", ())) == matched
+    assert (record["rank_wait_fraction"] is None) == (not matched)
+
+
+def test_equal_ranks_have_no_straggler(tmp_path, capsys):
+    for rank in (0, 1):
+        write_rank(tmp_path, rank)
+    assert main(["kernels", str(tmp_path)]) == 0
+    assert "none that the others wait for" in capsys.readouterr().out
+
+
+def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):
+    net = nn.Linear(64, 64)
+    for rank in (0, 1):
+        record_steps(
+            tmp_path / f"rank{rank}.json", lambda: net(torch.ones(8, 64)).sum(), torch.optim.SGD(net.parameters(), 0.1)
+        )
+    assert main(["kernels", str(tmp_path)]) == 0
+    assert "gloo's collectives run on the host" in capsys.readouterr().out
+
+
+def test_what_is_no_trace_of_another_rank_is_refused(tmp_path, capsys):
+    write_rank(tmp_path, 1)
+    other = HandWritten()
+    other.op("aten::mm", 0, 5)
+    for rank, reason in ((1, "not known to be of two ranks: name files rank0.json.gz"), (0, "has no kernels")):
+        other.distributed = {"rank": rank}
+        other.write(tmp_path / "other.json")
+        assert main(["kernels", str(tmp_path)]) == 2
+        assert reason in capsys.readouterr().err
