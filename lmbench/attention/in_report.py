@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from functools import lru_cache
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from lmbench.records.load import Run
@@ -27,11 +28,12 @@ _ROUNDING_BYTES = 2 * 2**20
 
 @lru_cache(maxsize=4)
 def _growths(frame: Frame, span: Span) -> dict[int, float]:
-    times, lines = frame.numbers(f"phases.{span}.mean_s").groupby(level=0).mean(), defaultdict[Any, list[Any]](list)
+    numbers, lines = frame.numbers(f"phases.{span}.mean_s"), defaultdict[Any, list[Any]](list)
+    times = {cell: fmean(values) for cell, values in numbers.items()}
     for cell, known in frame.known.items():
         if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
             others = {(n, v) for n, v in known.items() if n != "context" and n not in CONSEQUENCES}
-            lines[frame.facts.gpu[cell], frozenset(others)].append((known["context"], cell))
+            lines[frame.gpus[cell], frozenset(others)].append((known["context"], cell))
     return {
         cell: math.log(times[cell] / times[before]) / math.log(longer / shorter)
         for line in lines.values()
@@ -68,6 +70,11 @@ def _columns(span: Span) -> tuple[Column, ...]:
     )
 
 
+def _saved_ratio(run: RunRecord) -> float | None:
+    saved, expected = run.memory.saved_bytes, run.memory.expected_saved_bytes
+    return None if saved is None or not expected else saved / expected
+
+
 def _refused_bytes(run: Run) -> int | None:
     """What a run of attention by itself that ran out of memory asked for last."""
     refused, error = run.record.memory.refused, run.record.error
@@ -82,7 +89,7 @@ def _about(frame: Frame, cell: int) -> list[str]:
     backends = dict.fromkeys(run.record.model.attention_backend for run in frame.runs_of(cell, "ok"))
     notes = [f"PyTorch took {backend} for {known.get('attention')}" for backend in backends if backend is not None]
     asked = next((asked for run in runs if (asked := _refused_bytes(run)) is not None), None)
-    if cell in frame.ok_cells or asked is None:
+    if cell in frame.ok or asked is None:
         return notes
     sizes = [known.get(name) for name in ("batch", "heads", "context", "context")]
     count = math.prod(size if isinstance(size, int) else 0 for size in sizes)
@@ -104,10 +111,10 @@ ATTENTION = Feature(
         # What the shape makes a forward pass save: a run that ran out of memory tells it too.
         Column(
             "saved_by_shape_bytes", "saved by shape",
-            per_cell(lambda run: run.record.memory.expected_saved_bytes, outcome=None), GIB, None, is_planned=True,
+            per_cell(lambda run: run.record.memory.expected_saved_bytes, outcome=None), GIB, None,
         ),
-        Column("saved_ratio", "saved / by shape", "memory.saved_bytes / memory.expected_saved_bytes", _RATIO),
-        Column("refused_bytes", "refused", per_cell(_refused_bytes, outcome=None), GIB, None, is_planned=True),
+        Column("saved_ratio", "saved / by shape", _saved_ratio, _RATIO),
+        Column("refused_bytes", "refused", per_cell(_refused_bytes, outcome=None), GIB, None),
     ),
     row_notes=_about,
 )  # fmt: skip

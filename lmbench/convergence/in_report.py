@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ from lmbench.convergence.judgement import (
     share,
     steps_to_loss,
 )
+from lmbench.records.run import RunRecord
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.catalogue import Feature
 from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, picture
-from lmbench.report.columns import BASELINE, NAT, STEP, Column, Read, values_of
-from lmbench.report.frame import Frame
+from lmbench.report.columns import BASELINE, NAT, STEP, Column, Read
+from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartSpec
 
@@ -58,6 +60,8 @@ def judgements(frame: Frame) -> dict[int, Judgement]:
 
 def _follows(frame: Frame, cell: int) -> Cell | None:
     """1 where a row follows, 0 where it does not, nan where nobody knows; and the same in words."""
+    if cell not in frame.ok:
+        return None
     if frame.base.get(cell) == cell:
         # Beside itself a baseline only shows whether it broke.
         curves = curves_of(frame, cell)
@@ -86,13 +90,13 @@ def _of_difference(name: str, figure: str, of: Callable[[float], float] = float)
     return read
 
 
-def _to_loss(per_step: str, text: Callable[[float], str]) -> Read:
+def _to_loss(per_step: Expression, text: Callable[[float], str]) -> Read:
     """Time or energy of every step up to the loss of the baseline's run of the same seed, mean over seeds; infinite
     where one never came there. Steps before the window, the first with its compiling among them, count as much as the
     window's."""
 
     def read(frame: Frame, cell: int) -> Cell | None:
-        (costs,) = values_of(frame.numbers(per_step), cell)
+        costs = frame.numbers(per_step).get(cell)
         if cell not in frame.base or not costs:
             return None
         curves, others = curves_of(frame, cell), curves_of(frame, frame.base[cell])
@@ -102,6 +106,12 @@ def _to_loss(per_step: str, text: Callable[[float], str]) -> Read:
         return value if value is None else Cell(value, text="never" if math.isinf(value) else text(value))
 
     return read
+
+
+def _energy_j(run: RunRecord) -> float | None:
+    """Joules of a step."""
+    step, power_w = run.phases.step, run.device_state.mean_power_w
+    return None if step is None or step.mean_s is None or power_w is None else step.mean_s * power_w
 
 
 def _change(logarithm: float) -> float:
@@ -135,7 +145,7 @@ COLUMNS: tuple[Column, ...] = tuple(
         ("time_to_loss_s", "time to the same loss", _to_loss("phases.step.mean_s", units.seconds), SECONDS),
         (
             "energy_to_loss_j", "energy to the same loss",
-            _to_loss("phases.step.mean_s * device_state.mean_power_w", _kilojoules), Unit("kJ", 1e-3, _kilojoules),
+            _to_loss(_energy_j, _kilojoules), Unit("kJ", 1e-3, _kilojoules),
         ),
     )
 )  # fmt: skip
@@ -144,15 +154,15 @@ COLUMNS: tuple[Column, ...] = tuple(
 def headline(frame: Frame) -> list[str]:
     """What to take and what not to take, with how much faster each is; the broken ones first."""
     names, judged, ways = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
-    times = STEP.numbers(frame).groupby(level=0).mean()
-    for cell in frame.facts.index:
+    times = {cell: fmean(values) for cell, values in STEP.numbers(frame).items()}
+    for cell in frame.known:
         way, judgement = frame.in_words(cell, names), judged.get(cell)
         if judgement is not None:
-            is_timed = {cell, frame.base[cell]} <= {*times.index}
+            is_timed = {cell, frame.base[cell]} <= times.keys()
             speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
             words = "; ".join(filter(None, [speed, judgement.why]))
             ways[judgement.follows].append(f"{way} ({words})" if words else way)
-        elif cell not in frame.ok_cells:
+        elif cell not in frame.ok:
             ways["ended"].append(f"{way} ({frame.label(cell)})")
     titles = {
         False: f"Does not train like {frame.base_name}, whatever its speed",

@@ -38,7 +38,7 @@ _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 
 def _profiled(name: str, title: str, field: Expression, unit: Unit = PERCENT, modes: Sequence[str] = ()) -> Column:
-    return Column(name, title, field, unit, modes=modes, is_profiled=True)
+    return Column(name, title, field, unit, modes=modes)
 
 
 def _named(name: str, title: str, read: Callable[[RunRecord], Sequence[Any]]) -> Column:
@@ -50,7 +50,7 @@ def _named(name: str, title: str, read: Callable[[RunRecord], Sequence[Any]]) ->
         text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
         return Cell(rows[0].share_fraction, text=text) if rows else None
 
-    return Column(name, title, per_cell(of), Unit("", 100.0, units.percent_number), None, is_profiled=True)
+    return Column(name, title, per_cell(of), Unit("", 100.0, units.percent_number), None)
 
 
 def _share(kind: str, span: Span, name: str) -> Expression:
@@ -122,7 +122,7 @@ def _columns(span: Span) -> Iterator[Column]:
 _TRAINING = ("forward", "forward_backward", "train_step")
 _PHASES: tuple[Span, ...] = ("forward", "backward", "optimizer")
 COLUMNS: tuple[Column, ...] = (
-    Column("kernel_count", "kernels", per_cell(_kernel_count), COUNT, None, is_profiled=True),
+    Column("kernel_count", "kernels", per_cell(_kernel_count), COUNT, None),
     _profiled("kernel_s", "kernel time", "kernels.phases.step.kernel_s", MS),
     *(
         _profiled(f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", modes=modes)

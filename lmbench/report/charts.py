@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import Chart
 from lmbench.report.columns import Column, first_steps
@@ -58,11 +59,11 @@ def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: Colu
     show; of more than MAX_CHARTS the last says how many were left out."""
     others = [] if kind.has_rows else [name for name in frame.differing() if name not in (spec.x, *spec.series)]
     if kind.by_baseline:
-        others = frame.select(cell for cell in frame.facts.index if frame.base.get(cell) == cell).differing()
+        others = frame.select(cell for cell in frame.known if frame.base.get(cell) == cell).differing()
     charts = []
     for part in frame.by(others):
         if chart := kind.build(spec, part, column_of):
-            title = ": ".join(filter(None, [spec.title, part.in_words(part.facts.index[0], others)]))
+            title = ": ".join(filter(None, [spec.title, part.in_words(next(iter(part.known)), others)]))
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
     more = len(charts) - MAX_CHARTS
@@ -110,20 +111,21 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
     values, unit = column.of(frame), column.unit
-    spread = column.numbers(frame).groupby(level=0).std().dropna() * unit.scale if column.is_of_one_process else {}
+    numbers = column.numbers(frame) if column.is_of_one_process else {}
     points: dict[int, dict[str, Any]] = {}
-    for cell in frame.facts.index:
+    for cell in frame.known:
         entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
-        if cell not in frame.ok_cells:
+        if cell not in frame.ok:
             # `OOM (forward)` is OOM, `error: incorrect` is incorrect.
             points[cell] = {"outcome": label.partition(" (")[0].rpartition(": ")[2], "tip": f"{name}: {label}"}
         elif entry is not None and isinstance(entry.value, int | float):
             value = entry.value * unit.scale
             points[cell] = {"y": value, "tip": f"{name}: {column.title} {column.text(entry)} {unit.word}".rstrip()}
-            if cell in spread:
+            if (std := sample_std(numbers.get(cell, ()))) is not None:
+                spread = std * unit.scale
                 # As wide in logarithms, where it would reach below zero.
-                low = value - spread[cell] if spread[cell] < value else value**2 / (value + spread[cell])
-                points[cell] |= {"low": low, "high": value + spread[cell]}
+                low = value - spread if spread < value else value**2 / (value + spread)
+                points[cell] |= {"low": low, "high": value + spread}
     return points
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,15 +17,13 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
 from lmbench.precision import find_precision
 from lmbench.records.load import Run, read_steps
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
-from lmbench.records.statistics import ratio_of
+from lmbench.records.statistics import ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
@@ -40,13 +38,12 @@ BASELINE = "{baseline}"
 _CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: A difference of losses.
 NAT = Unit("nat", 1.0, units.signed)
+#: How numbers of runs become one of a cell: rates harmonically, so that they agree with the mean step time.
+_OVER: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
+}  # fmt: skip
 #: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
 _COMPILING_STEPS = 5
-
-
-def harmonic(rates: pd.Series) -> float:
-    """Average rates harmonically, so that they agree with the mean step time."""
-    return statistics.harmonic_mean([float(rate) for rate in rates])
 
 
 @dataclass(frozen=True)
@@ -54,15 +51,11 @@ class Column:
     """One column.
 
     `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
-    `expression` is a number of a run, which `over` combines over the ok runs of a cell; or, where `over` is None, a
-    function of the frame and a cell that gives a number, a cell of an answer, or None.
+    `expression` is a number of a run, which `over` (a key of _OVER) combines over the ok runs of a cell; or, where
+    `over` is None, a function of the frame and a cell that gives a number, a cell of an answer, or None.
 
     Args:
-        within: the field that is the spread of a lone process, empty where it has none; None where no standard
-            deviation stands beside the value.
         modes: the modes that have this number, all where empty.
-        is_profiled: whether only profiled runs have it.
-        is_planned: whether it is known of a cell of which no run ended well.
         is_costly: whether it is worked out only where a view names it: it reads steps.jsonl, or goes over many cells.
     """
 
@@ -70,17 +63,19 @@ class Column:
     title: str
     expression: Any
     unit: Unit
-    over: Any = "mean"
-    within: str | None = None
+    over: str | None = "mean"
     modes: Sequence[str] = ()
-    is_profiled: bool = False
-    is_planned: bool = False
     is_costly: bool = False
 
     @property
     def is_of_one_process(self) -> bool:
         """Whether the value is a mean of numbers of processes, so that it has an interval between them."""
-        return self.over in ("mean", harmonic)
+        return self.over in ("mean", "harmonic")
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether a standard deviation stands beside the value: that between processes, else that within the run."""
+        return isinstance(self.expression, str) and self.expression.endswith(".mean_s")
 
     @property
     def is_relative(self) -> bool:
@@ -91,25 +86,24 @@ class Column:
         """Whether the value is a ratio of means of processes, which two processes a side are needed to judge."""
         return self.is_relative and self.unit is TIMES
 
-    def numbers(self, frame: Frame) -> pd.Series:
+    def numbers(self, frame: Frame) -> dict[int, list[float]]:
         """A number of each ok run that has it, by its cell."""
-        numbers = frame.numbers(self.expression)
-        return numbers[[not self.modes or frame.known[cell].get("mode") in self.modes for cell in numbers.index]]
+        numbers = frame.numbers(self.expression).items()
+        return {cell: n for cell, n in numbers if not self.modes or frame.known[cell].get("mode") in self.modes}
 
     def of(self, frame: Frame) -> dict[int, Any]:
-        """The cells that have a value, with it; of one that did not end well only what is known without that."""
+        """The cells that have a value, with it."""
         if self.over is None:
-            cells = [cell for cell in frame.facts.index if self.is_planned or cell in frame.ok_cells]
-            values = {cell: self.expression(frame, cell) for cell in cells}
+            values = {cell: self.expression(frame, cell) for cell in frame.known}
             return {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
-        by_cell = self.numbers(frame).groupby(level=0)
-        if not len(by_cell):
-            return {}
-        spread = by_cell.std() if self.within is not None else pd.Series(dtype=float)
-        if self.within:
-            spread = spread.where(by_cell.size() > 1, frame.numbers(self.within).groupby(level=0).first())
-        stds = spread.dropna().to_dict()
-        return {cell: Cell(value, stds.get(cell)) for cell, value in by_cell.agg(self.over).to_dict().items()}
+        # Phases that are summed up have no spread within a run.
+        is_single = self.has_spread and "+" not in self.expression
+        lone = frame.numbers(self.expression.replace("mean_s", "std_s")) if is_single else {}
+        cells = {}
+        for cell, numbers in self.numbers(frame).items():
+            std = sample_std(numbers) if numbers[1:] else lone.get(cell, [None])[0]
+            cells[cell] = Cell(_OVER[self.over](numbers), std if self.has_spread else None)
+        return cells
 
     def heading(self, frame: Frame) -> answer.Column:
         """The column as a table has it."""
@@ -139,7 +133,7 @@ def _waits(span: Span) -> Column:
 
     def of(frame: Frame, cell: int) -> Cell | None:
         words = {value_at(run.record, f"probe.verdicts.{span}.verdict") for run in frame.runs_of(cell, "ok")} - {None}
-        (lags,) = values_of(frame.numbers(f"probe.verdicts.{span}.min_lag_s"), cell)
+        lags = frame.numbers(f"probe.verdicts.{span}.min_lag_s").get(cell)
         lag = statistics.fmean(lags) if lags else None
         return Cell(lag, text=words.pop() if len(words) == 1 else "mixed") if words else None
 
@@ -160,11 +154,8 @@ def _listed() -> Iterator[Column]:
     """The columns of columns.csv: numbers of a record, or sums of them."""
     with (files("lmbench.report") / "columns.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            over = harmonic if row["over"] == "harmonic" else row["over"]
-            # `-`: the spread is that between processes, and a lone one has none.
-            within = row["within"].strip("-") if row["within"] else None
             unit, modes = UNITS[row["unit"]], tuple(row["modes"].split())
-            yield Column(row["name"], row["title"], row["expression"], unit, over, within, modes)
+            yield Column(row["name"], row["title"], row["expression"], unit, row["over"], modes)
 
 
 #: Share of the step in phases in which the device waited for the host, by the lag probes.
@@ -189,18 +180,14 @@ STEP = MEASURED[0]
 # against the baseline
 
 
-def ratio(below: Sequence[float], above: Sequence[float]) -> Any:
-    """The ratio of two means of processes with its 95 % interval, by Welch's t on logarithms."""
-    if not len(below) or not len(above) or min(*below, *above) <= 0:
+def ratio(numbers: Mapping[int, Sequence[float]], cell: int, base: int) -> Any:
+    """How many times the mean of a cell's processes is that of the base's, with its 95 % interval by Welch's t on
+    logarithms."""
+    below, above = numbers.get(base), numbers.get(cell)
+    if not below or not above or min(*below, *above) <= 0:
         return None
     interval = ratio_of(below, above)
     return Cell(statistics.fmean(above) / statistics.fmean(below), low=interval.low, high=interval.high)
-
-
-def values_of(numbers: pd.Series, *cells: int) -> list[list[float]]:
-    """The numbers of each of the cells, of its runs."""
-    values, places = numbers.to_numpy(), numbers.index.to_numpy()
-    return [values[places == cell].tolist() for cell in cells]
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:
@@ -210,7 +197,7 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """How many times faster: by tokens/s, as steps need not be of one size; by step time where nobody counts tokens."""
-    return ratio(*values_of(frame.numbers("throughput.tokens_per_s"), base, cell)) or _slowdown(frame, base, cell)
+    return ratio(frame.numbers("throughput.tokens_per_s"), cell, base) or _slowdown(frame, base, cell)
 
 
 def _efficiency(frame: Frame, cell: int, base: int) -> Any:
@@ -225,7 +212,7 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
 
 
 def _slowdown(frame: Frame, cell: int, base: int) -> Any:
-    return ratio(*values_of(frame.numbers("phases.step.mean_s"), base, cell))
+    return ratio(frame.numbers("phases.step.mean_s"), cell, base)
 
 
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
@@ -233,9 +220,9 @@ def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
     for name in (
         "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
     ):  # fmt: skip
-        values, others = values_of(frame.numbers(name), cell, base)
-        if values and others and max(others) > 0:
-            return max(values) / max(others) - 1
+        peaks = {known: max(values) for known, values in frame.numbers(name).items()}
+        if {cell, base} <= peaks.keys() and peaks[base]:
+            return peaks[cell] / peaks[base] - 1
     return None
 
 
@@ -263,10 +250,10 @@ def _pays_after(frame: Frame, cell: int, base: int) -> Cell | None:
     compiled = [run for run in frame.runs_of(cell, "ok") if run.record.compile.is_enabled]
     cold_runs = [run for run in compiled if run.record.compile.cache != "shared"]
     excesses = [_mean_excess_s(cold_runs), _mean_excess_s(frame.runs_of(base, "ok"))]
-    means = values_of(frame.numbers("phases.step.mean_s"), cell, base)
-    if None in excesses or not all(means):
+    times = frame.numbers("phases.step.mean_s")
+    if None in excesses or not {cell, base} <= times.keys():
         return None
-    gain_s = statistics.fmean(means[1]) - statistics.fmean(means[0])
+    gain_s = statistics.fmean(times[base]) - statistics.fmean(times[cell])
     if gain_s <= 0:
         return Cell(math.inf, text="never")
     steps = math.ceil(max(0.0, excesses[0] - excesses[1]) / gain_s)

@@ -1,24 +1,18 @@
-"""Runs as a long pandas frame: a row for each run, and a row for each cell with the facts that tell it from others.
-
-Whatever groups, pivots, or joins a baseline or a published figure works on this frame. It is pandas because facts mix
-words and numbers in one axis (`compile: [false, max-autotune]`), which pandas keeps as objects and polars refuses, and
-because `lmbench.to_frame` gives a user pandas. Measured in November 2026: `import pandas` takes 0.50 s and 84 MB of
-disk, `import polars` 0.30 s and 181 MB; a report of 15 cells takes 0.9 s either way.
-"""
+"""The runs of a group and the cells that they make: what tables, charts and sentences of a report are read from."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pandas as pd
 from msgspec import Struct
 
 from lmbench.errors import UsageError
@@ -47,7 +41,7 @@ from lmbench.report.facts import (
 )
 from lmbench.text import shown
 
-#: A number of a run: a field of its record by its dotted name, an arithmetic expression of fields, or a function.
+#: A number of a run: a field of its record by its dotted name, a sum of fields, or a function.
 Expression = str | Callable[[RunRecord], float | None]
 
 #: Options of a shape that its label (layers x width) leaves out.
@@ -71,16 +65,30 @@ class _Sweep(Struct):
     cells: list[_PlannedCell] = []
 
 
+class RunRow(NamedTuple):
+    """A run with what a report asks of it. Its cell in a sweep is `place`, `row` that without seed and pass; `searched`
+    the cell whose largest value it helped to find. It is shown (`is_shown`) if its times are the step's own."""
+
+    run: Run
+    facts: dict[str, Value]
+    gpu: str | None
+    place: str | None
+    searched: str | None
+    row: str | None
+    repeat: int
+    seed: tuple[Any, ...] | None
+    is_trial: bool
+    is_profiled: bool
+    is_shown: bool
+
+
 @dataclass
 class Group:
-    """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then).
-
-    `rows` are the runs, as `Frame.runs` has them, without those that only looked for the largest value that fits.
-    """
+    """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then)."""
 
     home: Path | None
     sweep: _Sweep
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[RunRow] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -123,7 +131,7 @@ def _read_sweep(home: Path | None) -> _Sweep:
         return _Sweep()
 
 
-def _row(run: Run, group: Group) -> dict[str, Any]:
+def _row(run: Run, group: Group) -> RunRow:
     """The run's row. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
     record, place = run.record, run.record.sweep or SweepPlace()
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
@@ -136,21 +144,19 @@ def _row(run: Run, group: Group) -> dict[str, Any]:
     others = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(settings, seed) for seed in SEEDS]
     is_profiled = record.is_profiled
-    row = {
-        "run": run,
-        "outcome": run.outcome,
-        "gpu": _device_of(record),
-        "place": cell,
-        "searched": place.searched_cell,
-        "is_trial": place.search == "trial",
-        "repeat": place.repeat or 0,
-        # A row of a table is what a cell is but for its seed and how it is looked at.
-        "row": json.dumps(others, sort_keys=True, default=str) if axes else cell,
-        "is_profiled": bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
-        "is_shown": pass_of(record, axes).name == TIMING,
-        "seed": None if None in seeds else (*seeds, record.data.source),
-        "facts": read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
-    }
+    row = RunRow(
+        run,
+        read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
+        _device_of(record),
+        cell,
+        place.searched_cell,
+        json.dumps(others, sort_keys=True, default=str) if axes else cell,
+        place.repeat or 0,
+        None if None in seeds else (*seeds, record.data.source),
+        is_trial=place.search == "trial",
+        is_profiled=bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
+        is_shown=pass_of(record, axes).name == TIMING,
+    )
     # Large, and told by the facts: thousands of runs are to fit into memory.
     record.config = record.argv = None
     return row
@@ -167,21 +173,20 @@ def _device_of(record: RunRecord) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The runs of a group and the cells that they make.
+    """The runs of a group by the cells that they make, which are numbered.
 
-    `runs` has a row for each run: `run`, `outcome`, `cell` (the index of its row in `facts`), `seed`, `is_profiled`,
-    and `is_shown`, which is false for another pass of the cell, whose times are not the step's own. `facts` has a row
-    for each cell: its device as `gpu`, and its facts, None where one is unknown. `baseline` is what cells are compared
-    with, `base` the cell of it for each cell that has one. `course` has the values, in their order, of the fact that
-    configurations are followed over.
+    `rows` are the runs of each cell, those of other passes among them; `gpus` is its device, `known` its facts as far
+    as they are known. `baseline` is what cells are compared with, `base` the cell of it for each cell that has one.
+    `course` has the values, in their order, of the fact that configurations are followed over.
     """
 
-    runs: pd.DataFrame
-    facts: pd.DataFrame
+    rows: Mapping[int, Sequence[RunRow]]
+    gpus: Mapping[int, str]
+    known: Mapping[int, Mapping[str, Value]]
     baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    _numbers: dict[Expression, pd.Series] = field(default_factory=dict)
+    _numbers: dict[Expression, dict[int, list[float]]] = field(default_factory=dict, init=False)
 
     # runs
 
@@ -189,66 +194,54 @@ class Frame:
     def base_name(self) -> str:
         return in_words(self.baseline, list(self.baseline)).replace(",", "")
 
-    @cached_property
-    def ok(self) -> pd.DataFrame:
-        """The shown runs that ended well: all that statistics rest on."""
-        return self.runs[self.runs.is_shown & (self.runs.outcome == "ok")]
+    @property
+    def device(self) -> str:
+        """The device of the first cell."""
+        return next(iter(self.gpus.values()))
+
+    @property
+    def runs(self) -> list[RunRow]:
+        return [row for rows in self.rows.values() for row in rows]
 
     @cached_property
-    def ok_cells(self) -> frozenset[int]:
-        return frozenset(self.ok.cell)
-
-    @cached_property
-    def _by_cell(self) -> dict[int, list[Any]]:
-        rows = defaultdict[int, list[Any]](list)
-        for row in self.runs.itertuples(index=False):
-            rows[row.cell].append(row)
-        return rows
+    def ok(self) -> dict[int, list[Run]]:
+        """By cell the shown runs that ended well, all that statistics rest on; cells without one are not in it."""
+        ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
+        return {cell: runs for cell, runs in ok.items() if runs}
 
     def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[Run]:
         """The cell's runs of that outcome, of any where it is None; with `is_shown` None its other passes too."""
-        rows = (row for row in self._by_cell[cell] if is_shown is None or row.is_shown == is_shown)
-        return [row.run for row in rows if outcome is None or row.outcome == outcome]
+        rows = (row for row in self.rows[cell] if is_shown is None or row.is_shown == is_shown)
+        return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
 
     def by_seed(self, cell: int) -> dict[Any, Run]:
         """The cell's first ok run of each seed of weights and data."""
-        rows = [row for row in self._by_cell[cell] if row.is_shown and row.outcome == "ok" and row.seed is not None]
+        rows = [row for row in self.rows[cell] if row.is_shown and row.run.outcome == "ok" and row.seed is not None]
         return {row.seed: row.run for row in reversed(rows)}
 
     def label(self, cell: int) -> str:
         """How the cell ended: `ok` if a run did, else how the first one ended, as a table shows it."""
-        return "ok" if cell in self.ok_cells else next(map(outcome_label, self.runs_of(cell)), "ok")
+        return "ok" if cell in self.ok else next(map(outcome_label, self.runs_of(cell)), "ok")
 
-    def numbers(self, expression: Expression) -> pd.Series:
-        """A number of each ok run that has it, by its cell."""
+    def numbers(self, expression: Expression) -> dict[int, list[float]]:
+        """By cell a number of each ok run that has it; cells without one are not in it."""
         if expression not in self._numbers:
-            records = [run.record for run in self.ok.run]
-            if isinstance(expression, str):
-                names = dict.fromkeys(re.findall(r"[a-z_][\w.]*", expression))
-                # Names of fields have dots, which an expression of pandas takes for attributes.
-                fields = {name.replace(".", "__"): [value_at(record, name) for record in records] for name in names}
-                table = pd.DataFrame(fields, dtype=float)
-                values = table.eval(expression.replace(".", "__")) if len(names) > 1 else table.iloc[:, 0]
-            else:
-                values = pd.Series(map(expression, records), dtype=float)
-            self._numbers[expression] = values.set_axis(self.ok.cell).dropna()
+            read = partial(_sum_at, names=expression.split(" + ")) if isinstance(expression, str) else expression
+            numbers = {cell: [read(run.record) for run in runs] for cell, runs in self.ok.items()}
+            known = {
+                cell: [float(value) for value in values if value is not None and not math.isnan(value)]
+                for cell, values in numbers.items()
+            }
+            self._numbers[expression] = {cell: values for cell, values in known.items() if values}
         return self._numbers[expression]
 
     # cells
 
-    @cached_property
-    def known(self) -> dict[int, dict[str, Value]]:
-        """The facts that are known of each cell."""
-        rows = self.facts.drop(columns="gpu").to_dict("index")
-        return {cell: {name: value for name, value in row.items() if not pd.isna(value)} for cell, row in rows.items()}
-
     def select(self, cells: Iterable[int]) -> Frame:
         """Some of the cells, in that order."""
         cells = list(cells)
-        part = replace(self, runs=self.runs[self.runs.cell.isin(cells)], facts=self.facts.loc[cells], _numbers={})
-        # Worked out once: views ask hundreds of groups of 1,000 cells.
-        vars(part)["known"] = {cell: self.known[cell] for cell in cells}
-        return part
+        rows, gpus = {cell: self.rows[cell] for cell in cells}, {cell: self.gpus[cell] for cell in cells}
+        return replace(self, rows=rows, gpus=gpus, known={cell: self.known[cell] for cell in cells})
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """The cells that share these facts, in order."""
@@ -256,33 +249,44 @@ class Frame:
             yield self.select(cells)
 
     def by_device(self) -> list[Frame]:
-        return [self.select(part.index) for _, part in self.facts.groupby("gpu")]
+        devices = sorted({*self.gpus.values()})
+        return [self.select(cell for cell, gpu in self.gpus.items() if gpu == device) for device in devices]
 
     def shows(self, is_profiled: bool) -> Frame:
         """With `is_profiled`, the profiled runs instead of those that are timed."""
-        runs = self.runs.assign(is_shown=self.runs.is_profiled)
-        return replace(self, runs=runs, _numbers={}) if is_profiled else self
+        if not is_profiled:
+            return self
+        rows = {cell: [row._replace(is_shown=row.is_profiled) for row in rows] for cell, rows in self.rows.items()}
+        return replace(self, rows=rows)
 
     def timed(self) -> Frame:
         """The cells that have a run which is shown."""
-        return self.select(cell for cell in self.facts.index if self.runs_of(cell))
+        return self.select(cell for cell in self.rows if self.runs_of(cell))
 
     def ordered(self, names: Sequence[str]) -> list[int]:
         """The cells sorted by these facts, the first one first."""
-        known = self.known
 
         def place(name: str, cell: int) -> Any:
-            value = known[cell].get(name)
+            value = self.known[cell].get(name)
             return self.course[name].index(value) if name in self.course else sort_key(name, value)
 
-        return sorted(known, key=lambda cell: [place(name, cell) for name in names])
+        return sorted(self.known, key=lambda cell: [place(name, cell) for name in names])
+
+    @cached_property
+    def values(self) -> dict[str, set[Value]]:
+        """The known values of each fact, in the order of FACTS, then by name."""
+        values = defaultdict[str, set[Value]](set)
+        for facts in self.known.values():
+            for name, value in facts.items():
+                values[name].add(value)
+        return {name: values[name] for name in in_order(values)}
 
     def varying(self) -> list[str]:
-        """Facts that differ between cells, in the order of FACTS, then by name; the unknown differs from nothing."""
-        facts = self.facts.drop(columns="gpu")
-        told = facts.groupby("size", dropna=False).nunique(dropna=False).eq(1).all() if "size" in facts else {}
-        names = in_order(facts.columns[facts.nunique() > 1])
-        return [name for name in names if name not in _DIMENSIONS or not told.get(name)]
+        """Facts that differ between cells; the unknown differs from nothing, a size tells its dimensions."""
+        names = [name for name, values in self.values.items() if len(values) > 1]
+        sizes = {name: {(facts.get("size"), facts.get(name)) for facts in self.known.values()} for name in names}
+        count = len({facts.get("size") for facts in self.known.values()})
+        return [name for name in names if name not in _DIMENSIONS or len(sizes[name]) > count]
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
@@ -290,14 +294,13 @@ class Frame:
 
     def partly_known(self) -> list[str]:
         """Facts that some cells have, and others not although a run of theirs lived to tell (no attention)."""
-        facts = self.facts.drop(columns="gpu")
-        lived = self.runs.cell[self.runs.outcome == "ok"]
-        return in_order(facts.columns[facts.notna().any() & facts[facts.index.isin(lived)].isna().any()])
+        lived = [cell for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
+        return [name for name in self.values if any(name not in self.known[cell] for cell in lived)]
 
     def shared(self) -> dict[str, Value]:
         """Facts that all cells share; cells that died too early to tell share what the others do."""
-        names = self.facts.columns[self.facts.nunique() == 1].difference(["gpu", *self.partly_known()])
-        return {name: self.facts[name].dropna().iloc[0] for name in in_order(names)}
+        known = {name: values for name, values in self.values.items() if name not in self.partly_known()}
+        return {name: next(iter(values)) for name, values in known.items() if len(values) == 1}
 
     def in_words(self, cell: int, names: Sequence[str]) -> str:
         """These facts of the cell, as people say them."""
@@ -315,10 +318,8 @@ class Frame:
         """
         if not baseline:
             return self
-        told = {
-            cell: {"gpu": self.facts.gpu[cell]} | {name: facts[name] for name in facts if name not in CONSEQUENCES}
-            for cell, facts in self.known.items()
-        }
+        untold = dict.fromkeys(CONSEQUENCES)
+        told = {cell: dict(facts, gpu=self.gpus[cell], **untold) for cell, facts in self.known.items()}
         baselines = [cell for cell in told if baseline.items() <= told[cell].items()]
         same = {frozenset(told[cell].items()): cell for cell in reversed(baselines)}
         base = {}
@@ -332,28 +333,32 @@ class Frame:
         return replace(self, baseline=baseline, base=base)
 
 
+def _sum_at(record: RunRecord, names: Sequence[str]) -> float | None:
+    values = [value_at(record, name) for name in names]
+    return None if None in values else math.fsum(values)
+
+
 def make_frame(group: Group) -> Frame:
     """The group's runs and cells. A cell is what its axes or, without a sweep, its facts are; how it is looked at (a
     profiler, a clock) is neither, so that every pass of a cell belongs to it."""
-    rows = [row for row in group.rows if not row["is_trial"]]
-    runs = pd.DataFrame(sorted(rows, key=lambda row: (row["repeat"], row["run"].run_id, str(row["run"].path))))
-    # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
-    of_cell = runs.groupby("place").gpu.transform(_only) if group.home else runs.gpu
-    runs["gpu"] = runs.gpu.fillna(of_cell).fillna(_only(runs.gpu)).fillna("device unknown")
-    names = runs.row if group.home else runs.facts.map(lambda facts: json.dumps(facts, sort_keys=True))
-    runs["cell"] = pd.factorize(runs.gpu + "\0" + names.fillna(""))[0]
-    facts = pd.DataFrame(runs.facts.tolist(), dtype=object).groupby(runs.cell).first()
-    facts = facts.where(facts.notna(), None).assign(gpu=runs.groupby("cell").gpu.first())
-    if group.home:
+    rows = [row for row in group.rows if not row.is_trial]
+    gpus = defaultdict[str | None, set[str]](set)
+    for row in rows:
+        for place in (row.place, None) if row.gpu else ():
+            gpus[place].add(str(row.gpu))
+    numbers = dict[tuple[str, str | None], int]()
+    cells, known = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
+    for row in sorted(rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
+        # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
+        devices = ([row.gpu] if row.gpu else [], gpus[row.place], gpus[None])
+        gpu = next((gpu for known in devices if len(known) == 1 for gpu in known), "device unknown")
+        cell_of = row.row if group.home else json.dumps(row.facts, sort_keys=True)
+        cell = numbers.setdefault((gpu, cell_of), len(numbers))
+        cells[cell].append(row._replace(gpu=gpu))
         # Within a sweep another host or commit makes no other row: the axes do.
-        facts = facts.drop(columns=[*ENVIRONMENT], errors="ignore")
-    return Frame(runs.drop(columns="facts"), facts)
-
-
-def _only(values: pd.Series) -> Any:
-    """The only value that there is, else nan."""
-    known = values.dropna().unique()
-    return known[0] if len(known) == 1 else float("nan")
+        facts = {name: value for name, value in row.facts.items() if not group.home or name not in ENVIRONMENT}
+        known[cell] = facts | known[cell]
+    return Frame(cells, {cell: gpu for (gpu, _), cell in numbers.items()}, known)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -382,14 +387,13 @@ def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
         UsageError: no `fact=value`, a fact that no cell has, or a value that none of them has.
     """
     facts: dict[str, Value] = {}
-    names = in_order(frame.facts.columns.drop("gpu"))
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if not value:
             raise UsageError(f"baseline {part.strip()!r}; give fact=value, such as precision=32-true,matmul=highest")
-        if name not in names:
-            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(names))}")
-        values = {str(known): known for known in frame.facts[name].dropna()}
+        if name not in frame.values:
+            raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(frame.values))}")
+        values = {str(known): known for known in frame.values[name]}
         begun = [known for label, known in values.items() if label.startswith(value)]
         if value not in values and len(begun) != 1:
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {', '.join(sorted(values))}")

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from lmbench.report.answer import Cell
-from lmbench.report.columns import Column, ratio, values_of
+from lmbench.report.columns import Column, ratio
 from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
@@ -38,7 +38,7 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             cells = _deciding(spec, frame, values)
             clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
             if spec.kind == "along" and len(cells) > 1 and values.get(cells[0]):
-                change = ratio(*values_of(column.numbers(frame), *cells[:2])) if column.is_of_one_process else None
+                change = ratio(column.numbers(frame), cells[1], cells[0]) if column.is_of_one_process else None
                 clauses[1] += f" ({plain(values[cells[1]] / values[cells[0]])}x{_doubt(change) if change else ''})"
             if spec.kind == "parts" and cells:
                 parts = [(part.of(frame).get(cells[0]), part) for part in map(column_of, spec.of)]
@@ -77,7 +77,7 @@ def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list
     if spec.kind == "parts":
         return [cell for cell in frame.ordered(others) if cell in values][-1:]
     groups = [part.ordered([x]) for part in frame.by(others)]
-    known = [[cell for cell in group if cell in values and cell in frame.ok_cells] for group in groups]
+    known = [[cell for cell in group if cell in values and cell in frame.ok] for group in groups]
     if spec.kind == "best":
         best = [dict.fromkeys([max(group, key=lambda cell: values[cell]), group[-1]]) for group in known if group]
         return list(chain.from_iterable(best[-_CLAUSES:]))
@@ -90,7 +90,7 @@ def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list
 
 def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
     """The cell's figures, or how it ended. A ratio whose interval includes 1 is undecided."""
-    if cell not in frame.ok_cells:
+    if cell not in frame.ok:
         return frame.label(cell)
     texts = []
     for column, cells in figures.items():
@@ -108,7 +108,7 @@ def _fastest(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
     for part in frame.by(others):
         row = fastest(part, spec.among, column)
         if row is not None and row[2].value is not None:
-            wins[str(row[0].value)].append((frame.in_words(part.facts.index[0], others), *row))
+            wins[str(row[0].value)].append((frame.in_words(next(iter(part.known)), others), *row))
     count, clauses = sum(map(len, wins.values())), []
     for name, shapes in sorted(wins.items(), key=lambda item: -len(item[1])):
         place, _, time, second, change, _ = shapes[-1]

@@ -4,13 +4,12 @@ where their level changes."""
 from __future__ import annotations
 
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, Literal
-
-import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.records.levels import level_changes
@@ -21,7 +20,7 @@ from lmbench.report.catalogue import Feature
 from lmbench.report.charts import ChartKind, ColumnOf, picture, points_of
 from lmbench.report.columns import Column
 from lmbench.report.facts import ENVIRONMENT, revision
-from lmbench.report.frame import Frame, Group, make_frame
+from lmbench.report.frame import Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import ChartSpec
 
@@ -50,25 +49,26 @@ def frame_over(group: Group, over: Over) -> Frame:
     Raises:
         UsageError: no configuration was measured at two commits or times.
     """
-    rows, began, told = list[dict[str, Any]](), dict[str, str](), dict[Any, set[str]]()
+    rows, began, told = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
     for row in group.rows:
-        run, facts, kind = row["run"], row["facts"], (row["gpu"], row["facts"].get("size"))
+        run, facts, kind = row.run, row.facts, (row.gpu, row.facts.get("size"))
         commit = revision(run.record) or revision(run.record, "lmbench")
         point = commit if over == "commit" else str(sweep_of(run.path) or run.path)
-        if row["outcome"] == "ok" and row["is_shown"] and point:
+        if run.outcome == "ok" and row.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
             began[point] = min(start, began.get(point, start))
             told[kind] = told.get(kind, {*facts}) & {*facts} - ENVIRONMENT
-            rows.append({**row, "point": point, "kind": kind})
+            rows.append((point, kind, row))
     history = _by_git(began) if over == "commit" else {}
     course = sorted(began, key=lambda point: (history.get(point.rstrip("+"), 0), began[point]))
     label = {point: point if over == "commit" else began[point] for point in course}
-    for row in rows:
-        facts = {name: value for name, value in row["facts"].items() if name in told[row["kind"]]}
-        row["facts"] = {**facts, over: label[row["point"]]}
-    frame = make_frame(replace(group, rows=rows)) if rows else None
+    placed = [
+        row._replace(facts={name: row.facts[name] for name in row.facts if name in told[kind]} | {over: label[point]})
+        for point, kind, row in rows
+    ]
+    frame = make_frame(replace(group, rows=placed)) if rows else None
     frame = frame and replace(frame, course={over: list(dict.fromkeys(label.values()))})
-    if frame is None or all(len(part.facts) < 2 for part in _courses(frame)):
+    if frame is None or all(len(part.known) < 2 for part in _courses(frame)):
         raise UsageError(f"--over {over}: no configuration was measured at two of them; `lmbench list` shows what was")
     return frame
 
@@ -97,12 +97,11 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     cells = dict[int, Cell]()
     for part in _courses(frame):
         numbers = part.numbers(expression)
-        series = numbers[numbers > 0].groupby(level=0).agg(geometric_mean).reindex(part.facts.index).dropna()
-        for change in level_changes(series.to_list()) if len(series) else ():
+        means = {cell: geometric_mean(numbers[cell]) for cell in part.known if min(numbers.get(cell, [0])) > 0}
+        for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
             text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
-            cell = series.index[change.index]
-            cells[cell] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+            cells[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
     return cells
 
 
@@ -119,7 +118,7 @@ def _headline(frame: Frame) -> Iterator[str]:
     """Each configuration's changes, or that it has none."""
     names = [name for name in frame.differing() if name not in frame.course]
     for over, part in product(frame.course, _courses(frame)):
-        count, title = len(part.facts), part.in_words(part.facts.index[0], names)
+        count, title = len(part.known), part.in_words(next(iter(part.known)), names)
         none = f"none over {count} points{', and it takes four' if count < 4 else ''}"
         for column in _COLUMNS:
             texts = [f"{cell.text} at {part.known[place][over]}" for place, cell in column.of(part).items()]
@@ -133,14 +132,15 @@ def _levels(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     cells = [cell for cell in frame.ordered([spec.x]) if "y" in points.get(cell, {})]
     if len(cells) < 2 or spec.x not in frame.course:
         return None
-    level = pd.Series({cell: cell in changes for cell in cells}).cumsum()
-    numbers = column.numbers(frame)
-    levels = numbers.groupby(level[numbers.index].to_numpy()).agg(geometric_mean) * column.unit.scale
-    marks = [
-        {"series": series, "x": frame.known[cell][spec.x], **point}
-        for cell in cells
-        for series, point in (("step", points[cell]), ("level", {"y": levels[level[cell]], "tip": points[cell]["tip"]}))
-    ]
+    numbers, level = column.numbers(frame), dict(zip(cells, accumulate(cell in changes for cell in cells), strict=True))
+    levels = defaultdict[int, list[float]](list)
+    for cell in cells:
+        levels[level[cell]] += numbers[cell]
+    marks = []
+    for cell in cells:
+        level_y = geometric_mean(levels[level[cell]]) * column.unit.scale
+        for series, point in (("step", points[cell]), ("level", {"y": level_y, "tip": points[cell]["tip"]})):
+            marks.append({"series": series, "x": frame.known[cell][spec.x], **point})
     x = {"type": "nominal", "sort": frame.course[spec.x], "title": spec.x, "axis": {"labelAngle": -45}}
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
     return Chart("", picture("lines", marks, x=x, y=y))

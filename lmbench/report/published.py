@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-import pandas as pd
-
 from lmbench.reference.published import Figure, load_figures
 from lmbench.report.answer import Cell
 from lmbench.report.catalogue import Feature
@@ -22,7 +20,7 @@ def _published(frame: Frame, cell: int, label: str, column: str) -> Cell | None:
     written out, nothing recomputed. What it does not state is a caveat; a figure of unknown size or context stands
     beside a cell only where all cells have one.
     """
-    several = [name for name in ("size", "context") if frame.facts.get(name, pd.Series()).nunique() > 1]
+    several = [name for name in ("size", "context") if len(frame.values.get(name, ())) > 1]
     found = None
     for figure in load_figures():
         is_asked = (figure.label, figure.column) == (label, column)
@@ -47,7 +45,7 @@ def _beside(column: Column) -> Iterator[Column]:
     for label in sorted({figure.label for figure in load_figures() if figure.column == column.name}):
         title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
         read = partial(_published, label=label, column=column.name)
-        yield Column(f"reference {label}: {column.name}", title, read, column.unit, None, is_planned=True)
+        yield Column(f"reference {label}: {column.name}", title, read, column.unit, None)
 
 
 REFERENCE = Feature(beside=_beside)

@@ -104,9 +104,9 @@ def report_on(
     if len(refused) == len(groups):
         raise refused[0]
     rows = [
-        (row.run.run_id, row.outcome, masked_message(row.run.record.replay_command or ""))
+        (run.run_id, run.outcome, masked_message(run.record.replay_command or ""))
         for section in sections
-        for row in section.frame.runs.itertuples()
+        for run, *_ in section.frame.runs
     ]
     columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
@@ -123,7 +123,7 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
     name, runs = group.sweep.view, frame.runs
     if name is None:
         # There is no timing run whose figures another view could show.
-        is_profiled = runs.is_profiled.any() and (runs.is_profiled | ~runs.is_shown).all()
+        is_profiled = any(row.is_profiled for row in runs) and all(row.is_profiled or not row.is_shown for row in runs)
         return catalogue.view(_PROFILED_STUDY) if is_profiled else GENERIC
     try:
         view = catalogue.view(name, tuple(group.sweep.axes or ()))
@@ -136,20 +136,25 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, shown, timed, _ = section
     environments = {
-        ", ".join([gpu, *(text.format(value) for text, name in _ENVIRONMENT if (value := value_at(environment, name)))])
-        for run, gpu in zip(frame.runs.run, frame.runs.gpu, strict=True)
-        if (environment := run.record.environment) is not None
+        ", ".join(
+            [
+                str(row.gpu),
+                *(text.format(value) for text, name in _ENVIRONMENT if (value := value_at(environment, name))),
+            ]
+        )
+        for row in frame.runs
+        if (environment := row.run.record.environment) is not None
     }
     devices = timed.by_device()
     # What answers the view's question, device by device: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     answers = [
-        f"{part.facts.gpu.iloc[0]}: {text}" if len(devices) > 1 else text
+        f"{part.device}: {text}" if len(devices) > 1 else text
         for part in devices
         for texts in (sentences(view.answers, part, catalogue.column), *(each.headline(part) for each in features))
         for text in texts
     ]
-    warnings = _warnings(list(shown.ok.run))
+    warnings = _warnings([run for runs in shown.ok.values() for run in runs])
 
     def charts() -> list[Chart]:
         """The charts of the view, device by device, then pictures of runs."""
@@ -182,11 +187,12 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
 
 def _tally(frame: Frame) -> str:
     """How many cells and runs there are, how they ended, and when they were measured."""
-    outcomes = Counter(map(outcome_word, frame.runs.outcome))
+    runs = [row.run for row in frame.runs]
+    outcomes = Counter(outcome_word(run.outcome) for run in runs)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    days = sorted(run.record.started_at[:10] for run in frame.runs.run if run.record.started_at)
+    days = sorted(run.record.started_at[:10] for run in runs if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-    return f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"
+    return f"{_count(len(frame.known), 'cell')}, {_count(len(runs), 'run')} ({counts}){dates}"
 
 
 def _count(number: int, word: str) -> str:
@@ -196,7 +202,7 @@ def _count(number: int, word: str) -> str:
 def _failures(frame: Frame) -> Iterator[str]:
     """What did not end well, each reason once with the cells that it was met in, and where the runs lie."""
     names, ends = frame.differing(), defaultdict[str, list[tuple[str, str]]](list)
-    for cell in frame.facts.index:
+    for cell in frame.known:
         for run in frame.runs_of(cell, is_shown=None):
             if run.outcome != "ok":
                 reason = ": ".join(filter(None, [outcome_label(run), _reason(run)]))
@@ -226,16 +232,16 @@ def _notes(section: _Section) -> Iterator[str]:
     """The baseline that no run is, runs in no timing table, and cells without a run."""
     group, _, frame, _, timed, _ = section
     baseline, cells = frame.baseline, group.sweep.cells
-    if baseline and len(timed.facts) and not any(baseline.items() <= known.items() for known in timed.known.values()):
+    if baseline and timed.known and not any(baseline.items() <= known.items() for known in timed.known.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
-    passes = Counter(pass_of(run.record).name for run in frame.runs.run[~frame.runs.is_shown])
+    passes = Counter(pass_of(row.run.record).name for row in frame.runs if not row.is_shown)
     for look in PASSES:
         if passes[look.name] and not look.has_timing:
             hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
             yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
-    if trials := sum(row["is_trial"] for row in group.rows):
+    if trials := sum(row.is_trial for row in group.rows):
         yield f"{_count(trials, 'more run')} tried what fits, and more than that"
-    if missing := {cell.id for cell in cells}.difference(*((row["place"], row["searched"]) for row in group.rows)):
+    if missing := {cell.id for cell in cells}.difference(*((row.place, row.searched) for row in group.rows)):
         yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
 
 
@@ -265,15 +271,15 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
         figures = {
             name: column.of(frame)
             for name, column in {**catalogue.columns, **named}.items()
-            if name in named or not (column.is_costly or (column.is_profiled and not view.is_profiled))
+            if name in named or not column.is_costly
         }
-        for cell in frame.facts.index:
+        for cell in frame.known:
             runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
             first = next(iter(ok or runs), None)
             rows.append({
                 "sweep": group.name,
                 "view": view.name,
-                "gpu": frame.facts.gpu[cell],
+                "gpu": frame.gpus[cell],
                 **{name: frame.known[cell].get(name) for name in facts},
                 "outcome": first.outcome if first else "ok",
                 "phase": value_at(first.record, "error.phase") if first else None,
@@ -284,7 +290,7 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
                 "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
                 "warnings": "; ".join(sorted({guard.name for guard in _warned(ok)})) or None,
                 "run_ids": " ".join(run.run_id for run in runs),
-                **{name: cells.get(cell) for name, cells in figures.items()},
+                **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,
             })  # fmt: skip
     names = list(dict.fromkeys(name for row in rows for name in row))

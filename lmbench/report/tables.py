@@ -13,7 +13,7 @@ from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.catalogue import Catalogue
-from lmbench.report.columns import HOST_BOUND, Column, values_of
+from lmbench.report.columns import HOST_BOUND, Column
 from lmbench.report.facts import FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import Unit, change_percent, change_range
@@ -54,67 +54,62 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
     """
     varying = frame.varying()
     tables = [
-        _table(spec, part, varying, catalogue, view.tables[0]) for part in frame.by_device() for spec in view.tables
+        _table(spec, part, varying, catalogue, is_first=spec is view.tables[0])
+        for part in frame.by_device()
+        for spec in view.tables
     ]
     return [table for table in tables if table is not None]
 
 
-def _table(
-    spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Catalogue, first: TableSpec
-) -> Table | None:
+def _table(spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Catalogue, is_first: bool) -> Table | None:
     """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
     columns = catalogue.columns_of(spec)
-    features = catalogue.features_of(columns)
     values = {column.name: column.of(frame) for column in columns}
-    partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.facts[name])]
+    partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.values[name])]
     differing = [name for name in dict.fromkeys([*varying, *partly]) if name not in spec.among]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
     shared = frame.shared()
     # A single row still says what it is.
     names = [name for name in sorting if name in differing] or [name for name in spec.rows if name in shared]
-    if not any(values.values()) and (frame.ok_cells or spec is not first):
+    if not any(values.values()) and (frame.ok or not is_first):
         return None
-    is_filled = {cell for figures in values.values() for cell in figures} | {*frame.facts.index} - frame.ok_cells
+    is_filled = {cell for figures in values.values() for cell in figures} | frame.known.keys() - frame.ok.keys()
     frame = frame.select(cell for cell in frame.ordered(sorting) if cell in is_filled)
-
-    def entries(cell: int) -> list[Value | Cell]:
-        """The cell's figures, the first with the notes of the row; where the cell has none, its outcome."""
-        figures = [values[column.name].get(cell, _MISSING) for column in columns]
-        notes = _notes(frame, cell, columns, figures) + [note for f in features for note in f.row_notes(frame, cell)]
-        first = figures[0] if cell in frame.ok_cells else Cell(None, text=frame.label(cell), style="outcome")
-        return [*([int(counts.get(cell, 0))] if has_counts else []), replace(first, notes=tuple(notes)), *figures[1:]]
-
-    headings: list[answer.Column]
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column holds the outcomes.
         columns = [column for column in columns if values[column.name] or column is columns[0]]
-        counts = frame.ok.groupby("cell").size()
-        has_counts = counts.nunique() > 1
-        headings = [column.heading(frame) for column in columns]
-        headings = [answer.Column("runs", units.COUNT), *headings] if has_counts else headings
-        rows = [(cell, entries(cell)) for cell in frame.facts.index]
+        headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
+        rows = []
+        for cell in frame.known:
+            figures = [values[column.name].get(cell, _MISSING) for column in columns]
+            about = [note for feature in features for note in feature.row_notes(frame, cell)]
+            notes = [*_notes(frame, cell, columns, figures), *about]
+            first = figures[0] if cell in frame.ok else Cell(None, text=frame.label(cell), style="outcome")
+            rows.append((cell, [replace(first, notes=tuple(notes)), *figures[1:]]))
+        if len({len(runs) for runs in frame.ok.values()}) > 1:
+            headings = [answer.Column("runs", units.COUNT), *headings]
+            rows = [(cell, [len(frame.ok.get(cell, ())), *figures]) for cell, figures in rows]
     facts = []
     for name in names:
-        is_number = all(isinstance(value, int | float) for value in frame.facts[name].dropna())
+        is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
         facts.append(answer.Column(heading(name), _FACT_NUMBER if is_number else units.WORDS, name))
     for cell, figures in rows:
         known = frame.known[cell]
-        figures[:0] = [Cell(known[name]) if name in known else _MISSING for name in names]
+        told = [Cell(known[name]) if name in known else _MISSING for name in names]
         # On a page the first one leads to the cell's first run.
-        if isinstance(first_fact := figures[0], Cell) and names:
-            figures[0] = replace(first_fact, run_id=frame.runs_of(cell)[0].run_id)
+        figures[:0] = [replace(fact, run_id=frame.runs_of(cell)[0].run_id) for fact in told[:1]] + told[1:]
     said = [name for name in FACT if name in shared and name not in names and _is_said(name, shared[name])]
-    has_spread = not spec.among and any(column.within is not None for column in columns)
-    spread = spread_text(frame.ok.cell.value_counts()) if has_spread else ""
+    has_spread = not spec.among and any(column.has_spread for column in columns)
+    spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
         [*facts, *headings],
         [figures for _, figures in rows],
         # The device, what all rows share and no row says, and which spread stands in the table.
-        "; ".join(filter(None, [f"{frame.facts.gpu.iloc[0]}, {in_words(shared, said)}".removesuffix(", "), spread])),
+        "; ".join(filter(None, [", ".join(filter(None, [frame.device, in_words(shared, said)])), spread])),
     )
 
 
@@ -174,7 +169,7 @@ def _fastest(
         answer.Column("fastest"), column.heading(frame), answer.Column("second"),
         answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
     ]  # fmt: skip
-    rows = [(part.facts.index[0], fastest(part, among, column)) for part in frame.by(names)]
+    rows = [(next(iter(part.known)), fastest(part, among, column)) for part in frame.by(names)]
     return headings, [(cell, [*(cells or [_MISSING] * len(headings))]) for cell, cells in rows]
 
 
@@ -188,9 +183,8 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
     Returns the fastest, or `undecided` or `same` with those that it is not told from, its time, the second, how much
     more that takes by the means, a fraction, and the interval of that.
     """
-    numbers = column.numbers(frame)
-    samples = {cell: values for cell in frame.facts.index for values in values_of(numbers, cell)}
-    ways = sorted((fmean(values), cell) for cell, values in samples.items() if values and min(values) > 0)
+    samples = column.numbers(frame)
+    ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values) > 0)
     if not ways:
         return None
     (time_s, first), *others = ways

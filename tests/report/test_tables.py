@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 from report_golden import make_attention
 from runs import rows_of, section_of, table_rows
@@ -85,8 +84,7 @@ BEFORE_BACKWARD = "memory.phase_begin_allocated_bytes.backward"
 
 def beside(column, *cells):
     """Published figures beside the first of these cells, by source."""
-    facts = pd.DataFrame(list(cells), dtype=object)
-    frame = Frame(pd.DataFrame(), facts.where(facts.notna(), None).assign(gpu="NVIDIA H200"))
+    frame = Frame(*(dict.fromkeys(range(len(cells)), value) for value in ((), "NVIDIA H200")), dict(enumerate(cells)))
     _, *others = make_catalogue(has_reference=True).columns_of(TableSpec("T", (column,)))
     figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
     return {source: cells[0] for source, cells in figures.items() if 0 in cells}
