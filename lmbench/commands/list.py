@@ -31,7 +31,7 @@ _FIGURES = (
 _COLUMNS = (
     Column("name"),
     Column("when (UTC)", name="started_at"),
-    Column("what", narrowing="shorten"),
+    Column("what", narrowing="wrap"),
     *(column for column, _ in _FIGURES),
     Column("outcome"),
     Column("commit", is_extra=True),
@@ -100,8 +100,9 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     common = [name for name in _WORDS if len({facts.get(name) for facts in built}) == 1]
     words = [name for name in _WORDS if name in _WORDS[:2] or name not in common]
     shared_words = in_words(built[0], [name for name in common if name not in words]) if built else ""
+    rows = [_row(entry, words) for entry in entries]
     caption = f"all {shared_words}" if shared_words else ""
-    table = Table("results", "Results, the newest first", _COLUMNS, [_row(entry, words) for entry in entries], caption)
+    table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
     older = len(newest) - back - 1
     more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
@@ -126,30 +127,27 @@ def _facts(run: Run) -> dict[str, Value]:
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     runs, look = entry.runs, pass_of(entry.runs[0].record)
-    cells = {run.record.sweep.cell if run.record.sweep else None for run in runs}
+    cells = {value_at(run.record, "sweep.cell") for run in runs}
     count = f"{len(cells)} cells, " if len(cells) > 1 else f"{len(runs)} x " if runs[1:] else ""
     label = "" if look.has_timing or runs[1:] else look.label
     words = count + ", ".join(filter(None, [in_words(entry.facts, names) or runs[0].damage, label]))
     counted = [run.record for run in runs if run.outcome == "ok" and pass_of(run.record).has_timing]
-    figures = [
-        _figure(column, [value for record in counted if (value := value_at(record, field)) is not None], len(cells) > 1)
-        for column, field in _FIGURES
-    ]
+    figures = []
+    for column, field in _FIGURES:
+        values = [value for record in counted if (value := value_at(record, field)) is not None]
+        figures.append(_figure(column, values, len(cells) > 1) if values else None)
     outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
     ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
-    began = entry.result.began[0]
+    began, place = entry.result.began[0], shown_path(entry.result.path)
     # Of another year the date.
     when = began[5:16].replace("T", " ") if began[:4] == str(datetime.now(UTC).year) else began[:10]
-    place = shown_path(entry.result.path)
     return [entry.name, Cell(began, text=when), words, *figures, ended or "ok", entry.facts.get("commit"), place]
 
 
 def _figure(column: Column, values: Sequence[float], is_range: bool) -> Cell:
     """The mean of repeats, with the spread of a time; of several cells the range."""
-    if not values:
-        return Cell(None)
-    mean, low, high = fmean(values), min(values), max(values)
+    low, high = min(values), max(values)
     if not is_range or low == high:
-        return Cell(mean, std=sample_std(values) if column.unit is MS else None)
+        return Cell(fmean(values), std=sample_std(values) if column.unit is MS else None)
     ends = [milliseconds(end, high - low) if column.unit is MS else column.unit.text(end) for end in (low, high)]
     return Cell(None, low=low, high=high, text=" .. ".join(ends))

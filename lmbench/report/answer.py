@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
 from lmbench.text import shown
 
 Value = float | int | str | bool | None
-#: How a column of words behaves on a narrow screen: `fold` goes on in the next line (paths, whose ends and middles tell
-#: them apart), `shorten` keeps beginning and end (generated names), `keep` never changes.
-Narrowing = Literal["keep", "fold", "shorten"]
+#: How a column of words behaves on a narrow screen: `fold` (sentences, paths, whose ends and middles tell them apart)
+#: and the narrower `wrap` go on in the next line, `shorten` keeps beginning and end (generated names), `keep` never
+#: changes.
+Narrowing = Literal["keep", "fold", "wrap", "shorten"]
 
 
 class Line(NamedTuple):
@@ -106,6 +107,12 @@ class Table:
     def notes(self) -> list[str]:
         """The notes of all cells, each once, in the order in which a reader meets them."""
         return list(dict.fromkeys(shown(note) for row in self.cells for cell in row for note in cell.notes))
+
+    def without_empty_columns(self) -> Table:
+        """The table without the columns in which no row has anything."""
+        kept = [place for place in range(len(self.columns)) if any(row[place] not in (None, "") for row in self.rows)]
+        columns, rows = [self.columns[place] for place in kept], [[row[place] for place in kept] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
 
     def texts(self) -> list[list[str]]:
         """All rows as they are read, with the numbers of notes."""

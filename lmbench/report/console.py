@@ -22,7 +22,7 @@ _WIDEST_TEXT, _NARROWEST = 100, 40
 _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
 #: Least width of a word by how its column narrows.
-_LEAST_WIDTH = {"fold": 20, "shorten": 12}
+_LEAST_WIDTH = {"fold": 20, "wrap": 12, "shorten": 12}
 #: Width of a kernel's name within a sentence.
 KERNEL_WIDTH = 40
 

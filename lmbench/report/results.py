@@ -33,6 +33,7 @@ from lmbench.report.frame import (
     read_groups,
 )
 from lmbench.report.headline import sentences
+from lmbench.report.lines import lines
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.tables import failed_guards, spread_text, view_tables
 from lmbench.report.units import gib
@@ -42,16 +43,6 @@ from lmbench.report.view import GENERIC, View
 _MOST_NAMED = 6
 #: The study whose view shows profiled runs that belong to no sweep.
 _PROFILED_STUDY = "kernels"
-#: What the line of a run's environment says, and where the record has it.
-_ENVIRONMENT = (
-    ("power limit {:.0f} W", "gpu.power_limit_w"),
-    ("on {}", "host.hostname"),
-    *((f"{name} {{}}", f"versions.{name}") for name in ("torch", "cuda", "driver", "lightning", "lmbench")),
-    ("lmbench commit {:.9}", "code.lmbench.commit"),
-    ("with changes", "code.lmbench.is_dirty"),
-    ("code at {:.9}", "code.project.commit"),
-    ("with changes", "code.project.is_dirty"),
-)
 
 
 class _Section(NamedTuple):
@@ -136,14 +127,10 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, shown, timed, _ = section
     environments = {
-        ", ".join(
-            [
-                str(row.gpu),
-                *(text.format(value) for text, name in _ENVIRONMENT if (value := value_at(environment, name))),
-            ]
-        )
+        line.text
         for row in frame.runs
         if (environment := row.run.record.environment) is not None
+        for line in lines("environment", environment, device=row.gpu)
     }
     devices = timed.by_device()
     # What answers the view's question, device by device: the view's own sentences, then those of features.

@@ -11,16 +11,16 @@ from textwrap import shorten
 from typing import Any
 
 from lmbench.records.codec import as_dict
-from lmbench.records.environment import Gpu
 from lmbench.records.guard import not_passed
-from lmbench.records.instruments import DtypeRecord, KernelSummary, MemoryHistoryRecord, PhaseKernels
-from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
+from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import AttentionCheck, RunRecord
+from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
-from lmbench.report.units import GIB, MS, PERCENT, count, gib, mean_and_std, milliseconds, percent, whole
+from lmbench.report.lines import lines
+from lmbench.report.units import GIB, MS, PERCENT, count, gib, mean_and_std, milliseconds, percent
 
 #: From this share of the step on it is the host that sets its time.
 _HOST_SETS_FRACTION = 0.5
@@ -70,11 +70,6 @@ def _charts(path: Path | None) -> list[Chart]:
     return [chart] if chart is not None else []
 
 
-def _lines(*lines: tuple[str, object, str]) -> list[Line]:
-    """Lines by label, whether there is anything to say, and text."""
-    return [Line(label, text) for label, is_known, text in lines if is_known]
-
-
 def _listed(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
 
@@ -84,38 +79,25 @@ def banner(run: RunRecord) -> list[Line]:
     if not run.mode:
         return []
     model, data, window, look = run.model, run.data, run.window, pass_of(run)
-    environment, micro = run.environment, window.micro_batches or 1
-    gpu = environment.gpu if environment else Gpu()
-    processor_name = gpu.name or (environment.host.cpu_model if environment else None) or "CPU"
+    host = run.environment.host.cpu_model if run.environment else None
+    processor_name = value_at(run, "environment.gpu.name") or host or "CPU"
     heads = f"heads {model.num_heads}, head_dim {model.head_dim}, {'causal' if model.is_causal else 'not causal'}"
     parameters = model.parameter_count and f"{count(model.parameter_count)} parameters"
     shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     seconds = f" and {window.requested_s:g} s" if window.requested_s else ""
-    least = f"{seconds} at least" if look.has_timing else f", {look.label}: in no timing table"
     compiled = f"compiled ({run.compile.mode}{', regional' if run.compile.regional else ''})"
-    return [
-        Line("model", _listed(
-            model.size or model.name or "(not built)",
-            heads if model.head_dim is not None else parameters,
-            model.attention and f"attention {model.attention}",
-            model.attention_backend and f"which took {model.attention_backend}",
-            model.checkpoint not in (None, "none") and f"checkpoint {model.checkpoint}",
-            model.optimizer,
-        )),
-        Line("step", _listed(
-            run.mode, f"batch {shape if data.batch_size else 'as the data gives it'}",
-            micro > 1 and f"{micro} micro-batches a step",
-        )),
-        Line("precision", _listed(
-            run.precision, f"float32 matmul {run.matmul_precision}", compiled if run.compile.is_enabled else "eager",
-        )),
-        Line("device", _listed(
-            f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
-            gpu.power_limit_w and f"power limit {whole(gpu.power_limit_w)} W",
-        )),
-        Line("window", f"{window.requested_steps or window.steps or 'all'} steps{least}, "
-             f"after {window.warmup_steps} of warm-up"),
-    ]  # fmt: skip
+    return lines(
+        "banner", run,
+        name=model.size or model.name or "(not built)",
+        about=heads if model.head_dim is not None else parameters,
+        checkpoint=None if model.checkpoint == "none" else model.checkpoint,
+        shape=shape if data.batch_size else "as the data gives it",
+        micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
+        compiled=compiled if run.compile.is_enabled else "eager",
+        device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
+        steps=window.requested_steps or window.steps or "all",
+        least=f"{seconds} at least" if look.has_timing else f", {look.label}: in no timing table",
+    )  # fmt: skip
 
 
 def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
@@ -136,23 +118,20 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
             rows.append([span, *cells, summary.share_fraction, (lag and lag.verdict) or ""])
     clock, steps = _CLOCKS.get(run.clock or "", "device span"), "?" if window.steps is None else window.steps
     title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
-    shown = len(columns) if verdicts else -1
-    return Table("phases", title, columns[:shown], [row[:shown] for row in rows], has_total=True)
+    return Table("phases", title, columns, rows, has_total=True).without_empty_columns()
 
 
 def rank_tables(run: RunRecord) -> list[Table]:
     """Of several ranks each one's mean step and phases, and how far these are apart."""
-    ranks = run.per_rank or []
-    spans = [span for span in (*PHASES, SPANS[0]) if any(span in rank.mean_s for rank in ranks)]
+    ranks, spans = run.per_rank or [], (*PHASES, SPANS[0])
     rows: list[list[Any]] = [
         [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes] for rank in ranks
     ]
     columns = [Column("rank"), *(Column(span, _MS, f"{span}_s") for span in spans), Column("peak", GIB, "peak_bytes")]
-    known = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
-    series = [[row[index] for row in rows if row[index] is not None] for index in known[1:]]
-    rows = [[row[index] for index in known] for row in rows] + [["skew", *(max(one) - min(one) for one in series)]]
+    series = [[value for value in values if value is not None] for values in zip(*rows, strict=True)]
+    rows.append(["skew", *(max(known) - min(known) if known else None for known in series[1:])])
     title = "mean of each rank in ms; skew is the longest less the shortest"
-    return [Table("ranks", title, [columns[index] for index in known], rows, has_total=True)] if ranks else []
+    return [Table("ranks", title, columns, rows, has_total=True).without_empty_columns()] if ranks else []
 
 
 def _speed(run: RunRecord) -> list[Line]:
@@ -165,86 +144,47 @@ def _speed(run: RunRecord) -> list[Line]:
     most = _listed(*(f"{span} {percent(shares[span])}" for span in longest))
     words = {span: lag.verdict for span, lag in run.probe.verdicts.items()} if run.probe.verdicts else {}
     waiting = _listed(*(span for span in PHASES if words.get(span) == "host-bound"))
-    limits = [
-        ((bound or 0.0) >= _HOST_SETS_FRACTION,
-         f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"),
-        (waiting, f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"),
-        (True, "the device: it always has work queued"),
-    ]  # fmt: skip
-    mfu, causal, has_mfu = percent(rate.mfu_fraction), rate.mfu_causal_fraction, rate.mfu_fraction is not None
-    half = "" if causal is None else f" ({percent(causal)} with causal attention counted half)"
-    has_hfu = rate.hfu_fraction and run.flops.recomputed_per_token_flops
-    hfu = f"; HFU {percent(rate.hfu_fraction)}" if has_hfu else ""
-    return _lines(
-        (
-            "mean step",
-            step.mean_s,
-            ": ".join(filter(None, [f"{mean_and_std(step.mean_s, step.std_s)} ms (std of the steps)", most])),
-        ),
-        ("limited by", step.mean_s and bound is not None, next(text for holds, text in limits if holds)),
-        ("throughput", rate.tokens_per_s, f"{whole(rate.tokens_per_s)} tokens/s"),
-        (
-            "throughput",
-            step.mean_s and not rate.tokens_per_s and run.window.tokens_reason,
-            f"no tokens/s: {run.window.tokens_reason}",
-        ),
-        ("MFU", has_mfu, mfu + half + hfu),
-        ("MFU", not has_mfu and rate.tokens_per_s and rate.mfu_reason, f"none: {rate.mfu_reason}"),
-    )
+    limit = "the device: it always has work queued"
+    if (bound or 0.0) >= _HOST_SETS_FRACTION:
+        limit = f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"
+    elif waiting:
+        limit = f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"
+    return lines(
+        "speed", run,
+        step=mean_and_std(step.mean_s, step.std_s) if step.mean_s else None,
+        most=most,
+        limit=limit if step.mean_s and bound is not None else None,
+        no_tokens=run.window.tokens_reason if step.mean_s and not rate.tokens_per_s else None,
+        no_mfu=rate.mfu_reason if rate.tokens_per_s and rate.mfu_fraction is None else None,
+        hfu=rate.hfu_fraction if run.flops.recomputed_per_token_flops else None,
+    )  # fmt: skip
 
 
 def _ending(run: RunRecord) -> list[Line]:
     """The peak of the device's memory, or of the host's; what was refused; and how the run ended, if not `ok`."""
-    memory, refused, error = run.memory, run.memory.refused or RefusedAllocation(), run.error or RunError()
-    peak, rss, steady = memory.run_peak_allocated_bytes, memory.host_peak_rss_bytes, memory.steady_peak_allocated_bytes
-    message = shorten(error.message or "", 160, placeholder=" ...")
-    place = "".join(f" {word} {name}" for word, name in (("in", error.phase), ("at", error.location)) if name)
-    asked = error.requested_bytes and f"{gib(error.requested_bytes)} asked for"
-    end = _listed(f"{run.outcome}{place}", asked)
-    return _lines(
-        ("peak memory", peak, f"{gib(peak)} allocated, {gib(memory.run_peak_reserved_bytes)} reserved of "
-         f"{gib(memory.device_total_bytes)}{f'; in the window {gib(steady)}' if steady else ''}"),
-        ("peak memory", rss and not peak, f"{gib(rss)} resident (host)"),
-        ("refused", memory.refused, f"{gib(refused.requested_bytes)} more in {refused.phase}, with "
-         f"{gib(refused.allocated_bytes)} held, {gib(refused.device_free_bytes)} free"),
-        ("outcome", run.outcome != "ok", ": ".join(filter(None, [end, message]))),
+    memory, error = run.memory, run.error or RunError()
+    return lines(
+        "ending", run,
+        host_peak=None if memory.run_peak_allocated_bytes else memory.host_peak_rss_bytes,
+        ended=None if run.outcome == "ok" else run.outcome,
+        message=shorten(error.message or "", 160, placeholder=" ..."),
     )  # fmt: skip
 
 
 def details(run: RunRecord) -> list[Line]:
     """Unseen phases, what compiling did, what kernels, memory and dtypes were found to be, power and loss, a line each
     where there is something to say; and how many guards passed."""
-    history, dtypes = run.memory_history or MemoryHistoryRecord(), run.dtypes or DtypeRecord()
-    kernels, breaks = run.kernels or KernelSummary(), run.compile.graph_break_count
-    step, power_w = kernels.phases.step or PhaseKernels(), run.device_state.mean_power_w
-    joules, check = run.throughput.joules_per_token, run.model.attention_check or AttentionCheck()
-    parts = sorted(history.categories.items(), key=lambda item: -item[1])[:3]
-    names = {name: name.removesuffix("_bytes").replace("_", " ") for name, _ in parts}
-    by_tensor = _listed(
-        *(f"{row.name.replace('_', ' ')} {'/'.join(row.dtypes)}" for row in dtypes.tensors if row.dtypes)
-    )
+    tensors, breaks = run.dtypes.tensors if run.dtypes else [], run.compile.graph_break_count
+    categories = run.memory_history.categories if run.memory_history else {}
+    parts = sorted(categories.items(), key=lambda item: -item[1])[:3]
     tally = Counter[str](guard.status for guard in run.guards)
-    return _lines(
-        ("unseen", run.unseen_phases, f"{_listed(*run.unseen_phases or ())}: the module optimizes by hand; their time "
-         "is in other, a step is a batch"),
-        ("compiled", run.compile.is_attention_fused,
-         f"Inductor put PyTorch's fused attention in the place of {run.model.attention}"),
-        ("compiled", breaks, f"with {breaks} graph break{'' if breaks == 1 else 's'}: what lies between graphs runs "
-         "eagerly; --trainer.compile.fullgraph true tells where"),
-        ("checked", check.deviation_fraction is not None, f"against the formula at {check.cases} shapes: off by "
-         f"{check.deviation_fraction or 0:.1e} of a row's size at most, {check.tolerance_fraction or 0:.1e} allowed"),
-        ("peak is", history.reason, f"not known: {history.reason}"),
-        ("peak is", parts and not history.reason,
-         f"in {history.peak_phase}: {_listed(*(f'{names[name]} {gib(size)}' for name, size in parts))}"),
-        ("kernels", kernels.reason, f"none: {kernels.reason}"),
-        ("kernels", run.kernels and not kernels.reason, f"{milliseconds(kernels.kernel_s)} ms per step, "
-         f"{percent(step.matmul_fraction)} matmul"),
-        ("dtypes", dtypes.reason, f"none: {dtypes.reason}"),
-        ("dtypes", run.dtypes and not dtypes.reason, by_tensor),
-        ("power", power_w, f"{whole(power_w)} W{f', {joules * 1e3:.3g} mJ/token' if joules else ''}"),
-        ("loss", None not in (run.loss.first, run.loss.last),
-         f"{run.loss.first or 0:.4f} first, {run.loss.last or 0:.4f} last"),
-        ("guards", tally, _listed(*(f"{tally[status]} {status}" for status in _STATUSES if tally[status]))),
+    return lines(
+        "details", run,
+        unseen=_listed(*run.unseen_phases or ()),
+        breaks=f"{breaks} graph break{'' if breaks == 1 else 's'}" if breaks else None,
+        parts=_listed(*(f"{name.removesuffix('_bytes').replace('_', ' ')} {gib(size)}" for name, size in parts)),
+        by_tensor=_listed(*(f"{row.name.replace('_', ' ')} {'/'.join(row.dtypes)}" for row in tensors if row.dtypes)),
+        tally=_listed(*(f"{tally[status]} {status}" for status in _STATUSES if tally[status])),
     )  # fmt: skip
 
 
@@ -253,9 +193,6 @@ def _where(run: RunRecord, path: Path) -> list[Line]:
     commands = [look.command for look in PASSES if look.recorded(run)]
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
-    lines = _lines(
-        ("result", True, str(path)),
-        *(("next", True, f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)),
-        ("repeat", run.replay_command, str(run.replay_command)),
-    )
-    return [line._replace(is_whole=True) for line in lines]
+    again = [f"lmbench {command} {shlex.quote(str(path))}" for command in dict.fromkeys(commands)]
+    told = [("result", str(path)), *(("next", command) for command in again), ("repeat", run.replay_command)]
+    return [Line(label, text, is_whole=True) for label, text in told if text]

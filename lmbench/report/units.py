@@ -34,6 +34,7 @@ seconds = _text("{:,.2f}", 1, 10, "{:,.1f}")
 microseconds = _text("{:,.1f}", 1e6, 1000, "{:,.0f}")
 #: A ratio: `1.27x`.
 times = _text("{:.2f}x")
+millijoules = _text("{:.3g}", 1e3)
 whole = _text("{:,.0f}")
 #: A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart.
 plain = _text("{:.4g}", 1, 1000, "{:,.0f}")
@@ -131,7 +132,7 @@ TIMES = Unit("", 1.0, times)
 
 UNITS: Mapping[str, Unit] = {
     "ms": MS, "%": PERCENT, "GiB": GIB, "": COUNT,
-    "mJ": Unit("", 1e3, lambda joules: f"{joules * 1e3:.3g}"), "nat": Unit("nat", 1.0, "{:.4f}".format),
+    "mJ": Unit("", 1e3, millijoules), "nat": Unit("nat", 1.0, "{:.4f}".format),
 }  # fmt: skip
 
 _PLAIN = Unit("", 1.0, plain)
