@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from msgspec import Struct
+from msgspec.structs import asdict
 from torch.distributed import all_gather_object
 
 from lmbench.callbacks.observer import Observer
@@ -25,6 +26,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.instruments.environment import capture_environment
 from lmbench.instruments.milestones import milestones, reach
+from lmbench.instruments.ranks import failed_collective, refuse_unlike
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model
 from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
@@ -89,6 +91,10 @@ class RunRecorder(Observer):
     def run_started(self) -> None:
         run = self.run
         run.environment = capture_environment(self.session.device)
+        if self.trainer.world_size > 1 and not self.session.only_watches:
+            here = run.environment
+            facts = {"device": here.gpu.name, **asdict(here.versions), "commit": here.code.project.commit}
+            refuse_unlike(facts | (self.given.config or {}))
         run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
@@ -189,6 +195,8 @@ class RunRecorder(Observer):
                 self._open(self.run)
             assert self.folder is not None
             ending = judge(exception, phase, is_own_subject)
+            if ending.error is not None and (collective := failed_collective(exception)):
+                ending.error.message = f"{ending.error.message} (in {collective})"
             if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE) and ending.error is not None:
                 with suppress(OSError):
                     text = masked_message("".join(traceback.format_exception(exception)))

@@ -18,6 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
+from lmbench.instruments.ranks import limit_waits
 from lmbench.instruments.schedule import MAX_SETTLE_STEPS, SETTLE_STEPS_OF_RANKS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
 from lmbench.records.measured import Probe, Window
@@ -278,6 +279,8 @@ class MeasurementSession(LeanCallback):
         self.step = StepRecord(micro_batches=0)
         if self.steps_done == 1:
             reach("first_step")
+            if self._agrees(trainer):
+                limit_waits(self.schedule.collective_timeout_s)
         self._advance(trainer)
         if self.stage is stage:
             self.tell("between_steps")

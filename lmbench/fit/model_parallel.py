@@ -1,5 +1,5 @@
-"""`--trainer.strategy fsdp2` and `tensor_parallel`: FSDP2 block by block, matrices split over devices, or both, under
-Lightning's own strategy."""
+"""`--trainer.strategy fsdp2`, `fsdp2_zero2` and `tensor_parallel`: FSDP2 block by block, matrices split over devices,
+or both, under Lightning's own strategy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -39,10 +40,8 @@ class ModelParallel(ModelParallelStrategy):
         UsageError: the size does not divide the devices, or (in ``setup``) the module has no such plan.
     """
 
-    def __init__(
-        self, tensor_parallel_size: int | Literal["auto"] = 1, reshard_after_forward: bool = True, **options: Any
-    ) -> None:
-        super().__init__(tensor_parallel_size=tensor_parallel_size, **options)
+    def __init__(self, tensor_parallel_size: int | Literal["auto"] = 1, reshard_after_forward: bool = True) -> None:
+        super().__init__(tensor_parallel_size=tensor_parallel_size)
         self._reshards = reshard_after_forward
 
     def setup_environment(self) -> None:
@@ -64,6 +63,9 @@ class ModelParallel(ModelParallelStrategy):
         is_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
         if not is_sharded and (groups.size() > 1 or group.size() == 1):
             self._shard(module, str(trainer.precision), groups)
+        if not is_overridden("configure_model", module):
+            # Lightning insists on it, also where there is nothing left to shard.
+            module.configure_model = lambda: None  # type: ignore[method-assign]
         super().setup(trainer)
 
     def _shard(self, module: LightningModule, precision: str, mesh: DeviceMesh) -> None:
@@ -71,10 +73,11 @@ class ModelParallel(ModelParallelStrategy):
         policy = MixedPrecisionPolicy()
         if meaning is not None and meaning.is_mixed:
             policy = MixedPrecisionPolicy(meaning.compute_dtype(), torch.float32)
-        blocks = [part for part in compile_targets(module, CompileOptions(regional=True)) if part is not module]
-        for block in blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
-        fully_shard(_root(module), mesh=mesh, mp_policy=policy)
+        root = _root(module)
+        for block in compile_targets(module, CompileOptions(regional=True)):
+            if block not in (module, root):
+                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
+        fully_shard(root, mesh=mesh, mp_policy=policy)
 
 
 def split(module: LightningModule, mesh: DeviceMesh) -> None:
@@ -119,7 +122,7 @@ def _root(module: LightningModule) -> nn.Module:
     return children[0] if len(children) == 1 else module
 
 
-StrategyRegistry.register("fsdp2", ModelParallel, description="FSDP2, block by block")
-StrategyRegistry.register(
-    "tensor_parallel", ModelParallel, description="matrices split over a node's devices", tensor_parallel_size="auto"
-)
+StrategyRegistry.register("fsdp2", ModelParallel)
+# As ZeRO's stage 2: parameters stay gathered until the backward is over.
+StrategyRegistry.register("fsdp2_zero2", ModelParallel, reshard_after_forward=False)
+StrategyRegistry.register("tensor_parallel", ModelParallel, tensor_parallel_size="auto")

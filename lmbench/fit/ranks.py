@@ -7,9 +7,11 @@ of the process that has imported everything and understood the command line. It 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -37,7 +39,7 @@ from lmbench.records.load import load_run
 from lmbench.scratch import ScratchFolder
 
 #: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
-GRACE_S = 10.0
+GRACE_S = 5.0
 
 #: The variable that tells a rank where its log is.
 _LOG = "RANK_LOG_OF_LMBENCH"
@@ -100,6 +102,10 @@ def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
             while running:
                 timeout_s = None if deadline_s == math.inf else max(deadline_s - time.monotonic(), 0.0)
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
+                    for rank in running:
+                        # It tells its log where it is, also where Python hears of no signal.
+                        os.kill(ranks[rank].pid or 0, signal.SIGUSR1)
+                    time.sleep(0.2)
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
@@ -139,8 +145,9 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     # What the parent holds is not this process's to clean up.
     for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
         inherited.atexit = False
+    output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    faulthandler.register(signal.SIGUSR1, output, all_threads=False)
     if rank:
-        output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
     code = int(ExitCode.INTERNAL)
@@ -173,17 +180,33 @@ def cause_of(path: Path, ends: list[End]) -> End | None:
     return next(telling, next(iter(failed_ranks), None))
 
 
-def ending_of(path: Path, cause: End) -> Ending | None:
-    """The ending that a failed rank makes of its measurement; None where that of rank 0 is recorded."""
+def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
+    """The ending that a failed rank makes of its measurement; None where that of rank 0 is recorded and says all.
+
+    Of one that waited too long for another, that one's place comes first.
+    """
     ending = _error_of(path, cause.rank)
-    if ending is not None and ending.error is not None:
+    if ending is None or ending.error is None:
+        how = f"ended with exit code {cause.code}"
+        if cause.code < 0:
+            how = f"was ended by {signal.Signals(-cause.code).name}"
+        last = next((f": {line}" for line in reversed(cause.log.splitlines()) if line.strip()), "")
+        ending = failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
+    else:
         ending.error.message = f"rank {cause.rank}: {ending.error.message}"
-        return ending if cause.rank else None
-    how = f"was ended by {signal.Signals(-cause.code).name}" if cause.code < 0 else f"ended with exit code {cause.code}"
-    last = next((line for line in reversed(cause.log.splitlines()) if line.strip()), "")
-    return failed(
-        "RankLost", f"rank {cause.rank} {how}, and the measurement with it{f': {last}' if last else ''}", None
-    )
+    assert ending.error is not None
+    late = [f"rank {end.rank} hung in {place}; " for end in ends if (place := _last_place(end.log))]
+    if not re.search("timed? ?out", str(ending.error.message), re.I):
+        late = []
+    ending.error.message = "".join(late) + str(ending.error.message)
+    return ending if cause.rank or late or ending.error.kind == "RankLost" else None
+
+
+def _last_place(log: str) -> str | None:
+    """Where a rank was when it was asked, by the stack in its log: its innermost line of no library."""
+    frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', log.rpartition("(most recent call first):")[2], re.M)
+    own = [frame for frame in frames if not re.search(r"/(torch|lightning)/", frame[0])]
+    return next((f"{name} at {file}:{line}" for file, line, name in [*own, *frames]), None)
 
 
 def _error_of(path: Path, rank: int) -> Ending | None:

@@ -134,7 +134,7 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     path, signum = Path(recorder.results_dir, recorder.run_id or "").absolute(), received()
     cause = cause_of(path, ends) if signum is None else None
     if path.is_dir():
-        ending = None if cause is None else ending_of(path, cause)
+        ending = None if cause is None else ending_of(path, cause, ends)
         # What a rank tells of a signal may be that the others are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None:

@@ -30,6 +30,7 @@ class MeasureSettings:
             and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
             native for yours, which is measured as it is.
         gradient_norm: record the gradient norm of every step. It costs kernels, which are phase `clip` of the step.
+        collective_timeout_s: how long a rank waits for the others, once the first step is done, before it ends the run.
         results_dir: where result folders go.
         run_id: the result folder's name; by default one of its own is made up.
         strict: exit with 4 when a guard fails.
@@ -43,12 +44,13 @@ class MeasureSettings:
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False
+    collective_timeout_s: float = 100.0
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False
 
     def schedule(self) -> Schedule:
-        return Schedule(self.warmup_steps, self.steps, self.min_window_s, self.probe_steps)
+        return Schedule(self.warmup_steps, self.steps, self.min_window_s, self.probe_steps, self.collective_timeout_s)
 
     def mode_of(self, command: str) -> Mode:
         """The mode a command measures.

@@ -33,15 +33,17 @@ class Schedule:
         steps: the window's steps at least; None measures until training ends by itself.
         min_window_s: the window's length at least; a power-capped card slows over seconds, and short bursts flatter it.
         probe_steps: steps that look at the lag inside phases; 0 leaves out every kind of probe.
+        collective_timeout_s: how long a rank waits for the others once the first step is done.
     """
 
     warmup_steps: int = 5
     steps: int | None = None
     min_window_s: float = 0.0
     probe_steps: int = 0
+    collective_timeout_s: float = 100.0
 
     def __post_init__(self) -> None:
-        least = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0}
+        least = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
         for name, limit in least.items():
             if (value := getattr(self, name)) is not None:
                 check_at_least(limit, **{f"measure.{name}": value})

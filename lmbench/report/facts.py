@@ -77,7 +77,10 @@ def _size(run: RunRecord) -> str | None:
 def _strategy(run: RunRecord) -> str | None:
     """How several ranks share the work; `none` of one."""
     name = value_at(run, "config.trainer.strategy")
-    return "none" if run.world_size == 1 else name if isinstance(name, str) else name and name["class_path"]
+    if run.world_size == 1 or not isinstance(name, Mapping):
+        return "none" if run.world_size == 1 else name
+    options = (f"{option}={value}" for option, value in (name.get("init_args") or {}).items() if value is not None)
+    return f"{name['class_path'].rpartition('.')[2]}({', '.join(options)})"
 
 
 def _compile_label(options: Any) -> str:

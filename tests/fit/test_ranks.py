@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,7 +59,12 @@ def run_out_of_memory():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
+def hang():
+    time.sleep(600)
+
+
 DEEDS = {
+    "hang": hang,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "oom": run_out_of_memory,
@@ -133,6 +139,15 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     # The number of ranks is a fact, by which a comparison picks its sides.
     assert main(["list", "--where=ranks=2", "--json"]) == 0
     assert main(["list", "--where=ranks=1"]) == 2
+
+
+def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in():
+    words = [f"--model={__name__}.Uneven", "--model.deed=hang", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.collective_timeout_s=2")
+    assert (code, run.outcome) == (5, "error")
+    waited = r"rank 0: .*Timed out.*\(in gloo:all_reduce, number \d+ of its group, of 9 elements\)"
+    assert re.fullmatch(rf"rank 1 hung in hang at .*test_ranks.py:\d+; {waited}", run.record.error.message)
+    assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
 @pytest.mark.parametrize(
