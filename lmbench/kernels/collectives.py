@@ -3,7 +3,7 @@ of their time is waiting for the last rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +52,16 @@ def describe(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.D
     return pd.concat([kernels, described.fillna(blank)], axis=1).assign(cost_ns=kernels.duration_ns)
 
 
-def match_collectives(traces: Sequence[Trace]) -> tuple[list[Trace], pd.DataFrame]:
-    """The traces of several ranks with the true `cost_ns`, and a row for each kernel that is matched: its `rank` (the
-    place of its trace), the number of its `collective` with `kind`, `phase` and `cost_ns`, its `wait_ns`, `is_last`.
+def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
+    """The traces of several ranks with the true `cost_ns`, and a row for each kernel that is matched: its `rank`, the
+    number of its `collective` with `kind`, `phase` and `cost_ns`, its `wait_ns`, `is_last`.
 
     Kernels of a group are one collective by their order in the step, or by the collective's own number. Where ranks
     have others in a step, as when recording began within it, none of that step's are matched. The shortest kernel is
     the one of the rank that came last: it is the collective's cost, and what the others have more is waiting.
     """
     frames = []
-    for rank, trace in enumerate(traces):
+    for rank, trace in traces.items():
         kernels = trace.kernels[trace.kernels.is_counted & ~trace.kernels.collective.isin(("", POINT_TO_POINT))]
         begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
         is_clocked, place = kernels.launch_ns >= next(iter(begins_ns), 0), kernels.groupby(_STAGE).cumcount()
@@ -76,11 +76,10 @@ def match_collectives(traces: Sequence[Trace]) -> tuple[list[Trace], pd.DataFram
     )
     every["wait_ns"] = every.duration_ns - every.cost_ns
     every["is_last"] = every.index.isin(every.groupby("collective").wait_ns.idxmin())
-    costs = [every[every["rank"] == rank].set_index("kernel").cost_ns for rank in range(len(traces))]
-    known = [
-        replace(trace, kernels=trace.kernels.assign(cost_ns=cost.combine_first(trace.kernels.cost_ns)))
-        for trace, cost in zip(traces, costs, strict=True)
-    ]
+    known = {}
+    for rank, trace in traces.items():
+        cost_ns = every[every["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
+        known[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
     return known, every.loc[every.is_clocked, ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]]
 
 

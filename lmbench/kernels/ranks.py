@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.files import is_folder
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_line
 from lmbench.kernels.collectives import match_collectives
 from lmbench.kernels.findings import Findings, examine_trace
@@ -56,19 +56,20 @@ def ranks_answer(sources: Iterable[str | Path], top: int = 10, ceiling: Path | N
             if other is not trace:
                 both = f"{str(other.path)!r} and {str(path)!r} are not known to be of two ranks"
                 raise UsageError(f"{both}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two")
-    ranks = sorted(rank for rank in traces if rank is not None)
-    known, matches = match_collectives([traces[rank] for rank in ranks])
-    findings = {rank: examine_trace(trace) for rank, trace in zip(ranks, known, strict=True)}
+    known, matches = match_collectives(
+        {rank: traces[rank] for rank in sorted(rank for rank in traces if rank is not None)}
+    )
+    findings = {rank: examine_trace(trace) for rank, trace in known.items()}
     if lacking := [one for one in findings.values() if one.why_no_kernels]:
-        if len(lacking) < len(ranks):
+        if len(lacking) < len(findings):
             path, why = lacking[0].trace.path, lacking[0].why_no_kernels
             raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
         answer = kernels_answer(lacking[0].trace.path, top)
         text = (
             "without kernels: gloo's collectives run on the host, and what ranks wait for is not told; the first one:"
         )
-        return replace(answer, headline=[Line("ranks", f"{len(ranks)}, {text}"), *answer.headline])
-    return _answer(findings, matches.assign(rank=[ranks[place] for place in matches["rank"]]), top)
+        return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
+    return _answer(findings, matches, top)
 
 
 def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> Answer:
@@ -90,30 +91,36 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         verdict=rows.apply(verdict_of, axis=1),
     ).fillna({"last_count": 0, "delay_s": 0.0})
     mean, number = rows.mean(numeric_only=True), first.trace.events.distributed.world_size or len(rows)
-    exposed, waiting = mean.comm_exposed_s / mean.window_s, mean.rank_wait_s / mean.window_s
-    cause, least = "unknown how much of it is waiting", "at least " if len(rows) < number else ""
-    if len(last):
-        cause = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
+    exposed, waiting = (float(time_s / mean.window_s) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
+    lost, least = f"{percent(exposed)} of it is exposed communication", "at least " if len(rows) < number else ""
     headline = [
         *([Line("run", run_line(first.run))] if first.run else []),
         Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per_what(first)} on the device"),
-        Line("lost", f"{percent(exposed)} of it is exposed communication: {cause}"),
-        *_straggler(findings, rows),
     ]
-    for worst in last[:1].itertuples():
-        mean_ms, longest_ms = milliseconds(last.longest_s.mean()), milliseconds(worst.longest_s)
-        text = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst.rank} last)"
-        headline.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {text}"))
+    figures, tables = {"comm_exposed_fraction": exposed}, [table("ranks", rows.reset_index(), per=per_what(first))]
+    if mean.comm_s:
+        tables.append(communication_table([*findings.values()]))
+    if len(last):
+        tables.append(table("collectives", last, top))
+        figures["rank_wait_fraction"] = waiting
+        parts = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
+        worst, mean_ms, longest_ms = last.iloc[0], *map(milliseconds, (last.longest_s.mean(), last.longest_s.max()))
+        most = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
+        headline += [
+            Line("lost", f"{lost}: {parts}"),
+            *_straggler(findings, rows),
+            Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"),
+        ]
+    else:
+        headline.append(
+            Line("lost", f"{lost}; no collectives of these ranks match, which would tell who waits for whom")
+        )
     count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
     headline.append(Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True))
     notes = [
         Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
         *(Line(f"rank {rank}", str(one.trace.path), is_whole=True) for rank, one in findings.items()),
     ]
-    tables = [table("ranks", rows.reset_index(), per=per_what(first)), communication_table([*findings.values()])]
-    if len(last):
-        tables.append(table("collectives", last, top))
-    figures = {"comm_exposed_fraction": float(exposed), "rank_wait_fraction": float(waiting) if len(last) else None}
     return Answer(headline, tables, notes, figures=figures, first=("ranks", "communication"))
 
 
@@ -140,7 +147,7 @@ def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
 
 def _traces_at(path: Path) -> list[Path]:
     """The traces that a path stands for: of a run all its ranks', of another folder all that lie in it."""
-    if not is_folder(path):
+    if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
         return [path]
     if is_run_folder(path):
         return [path, *path.glob(f"rank*/{TRACE_FILE}")]

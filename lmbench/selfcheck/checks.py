@@ -17,6 +17,8 @@ from lmbench.flops import counter_flops, forward_flops
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.schedule import Schedule
+from lmbench.kernels.collectives import match_collectives
+from lmbench.kernels.trace import load_trace
 from lmbench.model.language_model import LanguageModel
 from lmbench.progress import progress
 from lmbench.records.field import PerPhase
@@ -25,7 +27,8 @@ from lmbench.records.measured import TrainingFacts
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
-from lmbench.selfcheck.planted import Block, Planted, Work, measure, nothing
+from lmbench.scratch import ScratchFolder
+from lmbench.selfcheck.planted import Block, Planted, Work, measure, nothing, plant_late_rank
 
 
 class Truth(NamedTuple):
@@ -209,6 +212,18 @@ def flops(device: torch.device) -> Iterator[Truth]:
         yield Truth(name, counted == formula, f"{formula:,}/token", f"{counted:,}/token", "exact")
 
 
+def late_rank(_: torch.device) -> Iterator[Truth]:
+    """In the traces of two ranks the one that comes late is found, and what their collective costs without waiting."""
+    late_us, cost_us = 900.0, 40.0
+    with ScratchFolder("selfcheck") as folder:
+        paths = plant_late_rank(folder, late_us, cost_us)
+        matches = match_collectives({rank: load_trace(path) for rank, path in enumerate(paths)})[1]
+    last = matches[matches.is_last].iloc[0]
+    yield within_1_percent("planted collective", cost_us / 1e6, last.cost_ns / 1e9)
+    yield within_1_percent("planted wait for a late rank", late_us / 1e6, matches.wait_ns.max() / 1e9)
+    yield Truth("planted late rank", last["rank"] == 1, "rank 1", f"rank {last['rank']}")
+
+
 class Check(NamedTuple):
     """A check; `is_timed` where other work on the machine can fail it, `on_cpu` why it says nothing there."""
 
@@ -226,6 +241,7 @@ CHECKS = {
     "did it train": Check(training),
     "losses": Check(losses),
     "model FLOPs": Check(flops),
+    "late rank": Check(late_rank),
 }
 
 

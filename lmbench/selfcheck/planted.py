@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from statistics import median_high
 from typing import Literal
 
@@ -62,6 +64,21 @@ class Planted(LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         optimizer.register_step_post_hook(lambda *_: self.optimizer_work())
         return optimizer
+
+
+def plant_late_rank(folder: str, late_us: float, cost_us: float) -> list[Path]:
+    """Write the traces of two ranks: a product, which takes the second one longer, and a collective."""
+    paths = [Path(folder, f"{rank}.json") for rank in range(2)]
+    for rank, path in enumerate(paths):
+        begin_us, end_us = 100 + rank * late_us, 100 + late_us + cost_us
+        spans_us = {"sgemm": (0.0, begin_us), "ncclDevKernel_AllReduce_Sum_f32_RING_LL": (begin_us, end_us)}
+        kernels = [
+            {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": end - begin}
+            for name, (begin, end) in spans_us.items()
+        ]
+        trace = {"distributedInfo": {"rank": rank}, "traceEvents": kernels}
+        path.write_text(json.dumps(trace))
+    return paths
 
 
 @dataclass

@@ -150,6 +150,13 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
+def test_every_rank_records_its_trace_and_they_are_read_together(capsys):
+    code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
+    assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)
+    assert main(["kernels", str(run.path)]) == 0
+    assert "ranks        2, without kernels: gloo's collectives run on the host" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("deed", "code", "outcome", "error"),
     [

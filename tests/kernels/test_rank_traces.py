@@ -90,7 +90,7 @@ def test_only_what_is_surely_one_collective_is_matched(first, second, matched, t
     paths = [write_rank(tmp_path, rank, 900, **known) for rank, known in enumerate((first, second))]
     record = answer(capsys, *paths)
     assert len(record["tables"].get("collectives", ())) == matched
-    assert (record["rank_wait_fraction"] is None) == (not matched)
+    assert ("rank_wait_fraction" in record) == bool(matched)
 
 
 def test_equal_ranks_have_no_straggler(tmp_path, capsys):
