@@ -21,12 +21,10 @@ from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.allocator import peaks_of
 from lmbench.memory.prediction.compiled import simulate_compiled
 from lmbench.memory.prediction.tracker import Tracker
-from lmbench.memory.predictor import Trial
+from lmbench.memory.predictor import EARLIER, Trial
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
 
-#: The first step makes the optimizer's state; the second is like every later one.
-STEPS = 2
 #: What further micro-batches do, the second one does.
 MOST_MICRO_BATCHES = 2
 #: With fewer alike blocks there is nothing to win by a step with few of them.
@@ -145,8 +143,9 @@ class CategoryTeller(LeanCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx + 1 == len(trainer.train_dataloader) // STEPS:  # type: ignore[arg-type]
-            self._note_state(trainer)
+        self._note_state(trainer)
+        # The last step is like every later one.
+        if batch_idx + 1 == len(trainer.train_dataloader) - trainer.accumulate_grad_batches:  # type: ignore[arg-type]
             self.steady_from = self._tracker.now
 
     def _note_state(self, trainer: Trainer) -> None:
@@ -196,10 +195,14 @@ def precision_plugin(name: str) -> Precision:
 
 
 def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
-    """The peak of each phase and region of the steps from an event on, in their order."""
+    """The peak of each phase and region of the step from an event on and of those before it, in their order."""
     _tell_categories(tracker)
-    steady = [s for s in tracker.stretches if s.start >= steady_from and s.phase in PHASES]
-    return Trial(*peaks_of(tracker.allocations, steady), block_count)
+    stretches = [
+        stretch if stretch.start >= steady_from else stretch._replace(region=EARLIER + stretch.region)
+        for stretch in tracker.stretches
+        if stretch.phase in PHASES
+    ]
+    return Trial(*peaks_of(tracker.allocations, stretches), block_count)
 
 
 def _tell_categories(tracker: Tracker) -> None:

@@ -56,7 +56,7 @@ class ModelParallel(ModelParallelStrategy):
         module = self.model
         assert isinstance(module, LightningModule)
         # On the device: a mesh of GPUs takes no tensor of the host's.
-        module.to(self.root_device)
+        self.model_to_device()
         groups, group = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
         if group.size() > 1 and not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
             split(module, group)

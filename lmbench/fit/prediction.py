@@ -19,6 +19,7 @@ import msgspec
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,7 +30,6 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
     MOST_MICRO_BATCHES,
-    STEPS,
     AlikeBlocks,
     CategoryTeller,
     FakeBatches,
@@ -38,7 +38,6 @@ from lmbench.fit.fake_step import (
 )
 from lmbench.fit.measurement import Measurement
 from lmbench.fit.modes import apply_mode
-from lmbench.fit.ranks import count_to_start
 from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
@@ -48,6 +47,7 @@ from lmbench.instruments.own_code import own_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.prediction.cuda_on_cpu import CudaAttention, act_like_cuda
+from lmbench.memory.prediction.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
 from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
@@ -61,7 +61,8 @@ _PLAIN: dict[str, Any] = {
     "profiler": None,
     "plugins": None,
     "callbacks": None,
-    "max_steps": STEPS,
+    "max_epochs": 1,
+    "max_steps": -1,
     "max_time": None,
     "limit_train_batches": None,
     "overfit_batches": 0.0,
@@ -79,9 +80,14 @@ class Prediction:
 
     def __init__(self, words: list[str]) -> None:
         self._line = line = CommandLine("fit", words)
-        self._flags = vars(line.config.trainer)
-        if count_to_start(vars(line.build("trainer"))) > 1:
-            raise UsageError("the memory of several ranks is not predicted; predict that of one, --trainer.devices 1")
+        self._flags = vars(line.build("trainer"))
+        self._devices = _device_count(self._flags["devices"])
+        #: Ranks of the configuration, one for each device on each node.
+        self.world_size = self._devices * self._flags["num_nodes"]
+        strategy = self._flags["strategy"]
+        self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
+        #: Whether all ranks share parameters, gradients and optimizer state evenly.
+        self.is_sharded = strategy == "fsdp2" or getattr(strategy, "_tensor_parallel_size", 0) == 1
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
@@ -103,18 +109,37 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
-    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
+    def step(
+        self,
+        batch_size: int,
+        context_length: int | None,
+        keep_blocks: int | None,
+        workspace_bytes: int,
+        world_size: int | None = None,
+    ) -> Trial:
         """The peaks of a steady step on fake tensors, by phase and region.
 
         Args:
             keep_blocks: cut lists of alike blocks to so many.
             workspace_bytes: what a thread that multiplies matrices takes for it.
+            world_size: ranks, by default as many as the configuration has.
         """
         tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
-        with FakeTensorMode(allow_non_fake_inputs=True), tracker, CudaAttention():
+        # A strategy has a state of its own.
+        flags = vars(self._line.build("trainer"))
+        ranks = {"devices": self._devices, "strategy": flags["strategy"], "plugins": FirstRank()}
+        if world_size is not None:
+            ranks |= {"devices": world_size, "num_nodes": 1}
+        with (
+            fake_ranks(world_size or self.world_size, tracker),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            tracker,
+            tracker.resizing(),
+            CudaAttention(),
+        ):
             # What follows from the data follows here too.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             known = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -123,16 +148,21 @@ class Prediction:
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options)
             own = {"callbacks": [teller], "accumulate_grad_batches": self._micro_batches}
-            trainer = BenchTrainer(**{**self._flags, **_PLAIN, **own})
+            trainer = BenchTrainer(**{**flags, **_PLAIN, **ranks, **own})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
-            trainer.strategy.precision_plugin = precision_plugin(self.precision)
+            strategy = trainer.strategy
+            strategy.precision_plugin = precision_plugin(self.precision)
             # It is where it shall be; and a fake parameter cannot be moved in place.
-            trainer.strategy.model_to_device = lambda: None  # type: ignore[method-assign]
+            strategy.model_to_device = strategy.teardown = lambda: None  # type: ignore[method-assign]
+            if isinstance(strategy, ParallelStrategy):
+                act_as_one_rank(strategy, tracker)
             trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
-            batches = FakeBatches(batch, STEPS * self._micro_batches, tracker, resident_count)
+            # The first step makes the optimizer's state, the second one of DDP new buckets.
+            steps = 3 if isinstance(strategy, DDPStrategy) else 2
+            batches = FakeBatches(batch, steps * self._micro_batches, tracker, resident_count)
             trainer.fit(module, train_dataloaders=batches)
             tracker.enter("after")
         return trial_of(tracker, teller.steady_from, blocks.count)
@@ -169,6 +199,18 @@ class Prediction:
         return self._batch
 
 
+def _device_count(devices: Any) -> int:
+    """How many devices the Trainer's flag names.
+
+    Raises:
+        UsageError: as many as there are: nobody knows here.
+    """
+    if devices in ("auto", "-1", -1):
+        raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
+    named = [word for word in devices.split(",") if word] if isinstance(devices, str) else devices
+    return len(named) if isinstance(named, list) and len(named) != 1 else int(devices)
+
+
 def _leading_sizes(batch: Any) -> list[int]:
     sizes: list[int] = []
     apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
@@ -187,22 +229,30 @@ def forecast(words: list[str], request: Request) -> Forecast:
     workspace_bytes = 0 if gpu is None else gpu.workspace_bytes
     is_compiled = plan.compile_options is not None
 
-    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
-        tell(f"a step of batch {batch_size}" + (f" x context {context_length}" if context_length else ""))
-        with _told_in_a_line():
-            return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
+    def predictor_of(world_size: int | None) -> Predictor:
+        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+            tell(f"a step of {shape}" + (f" on {world_size} GPUs" if world_size else ""))
+            with _told_in_a_line():
+                return plan.step(batch_size, context_length, keep_blocks, workspace_bytes, world_size)
 
-    batch_size, context_length = plan.batch_size, plan.context_length
-    predictor = Predictor(take_step, batch_size, context_length, is_slow=is_compiled)
+        return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=is_compiled)
+
+    predictor = predictor_of(None)
     result = Forecast(
-        batch_size, context_length, plan.precision, plan.mode, plan.zero_grad, is_compiled,
-        predictor.phases, predictor.reserved_bytes, predictor.method, gpu,
+        plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, is_compiled,
+        predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
+        world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
     )  # fmt: skip
     if gpu is not None:
         result.fits = gpu.fits(predictor.reserved_bytes)
     if gpu is not None and request.finds_largest:
         result.largest_batch_size = predictor.largest_batch(gpu)
         result.largest_context_length = predictor.largest_context(gpu) if plan.has_context else None
+        if plan.is_sharded:
+            result.fewest_gpus = predictor.fewest_ranks(
+                plan.world_size, gpu, lambda count: predictor_of(count).reserved_bytes
+            )
     result.took_s = time.perf_counter() - started
     return result
 

@@ -286,8 +286,10 @@ def forecast_answer(forecast: Forecast) -> Answer:
     sizes.loc["all"] = [peak.total_bytes for peak in peaks]
     context = "" if forecast.context_length is None else f", context {count(forecast.context_length)}"
     compiled = "compiled" if forecast.is_compiled else "eager"
+    ranks = f"rank 0 of {forecast.world_size} ({forecast.strategy}), each " if forecast.world_size > 1 else ""
     caption = (
-        f"batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}, zero_grad {forecast.zero_grad}; GiB"
+        f"{ranks}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}, "
+        f"zero_grad {forecast.zero_grad}; GiB"
     )
     frame = sizes.rename_axis("category").reset_index()
     tables = [_table("predicted", "Predicted peak of each phase", frame, caption, has_total=True)]
@@ -301,7 +303,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"
     if gpu is not None:
-        fits = f"{'fits' if forecast.fits else 'does not fit'} on {gpu.name} ({gib(gpu.total_bytes)})"
+        fits = f"{'fits' if forecast.fits else 'does not fit'} on {_gpus(forecast)}{_enough(forecast)}"
+    if forecast.run_peak_bytes > highest.total_bytes:
+        peak += f"; {gib(forecast.run_peak_bytes)} in the second step, where DDP has old buckets and new ones"
     return Answer(
         tables=tables,
         notes=[
@@ -310,3 +314,21 @@ def forecast_answer(forecast: Forecast) -> Answer:
         ],
         figures=asdict(forecast),
     )  # fmt: skip
+
+
+def _gpus(forecast: Forecast) -> str:
+    assert forecast.gpu is not None
+    name, size = forecast.gpu.name, gib(forecast.gpu.total_bytes)
+    return f"{forecast.world_size} {name} ({size} each)" if forecast.world_size > 1 else f"{name} ({size})"
+
+
+def _enough(forecast: Forecast) -> str:
+    """How many GPUs are enough, where that is another number than was asked for."""
+    count = forecast.fewest_gpus
+    if count == forecast.world_size or (forecast.fits and not forecast.is_sharded):
+        return ""
+    if count is not None:
+        return f"; {count} {'are' if count > 1 else 'is'} enough"
+    if forecast.is_sharded:
+        return "; no number of GPUs is enough: what they do not share is too much"
+    return "; more GPUs change nothing under this strategy; --trainer.strategy fsdp2 lets them share parameters"

@@ -58,7 +58,11 @@ class Largest(Struct):
 
 
 class Forecast(Struct):
-    """What `lmbench memory` tells of a configuration. Without a GPU named or here, nothing is said of fitting."""
+    """What `lmbench memory` tells of a configuration: of several ranks, what rank 0 takes, whose part is the largest.
+
+    `run_peak_bytes` is the most from the first step on, `phases` are those of a steady step. Without a GPU named or
+    here, nothing is said of fitting. `fewest_gpus` has what is enough where the strategy shards, null if no number is.
+    """
 
     batch_size: int
     context_length: int | None
@@ -73,6 +77,11 @@ class Forecast(Struct):
     fits: bool | None = None
     largest_batch_size: Largest | None = None
     largest_context_length: Largest | None = None
+    strategy: str = "auto"
+    world_size: int = 1
+    run_peak_bytes: int = 0
+    is_sharded: bool = False
+    fewest_gpus: int | None = None
     took_s: float = 0.0
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from numpy.polynomial import Polynomial
 
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
+from lmbench.memory.recorded import Category
 from lmbench.records.vocabulary import PHASES
 
 #: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the
@@ -23,6 +25,10 @@ MAX_BATCH, MAX_CONTEXT = 2**16, 2**22
 ALIKE_FRACTION = 0.01
 #: phases that are not the highest as near as this: how the allocator rounds is no line.
 ROUGHLY_FRACTION = 0.05
+#: What the region begins with of a peak in a step before the steady one: DDP's second step takes more than its later ones.
+EARLIER = "before "
+#: What ranks share between them, where they share anything.
+SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
 #: Searches for a border, each with the reserved bytes for an allocated one of the border before.
 _MAX_ROUNDS = 3
 
@@ -48,7 +54,8 @@ class Predictor:
         batch_size, context_length: the configuration that is asked for; `phases` are its peaks.
         is_slow: a whole step takes long (it is compiled), so three points on a line have to do for a proof.
 
-    `method` says what `phases` come from; `reserved_bytes` is what the allocator holds for them.
+    `method` says what `phases` come from; `run_peak_bytes` is the most that is allocated from the first step on, and
+    `reserved_bytes` what the allocator holds for it.
     """
 
     def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
@@ -60,17 +67,18 @@ class Predictor:
         self.method = "every block"
         kept = 3 if is_slow else None
         trial = self._take_step(batch_size, context_length, kept)
-        self.phases, count = by_phase(trial.peaks), trial.block_count
+        peaks, count = trial.peaks, trial.block_count
         #: Reserved bytes for each that is allocated at the peak.
-        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(self.phases)
+        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(peaks)
         if count is not None:
             # Two and four blocks have to tell what three take, or all of them.
-            is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), self.phases)
+            is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), peaks)
             self._block_count = count if is_alike else None
             if is_slow:
-                self.phases = self.peaks(batch_size, context_length)
+                peaks = self.peaks(batch_size, context_length)
                 self.method = f"2 and 4 of {count} alike blocks, checked by 3" if is_alike else self.method
-        self.reserved_bytes = round(peak_bytes(self.phases) * self._held_ratio)
+        self._peaks, self.phases, self.run_peak_bytes = peaks, by_phase(peaks), peak_bytes(peaks)
+        self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
     def largest_batch(self, gpu: Gpu) -> Largest:
         """The largest batch size that fits."""
@@ -100,10 +108,31 @@ class Predictor:
             ratio = self._take_step(*shape(start), None).reserved_bytes / peak(start)
         return border
 
+    def fewest_ranks(self, world_size: int, gpu: Gpu, reserve: Callable[[int], int]) -> int | None:
+        """The smallest number of ranks that fits where they share parameters, gradients and optimizer state evenly.
+
+        Each peak is `shared / ranks + rest`; None where the rest alone is too much.
+
+        Args:
+            world_size: of how many `self` has the peaks.
+            reserve: the reserved bytes for a number of ranks, to see whether what follows from the peaks is true.
+        """
+        counts = []
+        for peak in self._peaks:
+            shared_bytes = sum(peak.peak[name] for name in SHARED) * self._held_ratio
+            room_bytes = gpu.total_bytes - CONTEXT_BYTES - (peak.total_bytes * self._held_ratio - shared_bytes)
+            if room_bytes <= 0:
+                return None
+            counts.append(ceil(shared_bytes * world_size / room_bytes))
+        count = max(counts)
+        while count != world_size and not gpu.fits(reserve(count)):
+            count += 1
+        return count
+
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
-        """The peak of each phase of a configuration."""
+        """The peak of each phase and region of a configuration."""
         few = self._from_few(batch_size, context_length, self._block_count) if self._block_count else []
-        return few or by_phase(self._take_step(batch_size, context_length, None).peaks)
+        return few or self._take_step(batch_size, context_length, None).peaks
 
     def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak]:
         """What `count` blocks take, on the line through what 2 and 4 do; nothing where these differ in more than
@@ -115,12 +144,13 @@ class Predictor:
         for a, b in zip(two, four, strict=True):
             sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * (count - 2) / 2) for name in b.peak}
             on_line.append(replace(b, peak=sizes))
-        return by_phase(on_line)
+        return on_line
 
 
 def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
-    """One peak for each phase, in their order: the highest of its regions."""
-    of_phase = {phase: [peak for peak in peaks if peak.phase == phase] for phase in PHASES}
+    """One peak for each phase of the steady step, in their order: the highest of its regions."""
+    steady = [peak for peak in peaks if not peak.region.startswith(EARLIER)]
+    of_phase = {phase: [peak for peak in steady if peak.phase == phase] for phase in PHASES}
     return [max(same, key=lambda peak: peak.total_bytes) for same in of_phase.values() if same]
 
 
@@ -130,10 +160,11 @@ def peak_bytes(peaks: list[PhasePeak]) -> int:
 
 
 def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
-    """Whether the highest peaks agree, and roughly all."""
-    if [peak.phase for peak in left] != [peak.phase for peak in right]:
+    """Whether the highest peaks agree, and roughly those of all phases."""
+    if not left or abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
         return False
-    if abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
+    left, right = by_phase(left), by_phase(right)
+    if [peak.phase for peak in left] != [peak.phase for peak in right]:
         return False
     sizes = [(few.total_bytes, several.total_bytes) for few, several in zip(left, right, strict=True)]
     return all(abs(few - several) <= ROUGHLY_FRACTION * several for few, several in sizes)

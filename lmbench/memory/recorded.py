@@ -24,6 +24,8 @@ Category = Literal[
     "parameters",
     "gradients",
     "optimizer_state",
+    "gathered",
+    "buckets",
     "activations",
     "logits",
     "inputs",

@@ -37,20 +37,22 @@ _EXTERN_PARTS = re.compile("scaled_dot_product|attention|embedding_dense_backwar
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
     """Let the calls of a module allocate what they would allocate compiled."""
     graphs: dict[Any, Callable[..., Any]] = {}
+    forward = target.forward
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return target.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         flat, spec = tree_flatten((args, kwargs))
         tensors = _tensors(flat)
         # The class stands for each tensor: what is remembered shall keep none alive.
         others = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
         key = (spec, *others, *(tensor.shape for tensor in tensors))
         if key not in graphs:
-            graphs[key] = _trace(_Region(target, others, spec), tensors, tracker)
+            graphs[key] = _trace(_Region(target, forward, others, spec), tensors, tracker)
         return graphs[key](*tensors)
 
-    target._compiled_call_impl = call
+    # FSDP2 gathers and frees by hooks around this, outside of the graph.
+    target.forward = call
 
 
 def _tensors(leaves: Iterable[Any]) -> list[torch.Tensor]:
@@ -60,9 +62,9 @@ def _tensors(leaves: Iterable[Any]) -> list[torch.Tensor]:
 class _Region(nn.Module):
     """A module as a function of tensors alone, which enters the autocast that it is called under itself."""
 
-    def __init__(self, target: nn.Module, leaves: list[Any], spec: Any) -> None:
+    def __init__(self, target: nn.Module, forward: Callable[..., Any], leaves: list[Any], spec: Any) -> None:
         super().__init__()
-        self.target, self._leaves, self._spec = target, leaves, spec
+        self.target, self._forward, self._leaves, self._spec = target, forward, leaves, spec
         self._autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -70,7 +72,7 @@ class _Region(nn.Module):
         leaves = [next(remaining) if leaf is torch.Tensor else leaf for leaf in self._leaves]
         args, kwargs = tree_unflatten(leaves, self._spec)
         with torch.autocast("cpu", *self._autocast):
-            out, self.out_spec = tree_flatten(self.target.forward(*args, **kwargs))
+            out, self.out_spec = tree_flatten(self._forward(*args, **kwargs))
         return tuple(out)
 
 

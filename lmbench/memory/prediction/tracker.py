@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -19,6 +21,7 @@ from lmbench.memory.recorded import Category
 #: Operators that cuBLAS runs.
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"})
 _DEVICE = torch.ops.prim.device.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Tracker(TorchDispatchMode):
@@ -42,6 +45,7 @@ class Tracker(TorchDispatchMode):
         self.now = 0
         self.phase: Any = "setup"
         self._begin, self._region, self._operator, self._is_paused = 0, "", "", False
+        self._making: Category | None = None
         self._seen: Any = WeakIdKeyDictionary()
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
@@ -74,13 +78,43 @@ class Tracker(TorchDispatchMode):
 
     def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
         """The allocation behind a tensor, now known to be of a category."""
+        # Of a tensor that is split over ranks, this rank's part.
+        tensor = getattr(tensor, "_local_tensor", tensor)
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
         if allocation is None:
-            allocation = self._seen[storage] = self.allocate(storage.nbytes(), category, self._operator, tensor.numel())
-            weakref.finalize(storage, self.free, allocation)
+            allocation = self._stored(storage, category or self._making, self._operator, tensor.numel())
         allocation.category = category or allocation.category
         return allocation
+
+    def _stored(self, storage: Any, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
+        allocation = self._seen[storage] = self.allocate(storage.nbytes(), category, made_by, numel)
+        weakref.finalize(storage, self.free, allocation)
+        return allocation
+
+    @contextmanager
+    def making(self, category: Category) -> Iterator[None]:
+        """What is allocated now is of a category, unless somebody says another."""
+        before, self._making = self._making, category
+        try:
+            yield
+        finally:
+            self._making = before
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """See storages that change their size, as FSDP2's gathered parameters do: no operator tells of it."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> None:
+            known = self._seen.get(storage) if storage.nbytes() != size else None
+            resize(storage, size)
+            if known is not None:
+                self.free(known)
+                self._stored(storage, known.category, "resize_")
+
+        with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,6 +129,12 @@ class Tracker(TorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             # Two of three calls ask this, and Python's way to the answer takes as long as an operator.
             return args[0].fake_device
+        if DTensor in types:
+            # The operators on this rank's parts follow.
+            return NotImplemented
+        if func is _WAIT:
+            # On a GPU it copies nothing.
+            return args[0]
         out = func(*args, **(kwargs or {}))
         if self._is_paused:
             return out
