@@ -74,8 +74,6 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
         ProcessFailed: the predicting process failed.
     """
     run = recorder.run
-    if (run.world_size or 1) > 1:
-        raise UsageError("the memory of several ranks is not predicted; predict that of one, --trainer.devices 1")
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
     request = Request(gpu_of(run), finds_largest=False)

@@ -19,15 +19,16 @@ import msgspec
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError, tell, unknown
 from lmbench.fit.command_line import CommandLine
+from lmbench.fit.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
 from lmbench.fit.fake_step import (
     MOST_MICRO_BATCHES,
     AlikeBlocks,
@@ -47,7 +48,6 @@ from lmbench.instruments.own_code import own_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.prediction.cuda_on_cpu import CudaAttention, act_like_cuda
-from lmbench.memory.prediction.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
 from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
@@ -71,6 +71,9 @@ _PLAIN: dict[str, Any] = {
     "check_val_every_n_epoch": None,
 }
 
+# What the names of strategies begin with that are understood.
+_STRATEGIES = ("auto", "ddp", "fsdp2", "tensor_parallel")
+
 
 class Prediction:
     """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
@@ -86,6 +89,8 @@ class Prediction:
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
+        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(_STRATEGIES)):
+            raise unknown("trainer.strategy of a prediction", self.strategy, _STRATEGIES)
         #: Whether all ranks share parameters, gradients and optimizer state evenly.
         self.is_sharded = strategy == "fsdp2" or getattr(strategy, "_tensor_parallel_size", 0) == 1
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
@@ -93,6 +98,7 @@ class Prediction:
         self.precision = str(self._flags["precision"] or "32-true")
         compiled = self._flags["compile"]
         self.compile_options = CompileOptions(**({} if compiled is True else vars(compiled))) if compiled else None
+        self.is_compiled = self.compile_options is not None
         self._micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
         self._batch: Any = None
         data = line.build("data")
@@ -109,37 +115,19 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
-    def step(
-        self,
-        batch_size: int,
-        context_length: int | None,
-        keep_blocks: int | None,
-        workspace_bytes: int,
-        world_size: int | None = None,
-    ) -> Trial:
+    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
         """The peaks of a steady step on fake tensors, by phase and region.
 
         Args:
             keep_blocks: cut lists of alike blocks to so many.
             workspace_bytes: what a thread that multiplies matrices takes for it.
-            world_size: ranks, by default as many as the configuration has.
         """
         tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
-        # A strategy has a state of its own.
-        flags = vars(self._line.build("trainer"))
-        ranks = {"devices": self._devices, "strategy": flags["strategy"], "plugins": FirstRank()}
-        if world_size is not None:
-            ranks |= {"devices": world_size, "num_nodes": 1}
-        with (
-            fake_ranks(world_size or self.world_size, tracker),
-            FakeTensorMode(allow_non_fake_inputs=True),
-            tracker,
-            tracker.resizing(),
-            CudaAttention(),
-        ):
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake_ranks(self.world_size, tracker), fakes, tracker, CudaAttention():
             # What follows from the data follows here too.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             known = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -147,8 +135,12 @@ class Prediction:
             apply_mode(module, self.mode, self.zero_grad)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options)
-            own = {"callbacks": [teller], "accumulate_grad_batches": self._micro_batches}
-            trainer = BenchTrainer(**{**flags, **_PLAIN, **ranks, **own})
+            own = {
+                "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
+                "accumulate_grad_batches": self._micro_batches,
+            }  # fmt: skip
+            # Built anew, since a strategy keeps what it was set up with.
+            trainer = BenchTrainer(**{**vars(self._line.build("trainer")), **_PLAIN, **own})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
             strategy = trainer.strategy
@@ -227,20 +219,9 @@ def forecast(words: list[str], request: Request) -> Forecast:
     act_like_cuda()
     plan, gpu = Prediction(words), request.gpu
     workspace_bytes = 0 if gpu is None else gpu.workspace_bytes
-    is_compiled = plan.compile_options is not None
-
-    def predictor_of(world_size: int | None) -> Predictor:
-        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
-            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-            tell(f"a step of {shape}" + (f" on {world_size} GPUs" if world_size else ""))
-            with _told_in_a_line():
-                return plan.step(batch_size, context_length, keep_blocks, workspace_bytes, world_size)
-
-        return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=is_compiled)
-
-    predictor = predictor_of(None)
+    predictor = _predictor(plan, workspace_bytes)
     result = Forecast(
-        plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, is_compiled,
+        plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
         world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
     )  # fmt: skip
@@ -250,11 +231,24 @@ def forecast(words: list[str], request: Request) -> Forecast:
         result.largest_batch_size = predictor.largest_batch(gpu)
         result.largest_context_length = predictor.largest_context(gpu) if plan.has_context else None
         if plan.is_sharded:
-            result.fewest_gpus = predictor.fewest_ranks(
-                plan.world_size, gpu, lambda count: predictor_of(count).reserved_bytes
-            )
+
+            def reserve(count: int) -> int:
+                other = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
+                return (predictor if count == plan.world_size else _predictor(other, workspace_bytes)).reserved_bytes
+
+            result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserve)
     result.took_s = time.perf_counter() - started
     return result
+
+
+def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
+    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+        tell(f"a step of {shape}" + (f" on {plan.world_size} GPUs" if plan.world_size > 1 else ""))
+        with _told_in_a_line():
+            return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
+
+    return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=plan.is_compiled)
 
 
 @contextmanager

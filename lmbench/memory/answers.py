@@ -305,7 +305,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
     if gpu is not None:
         fits = f"{'fits' if forecast.fits else 'does not fit'} on {_gpus(forecast)}{_enough(forecast)}"
     if forecast.run_peak_bytes > highest.total_bytes:
-        peak += f"; {gib(forecast.run_peak_bytes)} in the second step, where DDP has old buckets and new ones"
+        peak += f"; up to {gib(forecast.run_peak_bytes)} in the second step, while NCCL holds DDP's first buckets"
     return Answer(
         tables=tables,
         notes=[

@@ -25,7 +25,7 @@ MAX_BATCH, MAX_CONTEXT = 2**16, 2**22
 ALIKE_FRACTION = 0.01
 #: phases that are not the highest as near as this: how the allocator rounds is no line.
 ROUGHLY_FRACTION = 0.05
-#: What the region begins with of a peak in a step before the steady one: DDP's second step takes more than its later ones.
+#: What the region of a peak begins with in a step before the steady one: DDP's second may take more than later ones.
 EARLIER = "before "
 #: What ranks share between them, where they share anything.
 SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
@@ -125,7 +125,7 @@ class Predictor:
                 return None
             counts.append(ceil(shared_bytes * world_size / room_bytes))
         count = max(counts)
-        while count != world_size and not gpu.fits(reserve(count)):
+        while not gpu.fits(reserve(count)):
             count += 1
         return count
 

@@ -18,8 +18,9 @@ from lmbench.errors import UsageError
 
 #: parameters count buffers with them (tables, masks); inputs are the batches; activations are what the forward leaves
 #: for the backward, without the logits; logits are what the loss is computed from, and what has their size: their
-#: float32 copy, log-softmax and gradient; temporaries are gone when the phase that made them is over; workspaces are
-#: the matrix libraries' own, kept from one call to the next.
+#: float32 copy, log-softmax and gradient; gathered are blocks of parameters that ranks share, put together; buckets are
+#: what gradients are reduced in (with DDP's gradient_as_bucket_view they are the gradients); temporaries are gone when
+#: the phase that made them is over; workspaces are the matrix libraries' own, kept from one call to the next.
 Category = Literal[
     "parameters",
     "gradients",

@@ -14,8 +14,9 @@ from paths import RUNS
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.allocator import CachingAllocator
-from lmbench.memory.forecast import Gpu, Request, gpu_for
-from lmbench.memory.predictor import Predictor, by_phase, largest_that_fits
+from lmbench.memory.answers import forecast_answer
+from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
+from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
 
 ROOM = Gpu("test", 100 * 2**30, 0, is_here=True)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
@@ -123,6 +124,19 @@ class TwoLayers(LightningModule):
 
     def train_dataloader(self):
         return [torch.zeros(8, 1024)] * 4
+
+
+class Stack(TwoLayers):
+    """Six blocks of four MiB."""
+
+    def __init__(self):
+        LightningModule.__init__(self)
+
+    def configure_model(self):
+        self.net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(6)))
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).sum()
 '''
 
 
@@ -164,6 +178,8 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
         (["--model.siz=tiny"], r"model\.siz"),
+        ([*TINY, "--trainer.devices=auto"], "trainer.devices is auto; a prediction needs a number"),
+        ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp, fsdp2"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
@@ -181,6 +197,89 @@ def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
     assert block < selective < none
 
 
+# several ranks
+
+#: Options, and for each: ranks that share parameters, gradients and state; then, as parts of all parameters, what is
+#: gathered in the forward and in the backward, gradients in the forward, and buckets in the backward. FSDP2 has in the
+#: forward a block and two flat gathers (its own, and the last block's); in the backward a block, the next one's flat
+#: gather, and what the last one's gradients are reduced in.
+RANKS = [
+    ("fsdp2 --trainer.devices=4", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
+    ("fsdp2 --trainer.devices=4 --trainer.gradient_clip_val=1", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
+    ("fsdp2 --trainer.devices=2 --trainer.num_nodes=2 --trainer.precision=bf16-mixed", (4, 1.5 / 6, 1 / 6, 0, 1 / 6)),
+    ("fsdp2 --trainer.devices=8 --trainer.accumulate_grad_batches=3", (8, 3 / 6, 2 / 6, 1 / 8, 1 / 6)),
+    ("fsdp2 --trainer.devices=4 --trainer.compile.regional=true", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
+    ("{class_path: lmbench.ModelParallel, init_args: {reshard_after_forward: false}} --trainer.devices=2",
+     (2, 8 / 6, 5 / 6, 0, 1 / 6)),
+    ("fsdp2", (1, 1 / 6, 1 / 6, 0, 1 / 6)),
+    ("ddp --trainer.devices=4", (1, 0, 0, 0, 1)),
+    ("ddp --trainer.devices=[0,1] --trainer.accumulate_grad_batches=2", (1, 0, 0, 1, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "parts"), RANKS)
+def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, words, parts):
+    ranks, *shares = parts
+    strategy, *rest = words.split(" --")
+    words = [f"--trainer.strategy={strategy}", *(f"--{word}" for word in rest)]
+    forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)
+    weights = 6 * 4 * 1024**2
+    forward, backward, optimizer = (peak_of(forecast, phase) for phase in ("forward", "backward", "optimizer"))
+    assert forward.parameters == optimizer.parameters == optimizer.gradients == weights / ranks
+    assert optimizer.optimizer_state == 2 * weights / ranks + 6 * 512
+    assert [forward.gathered, backward.gathered, forward.gradients, backward.buckets] == [
+        share * weights for share in shares
+    ]
+    is_ddp = strategy == "ddp"
+    # In the second step DDP has its first buckets and new ones.
+    highest = forecast.highest.total_bytes
+    assert forecast.run_peak_bytes == (pytest.approx(highest + weights, rel=0.05) if is_ddp else highest)
+
+
+def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
+    options = "{class_path: lightning.pytorch.strategies.DDPStrategy, init_args: {%s: true}}"
+    steps = ["--model=hand_module.Stack", "--measure.zero_grad=after_step", "--trainer.devices=2"]
+    weights = 6 * 4 * 1024**2
+    views = predict(*steps, "--trainer.strategy", options % "gradient_as_bucket_view")
+    assert [peak_of(views, phase).buckets for phase in ("forward", "optimizer")] == [weights, weights]
+    assert peak_of(views, "optimizer").gradients == 0
+    unused = predict(*steps, "--trainer.strategy", options % "find_unused_parameters")
+    # Their order is not learned.
+    assert unused.run_peak_bytes == unused.highest.total_bytes
+
+
+def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits():
+    shared, rest, tried = 200 * 2**30, 50 * 2**30 - CONTEXT_BYTES, []
+
+    def reserve(count):
+        tried.append(count)
+        return shared / count + rest
+
+    def fewest(shared_here, rest_here):
+        sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared_here, "activations": rest_here}
+        trial = Trial([PhasePeak("forward", sizes, "")], shared_here + rest_here, None)
+        return Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM, reserve)
+
+    assert (fewest(shared // 2, rest), tried) == (4, [4])
+    # The run shows one more than the formula.
+    assert fewest(0.7 * shared // 2, rest) == 4
+    assert fewest(shared // 2, ROOM.total_bytes) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("--trainer.devices=2 --trainer.strategy=fsdp2", "fits on 2 H200 (138.88 GiB each); 1 is enough"),
+        ("--trainer.devices=2 --trainer.strategy=ddp", "fits on 2 H200 (138.88 GiB each)"),
+    ],
+)
+def test_the_verdict_names_the_number_of_gpus(own_module, words, verdict):
+    forecast = predict("--model=hand_module.Stack", *words.split(), gpu="H200", finds_largest=True)
+    assert next(line.text for line in forecast_answer(forecast).notes if line.label == "verdict") == verdict
+    forecast.fits, forecast.fewest_gpus = False, None
+    assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
+
+
 # few blocks for many
 
 
@@ -192,7 +291,8 @@ def _few(words):
     plan = Prediction(words)
     predictor = Predictor(lambda b, c, k: plan.step(b, c, k, 0), 4, 512, is_slow=plan.compile_options is not None)
     several = by_phase(plan.step(4, 512, None, 0).peaks)
-    return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (predictor.peaks(4, 512), several))
+    few = by_phase(predictor.peaks(4, 512))
+    return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (few, several))
 
 
 @pytest.mark.parametrize(
