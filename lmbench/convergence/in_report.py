@@ -83,9 +83,9 @@ def _of_difference(name: str, figure: str, of: Callable[[float], float] = float)
     """The value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
     def read(frame: Frame, cell: int) -> float | None:
-        judgement = judgements(frame).get(cell, Judgement(None, ""))
-        values = (getattr(each, figure) for each in judgement.differences if each.name == name)
-        return next((of(value) for value in values if value is not None), None)
+        judgement = judgements(frame).get(cell)
+        value = getattr(judgement.differences.get(name), figure, None) if judgement is not None else None
+        return None if value is None else of(value)
 
     return read
 
@@ -100,10 +100,13 @@ def _to_loss(per_step: Expression, text: Callable[[float], str]) -> Read:
         if cell not in frame.base or not costs:
             return None
         curves, others = curves_of(frame, cell), curves_of(frame, frame.base[cell])
+        # Over the steps that both have.
         pairs = [(curves[seed], others[seed]) for seed in curves if seed in others]
-        steps = [steps_to_loss(a.first(n), b.first(n)) for a, b in pairs for n in [min(len(a), len(b))]]
-        value = float(np.mean(steps) * np.mean(costs)) if steps else None
-        return value if value is None else Cell(value, text="never" if math.isinf(value) else text(value))
+        if not pairs:
+            return None
+        steps = [steps_to_loss(curve.first(len(other)), other.first(len(curve))) for curve, other in pairs]
+        value = float(np.mean(steps) * np.mean(costs))
+        return Cell(value, text="never" if math.isinf(value) else text(value))
 
     return read
 

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -154,8 +154,7 @@ def steps_to_loss(curve: Curve, baseline: Curve) -> float:
     return place + 1 - float((target - values[place]) / (before - values[place]) if before > target else 0.0)
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How far a row's figure lies from the baseline's of the same seed: a loss in nat, or the logarithm of a norm.
 
     `apart` is how far the lowest and the highest of the baseline's seeds lie from each other, `limit` how far two runs
@@ -191,8 +190,7 @@ def ratio(logarithm: float) -> float:
     return math.exp(min(logarithm, 709.0))
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """What is to be said of a row, by its loss and its gradient norm against the baseline's.
 
     `follows` says whether it trains like the baseline, None where that cannot be told; `words` say the same (`yes`,
@@ -202,7 +200,7 @@ class Judgement:
     follows: bool | None
     words: str
     why: str = ""
-    differences: tuple[Difference, ...] = ()
+    differences: Mapping[str, Difference] = {}
 
 
 def judge(curves: Curves, baseline: Curves) -> Judgement:
@@ -224,7 +222,7 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
         "the baseline's seeds make no difference": losses.nunique() == 1,
     }
     reason = next((text for text, is_so in reasons.items() if is_so), "")
-    differences = []
+    differences: dict[str, Difference] = {}
     for name in tails if steps >= MIN_STEPS else ():
         # A loss that is nan is a difference beyond every limit; a norm that is nan was not recorded.
         values = losses if name == "loss" else tails[name].dropna()
@@ -233,14 +231,14 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
         if len(changes):
             limit = limit_of(values.to_numpy(), len(changes))
             apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(changes))
-            differences.append(Difference(name, float(changes.mean(skipna=False)), apart, limit))
-    beyond = [each for each in differences if each.is_beyond]
-    far = beyond or [each for each in differences if each.is_outside]
+            differences[name] = Difference(name, float(changes.mean(skipna=False)), apart, limit)
+    beyond = [each for each in differences.values() if each.is_beyond]
+    far = beyond or [each for each in differences.values() if each.is_outside]
     names, why = ", ".join(each.name for each in far), "; ".join(each.why for each in far)
     if beyond:
-        return Judgement(False, f"NO: {names}", why, tuple(differences))
+        return Judgement(False, f"NO: {names}", why, differences)
     words = f"not judged: {reason}" if reason else f"undecided: {names}" if far else "yes"
-    return Judgement(None if reason or far else True, words, why or reason, tuple(differences))
+    return Judgement(None if reason or far else True, words, why or reason, differences)
 
 
 def _tails(curves: Curves, steps: int) -> pd.DataFrame:

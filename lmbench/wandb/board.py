@@ -8,7 +8,6 @@ a request in a process of its own: wandb-workspaces takes 2 s to import.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Iterable
 from hashlib import sha256
@@ -143,9 +142,11 @@ def main(file: str) -> int:
     """Save each board; prints a line for each that is saved. The last line printed says why not."""
     request = msgspec.json.decode(Path(file).read_bytes(), type=Request)
     try:
-        entity = request.entity or _module("wandb").Api().default_entity
+        import wandb
+
+        entity = request.entity or wandb.Api().default_entity
         for board in request.boards:
-            print(f"\n{_save(board, entity, request.project)}", flush=True)
+            print(f"\n{_save(board, str(entity), request.project)}", flush=True)
     except ModuleNotFoundError:
         print("\nboards need wandb-workspaces; install it with `pip install 'wandb-workspaces<0.5'`", flush=True)
         return 1
@@ -157,14 +158,19 @@ def main(file: str) -> int:
 
 def _save(board: Board, entity: str, project: str) -> str:
     """Make a board, or bring the one that is there up to date; returns in a line which, and where it is."""
-    expr, ws = _module("wandb_workspaces.expr"), _module("wandb_workspaces.workspaces")
+    from wandb_workspaces import expr
+    from wandb_workspaces import workspaces as ws
+    from wandb_workspaces.workspaces.internal import get_view_dict
+
     sections = [
         ws.Section(title, [_drawn(panel) for panel in panels], is_open=index == 0)
         for index, (title, panels) in enumerate(board.sections.items())
     ]
-    filters = {"pass": board.run_pass, **({} if board.study is None else {"study": board.study})}
+    filters = [expr.Config("pass") == board.run_pass]
+    if board.study is not None:
+        filters.append(expr.Config("study") == board.study)
     runs = ws.RunsetSettings(
-        filters=[expr.Config(name) == value for name, value in filters.items()],
+        filters=filters,
         order=[expr.Ordering(expr.Config("started_at"), ascending=False)],
         # A setting's value lies under `value`.
         pinned_columns=[f"{key}.value" if key.startswith("config:") else key for key in board.columns],
@@ -177,8 +183,7 @@ def _save(board: Board, entity: str, project: str) -> str:
     address = sha256(f"lmbench {entity} {project} board {board.name}".encode()).hexdigest()[:11]
     workspace._internal_name = f"nw-{address}-v"
     try:
-        known = _module("wandb_workspaces.workspaces.internal").get_view_dict(entity, project, address)
-        workspace._internal_id = known["id"]
+        workspace._internal_id = get_view_dict(entity, project, address)["id"]
     except ValueError as error:
         # There is none of this name yet; or no such project.
         if not str(error).startswith("Workspace"):
@@ -190,7 +195,8 @@ def _save(board: Board, entity: str, project: str) -> str:
 
 def _drawn(panel: Panel) -> Any:
     """A panel as wandb-workspaces has it."""
-    wr = _module("wandb_workspaces.reports.v2")
+    from wandb_workspaces.reports import v2 as wr
+
     names = [key.partition(":")[2] for key in panel.y]
     if panel.kind == "bars":
         grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
@@ -203,11 +209,6 @@ def _drawn(panel: Panel) -> Any:
     if panel.kind == "differences":
         return wr.RunComparer(diff_only="split")
     return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
-
-
-def _module(name: str) -> Any:
-    """A module of wandb's, which has no types for what it exports."""
-    return importlib.import_module(name)
 
 
 if __name__ == "__main__":
