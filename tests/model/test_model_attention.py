@@ -70,25 +70,13 @@ def test_flash_attention_in_float32_is_refused_on_the_gpu():
         check("sdpa_flash", "cuda", torch.float32)
 
 
-@pytest.mark.parametrize("attention", ["naive", *ON_CPU])
-def test_no_position_sees_a_later_one(attention):
-    network = Transformer(SHAPE, context_length=16, attention=attention)
-    tokens = torch.randint(SHAPE.vocab_size, (1, 16))
-    changed = tokens.clone()
-    changed[0, 9:] = (changed[0, 9:] + 1) % SHAPE.vocab_size
-    before, after = network(tokens), network(changed)
-    torch.testing.assert_close(before[0, :9], after[0, :9])
-    assert not torch.allclose(before[0, 9:], after[0, 9:])
-
-
 @pytest.mark.parametrize(
     ("attention", "line"),
     [
         ("sdpa_efficient", "has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No"),
         ("sdpa_cudnn", "has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No"),
         ("flex", r"'flex' has no backward pass on a CPU .*; choose sdpa or naive"),
-        ("flash", "unknown attention 'flash'; choose one of naive, sdpa, sdpa_flash"),
-        ("naiv", "did you mean naive"),
+        ("naiv", "unknown attention 'naiv'; choose one of naive, sdpa, sdpa_flash.* did you mean naive"),
     ],
 )
 def test_what_this_machine_lacks_is_refused_in_one_line(attention, line):
@@ -99,9 +87,8 @@ def test_what_this_machine_lacks_is_refused_in_one_line(attention, line):
 
 def test_the_chosen_back_end_is_the_one_that_runs():
     """On a CPU there is no memory-efficient kernel: insisting on it must fail, not fall back."""
-    network = Transformer(SHAPE, context_length=16, attention="sdpa_efficient")
     with pytest.raises(RuntimeError, match=r"No (viable|available)"):
-        network(torch.zeros(1, 16, dtype=torch.long))
+        loss_and_gradients("sdpa_efficient", torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("seq", [1, 128, 300])

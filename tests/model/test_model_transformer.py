@@ -17,8 +17,8 @@ SHAPE = ModelShape(d_model=32, d_ff=48, num_layers=2, num_heads=2, vocab_size=30
 PARTS = {"embedding", "norm", "qkv", "rope", "output", "ffn", "residual", "head", "loss"}
 
 
-def batch(vocab_size, rows=4, seq=64):
-    windows = torch.randint(vocab_size, (rows, seq + 1))
+def batch(shape=SHAPE, seq=64):
+    windows = torch.randint(shape.vocab_size, (4, seq + 1))
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -32,15 +32,12 @@ def batch(vocab_size, rows=4, seq=64):
 )
 def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     torch.manual_seed(0)
-    network = Transformer(shape, context_length=64)
-    with torch.no_grad():
-        loss = network(*batch(shape.vocab_size))
+    loss = Transformer(shape, context_length=64)(*batch(shape))
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
 
 
 def test_loss_is_the_log_of_torchmetrics_perplexity():
-    network = Transformer(SHAPE, context_length=64)
-    tokens, targets = batch(SHAPE.vocab_size)
+    network, (tokens, targets) = Transformer(SHAPE, context_length=64), batch()
     perplexity = Perplexity()
     perplexity.update(network(tokens).detach(), targets)
     assert network(tokens, targets).item() == pytest.approx(math.log(perplexity.compute().item()), rel=1e-5)
@@ -49,8 +46,7 @@ def test_loss_is_the_log_of_torchmetrics_perplexity():
 @pytest.mark.parametrize(("attention", "autocast"), [("naive", True), ("sdpa", False), ("sdpa_math", True)])
 def test_forward_with_loss_is_one_region_without_breaks(attention, autocast):
     torch._dynamo.reset()
-    network = Transformer(SHAPE, context_length=64, attention=attention)
-    inputs = batch(SHAPE.vocab_size)
+    network, inputs = Transformer(SHAPE, context_length=64, attention=attention), batch()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         eager = network(*inputs)
         compiled = torch.compile(network, backend="eager", fullgraph=True)(*inputs)
@@ -62,7 +58,7 @@ def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
     core, dtypes = network.blocks[0].attention.core, []
     core.register_forward_pre_hook(lambda _, inputs: dtypes.extend(x.dtype for x in inputs))
     with torch.autocast("cpu", torch.bfloat16):
-        network(*batch(SHAPE.vocab_size))
+        network(*batch())
     assert dtypes == [torch.bfloat16] * 3 + [torch.bool]
     assert network.cos.dtype is torch.float32
     assert not set(network.state_dict()) & {"cos", "sin", "mask"}
@@ -70,9 +66,9 @@ def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
 
 def test_shorter_sequences_run_and_longer_ones_are_refused():
     network = Transformer(SHAPE, context_length=32)
-    assert network(*batch(SHAPE.vocab_size, seq=7)).isfinite()
+    assert network(*batch(seq=7)).isfinite()
     with pytest.raises(UsageError, match="33 tokens is longer than the model's context_length 32"):
-        network(*batch(SHAPE.vocab_size, seq=33))
+        network(*batch(seq=33))
 
 
 @pytest.mark.parametrize(
