@@ -88,7 +88,7 @@ def results(tmp_path_factory):
     return folder
 
 
-COMMANDS: dict[str, list[str]] = {
+COMMANDS = {
     "show": ["show", "{}/a", "{}/b"],
     "report": ["report", "{}/a", "{}/b", "--format=markdown"],
     "report html": ["report", "{}/a", "{}/b", "--output={}/page.html"],

@@ -19,7 +19,7 @@ it stays closer than two seeds. How often each verdict falls (`python tests/expe
         8  nothing          0      88.6 %       5.0 %   6.4 %
         8  9 / 10     5 std         1.0 %       2.6 %  96.4 %
 
-24 real trainings of a tiny model on text (300 steps, `--train 24`): between seeds 0.014 nat and 0.7 % of the gradient
+24 real trainings of a tiny model on text (300 steps): between seeds 0.014 nat and 0.7 % of the gradient
 norm; from weights that differ in the last bit 1e-7 nat, bf16-mixed 7e-5 nat, both `yes` in every draw of 3, 5 and 8
 seeds; bf16-true 0.13 nat above, `NO` in every draw. 8 of them with a learning rate ten times as high: between seeds
 0.008 nat, last bit 7e-6, bf16-mixed 0.004 and bf16-true 0.008 nat about no difference: what a low precision breaks

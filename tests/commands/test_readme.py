@@ -121,7 +121,7 @@ def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):
 
 def test_the_callbacks_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace: dict = {}
+    namespace = {}
     exec(block("python", "PhaseTimer()").replace("max_steps=20,", "max_steps=20, accelerator='cpu',"), namespace)
     namespace["trainer"].fit(Sleeper(), SlowBatches())
     assert len(namespace["timer"].records) == 20

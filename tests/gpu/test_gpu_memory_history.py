@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -59,7 +58,7 @@ class OneBatch:
 def record(folder):
     """Train the planted module with the allocator's history, into FOLDER/run."""
     session = MeasurementSession(Schedule(warmup_steps=2, steps=2))
-    flags: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+    flags = {"accelerator": "gpu", "devices": 1}
     callbacks = [MemoryHistory(steps=2), RunRecorder(folder, run_id="run"), session]
     quiet_trainer(*callbacks, **flags).fit(Planted(), OneBatch())
 

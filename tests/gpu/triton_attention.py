@@ -3,8 +3,6 @@ with no score in memory (Dao 2023), the backward pass by the formula; and the mi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -57,7 +55,7 @@ def attention_forward_kernel(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, is_causal: bool, masked: bool) -> torch.Tensor:
+    def forward(ctx, q, k, v, is_causal, masked):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         output = torch.empty_like(q)
         total = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -72,7 +70,7 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx, grad):
         dtype = grad.dtype
         q, k, v, output, total, grad = (tensor.float() for tensor in (*ctx.saved_tensors, grad))
         scale = q.shape[-1] ** -0.5
@@ -83,11 +81,11 @@ class _Attention(torch.autograd.Function):
         return *(gradient.to(dtype) for gradient in gradients), None, None
 
 
-def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False) -> Any:
+def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False):
     return _Attention.apply(q, k, v, is_causal, True)
 
 
-def forgets_the_edge(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
+def forgets_the_edge(q, k, v, is_causal=False):
     """Keys beyond a length that the block does not divide are zeros that take part: right at lengths that it divides,
     and in causal attention, where no position sees them."""
     return _Attention.apply(q, k, v, is_causal, False)

@@ -16,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 import torch
-from msgspec.structs import replace
 
 from lmbench.instruments import environment, host
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
@@ -59,8 +58,8 @@ def test_flags_follow_torchs_switches_and_those_that_it_refuses_to_read_are_null
     # In a process of its own; the new TF32 setting makes the old ones unreadable.
     with multiprocessing.get_context("fork").Pool(1) as pool:
         switched, refused = pool.apply(flags_of_switches)
-    assert switched.float32_matmul_precision == "high"
-    assert switched.deterministic_algorithms is switched.anomaly_mode is True
+    flags = switched.float32_matmul_precision, switched.deterministic_algorithms, switched.anomaly_mode
+    assert flags == ("high", True, True)
     assert (refused.float32_matmul_precision, refused.cudnn_benchmark) == (None, False)
 
 
@@ -127,13 +126,11 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
     assert childs < 100_000_000
 
 
-READING = DeviceReading(
-    read_at_s=0.0, energy_j=1000.0, power_capped_s=1.0, thermal_capped_s=0.0, sm_clock_hz=1.98e9,
-    temperature_c=40.0, other_process_count=0,
-)  # fmt: skip
-CLOSED = replace(
-    READING,
-    read_at_s=5.0, energy_j=4000.0, power_capped_s=3.5, sm_clock_hz=1.65e9, temperature_c=55, other_process_count=2,
+OPENED, CLOSED = (
+    {"read_at_s": 0.0, "energy_j": 1000.0, "power_capped_s": 1.0, "thermal_capped_s": 0.0, "sm_clock_hz": 1.98e9,
+     "temperature_c": 40.0, "other_process_count": 0},
+    {"read_at_s": 5.0, "energy_j": 4000.0, "power_capped_s": 3.5, "thermal_capped_s": 0.0, "sm_clock_hz": 1.65e9,
+     "temperature_c": 55.0, "other_process_count": 2},
 )  # fmt: skip
 ALL = {
     "mean_power_w": 600.0, "mean_temperature_c": 47.5, "energy_j": 3000.0, "power_capped_fraction": 0.5,
@@ -155,7 +152,7 @@ ALL = {
     ],
 )  # fmt: skip
 def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wall_s, changes):
-    state = derive_device_state(replace(READING, **opened), replace(CLOSED, **closed), wall_s)
+    state = derive_device_state(DeviceReading(**OPENED | opened), DeviceReading(**CLOSED | closed), wall_s)
     assert {name: getattr(state, name) for name in ALL} == pytest.approx(ALL | changes)
 
 

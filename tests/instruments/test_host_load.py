@@ -20,26 +20,23 @@ def spin(seconds):
         pass
 
 
-def test_what_this_process_and_its_children_take_is_not_of_others():
-    def shares(worker):
-        before = read_host()
-        worker()
-        after = read_host()
-        state = host_state(before, after)
-        # All that was busy in the same time, this process with it.
-        busy = (after.busy_s - before.busy_s) / (after.read_at_s - before.read_at_s) / after.cores
-        return state.other_cpu_fraction, busy, (after.own_s - before.own_s)
+def with_child():
+    child = multiprocessing.get_context("fork").Process(target=spin, args=(0.6,))
+    child.start()
+    child.join()
 
-    def with_child():
-        child = multiprocessing.get_context("fork").Process(target=spin, args=(0.6,))
-        child.start()
-        child.join()
 
-    for worker in (lambda: spin(0.6), with_child):
-        others, busy, own_s = shares(worker)
-        assert own_s > 0.05
-        # Ticks of 10 ms at both ends, of each core.
-        assert others == pytest.approx(max(0.0, busy - own_s / 0.6 / read_host().cores), abs=0.15)
+@pytest.mark.parametrize("work", [lambda: spin(0.6), with_child], ids=["itself", "a child"])
+def test_what_this_process_and_its_children_take_is_not_of_others(work):
+    before = read_host()
+    work()
+    after = read_host()
+    all_s = (after.read_at_s - before.read_at_s) * after.cores
+    own_s = after.own_s - before.own_s
+    assert own_s > 0.05
+    # All that was busy in the same time, but for this process; ticks of 10 ms at both ends, of each core.
+    others = max(0.0, after.busy_s - before.busy_s - own_s) / all_s
+    assert host_state(before, after).other_cpu_fraction == pytest.approx(others, abs=0.15)
 
 
 def test_a_stranger_is_seen():

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 from report_golden import kernels_of
-from runs import Record, make_record, make_run, make_sweep, rows_of, section_of, table_rows
+from runs import make_record, make_run, make_sweep, rows_of, section_of, table_rows
 
 from lmbench.cli import main
 
@@ -125,7 +125,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeyp
 
 def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path):
     make_run(tmp_path / "good", {"model.size": "small"})
-    changes: Record = {"model": 5, "phases": [1], "guards": "none", "sweep": 3}
+    changes = {"model": 5, "phases": [1], "guards": "none", "sweep": 3}
     for name, value in changes.items():
         make_run(tmp_path / name, {})
         (tmp_path / name / "run.json").write_text(json.dumps(make_record({}, {name: value})))

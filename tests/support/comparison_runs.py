@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from runs import BASE, put
 
@@ -29,7 +26,7 @@ _SETTINGS = {
 _pids = itertools.count(1000)
 
 
-def make_run(folder: Path, step_s: float = 0.05, /, steps: int = 100, **changes: Any) -> Path:
+def make_run(folder, step_s=0.05, /, steps=100, **changes):
     """One result in `folder`, of a process of its own; `changes` by dotted name, `__` for the dot."""
     number = next(_pids)
     run = put(copy.deepcopy(BASE), copy.deepcopy(_SETTINGS))
@@ -45,21 +42,21 @@ def make_run(folder: Path, step_s: float = 0.05, /, steps: int = 100, **changes:
     return path
 
 
-def make_runs(folder: Path, step_times_s: Sequence[float], **changes: Any) -> Path:
+def make_runs(folder, step_times_s, **changes):
     """A folder of repeats."""
     for step_s in step_times_s:
         make_run(folder, step_s, **changes)
     return folder
 
 
-def make_sides(folder: Path, times_b: Sequence[float] = SLOWER, common: Any = None, **changes: Any) -> tuple[str, str]:
+def make_sides(folder, times_b=SLOWER, common=None, **changes):
     """Folders of repeats of A and of B, where both have what is common and B the changes."""
     make_runs(folder / "a", TIMES, **(common or {}))
     make_runs(folder / "b", times_b, **{**(common or {}), **changes})
     return str(folder / "a"), str(folder / "b")
 
 
-def make_sweep(folder: Path, times: dict[str, Sequence[float]], axis: str = "model.size", **changes: Any) -> Path:
+def make_sweep(folder, times, axis="model.size", **changes):
     """A sweep with one axis: its values by the step times of their repeats."""
     for value, step_times_s in times.items():
         for repeat, step_s in enumerate(step_times_s):
@@ -74,7 +71,7 @@ def make_sweep(folder: Path, times: dict[str, Sequence[float]], axis: str = "mod
     return folder
 
 
-def store_floor(folder: Path, run: Path, step_times_s: Sequence[float]) -> None:
+def store_floor(folder, run, step_times_s):
     """The noise floor of a run's configuration, from step times of its repeats, in the folder's noise.json."""
     key = noise_key(load_run(run).record)
     store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)})])

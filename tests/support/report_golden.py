@@ -10,21 +10,19 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from paths import GOLDEN, RUNS
-from runs import DEVICE_BYTES, Change, Changes, Record, ended, make_run, make_sweep
+from runs import DEVICE_BYTES, ended, make_run, make_sweep
 
 from lmbench.cli import main
 
 MODES = ["inference", "forward", "forward_backward", "train_step"]
 PROFILED = {"trainer.profiler": "lmbench.KernelProfiler", "model.attention": "naive", "trainer.precision": "32-true"}
 BF16 = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa"}
-KERNELS: Record = json.loads((RUNS / "h200_kernels.json").read_text())
+KERNELS = json.loads((RUNS / "h200_kernels.json").read_text())
 BATCH = 8
 #: By attention and whether it is compiled: FLOP/s of forward and backward, times that a matrix of scores is read or
 #: written in each, seconds that the host takes for each.
@@ -36,7 +34,7 @@ WAYS = {
 }
 
 
-def step_times(folder: Path) -> list[str]:
+def step_times(folder):
     """Every way in which a run can end, a failed guard, and repeats of which one is missing."""
     guard = {"name": "window_identity", "status": "fail", "message": "steps sum to 3.10 s, the window took 3.07 s"}
     changes = {
@@ -56,18 +54,18 @@ def step_times(folder: Path) -> list[str]:
     return [str(home), "--reference"]
 
 
-def context(folder: Path) -> list[str]:
+def context(folder):
     """A grid with cells that do not fit, and published figures beside it."""
     axes = {"model.size": ["medium", "large", "2.7B"], "data.context_length": [128, 512, 2048]}
     fixed = {"data.batch_size": 16, "mode": "forward_backward"}
     return [str(make_sweep(folder / "context", axes, view="context", fixed=fixed, repeats=2)), "--reference"]
 
 
-def precision(folder: Path) -> list[str]:
+def precision(folder):
     """Pairs of precision against fp32 eager, one size without its baseline, with published figures."""
 
-    def change(run: Record, _repeat: int) -> Changes:
-        changes: Record = {"warmup": {"gradient_norm": 1.0 if run["precision"] == "32-true" else 1.013}}
+    def change(run, _repeat):
+        changes = {"warmup": {"gradient_norm": 1.0 if run["precision"] == "32-true" else 1.013}}
         if run["precision"] == "16-mixed":
             changes |= {"window.skipped_count": 2, "model.optimizer": "AdamW foreach"}
         if (run["model"]["size"], run["precision"], run["matmul_precision"]) == ("large", "32-true", "highest"):
@@ -84,20 +82,20 @@ def precision(folder: Path) -> list[str]:
     return [str(home), "--reference"]
 
 
-def compiled(folder: Path) -> list[str]:
+def compiled(folder):
     """Eager and compiled, with a cold first repeat."""
     axes = {"model.size": ["small", "medium"], "mode": ["forward", "train_step"], "trainer.compile": [False, True]}
     return [str(make_sweep(folder / "compile", axes, view="compile", fixed=BF16, repeats=3))]
 
 
-def any_sweep(folder: Path) -> list[str]:
+def any_sweep(folder):
     """A grid over an option that no fact stands for, with a baseline of the user's choice."""
     axes = {"model.learning_rate": [0.1, 0.001], "model.attention": ["sdpa", "naive"]}
     home = make_sweep(folder / "my grid", axes, repeats=2, fixed={"model.size": "small"})
     return [str(home), "--baseline=attention=naive"]
 
 
-def unrelated(folder: Path) -> list[str]:
+def unrelated(folder):
     """Runs of no sweep: two GPUs, one profiled, one with clock sync, one damaged, one of another schema version."""
     small = {"model.size": "small"}
     step_s = make_run(folder / "a", small)["phases"]["step"]["mean_s"]
@@ -111,11 +109,11 @@ def unrelated(folder: Path) -> list[str]:
     return [str(folder)]
 
 
-def kernels_of(run: Record) -> Record:
+def kernels_of(run):
     """The changes of a profiled run: the summary of a real trace (small, float32, eager, context 512), with all times
     by the model's and the context's size, and softmax by the square of the context."""
     share = run["data"]["context_length"] / 512
-    kernels: Record = _scaled(KERNELS, run["model"]["num_layers"] / 12 * share)
+    kernels = _scaled(KERNELS, run["model"]["num_layers"] / 12 * share)
     for phase in kernels["attention"].values():
         phase["softmax_s"] *= share
         phase["softmax_matmul_time_ratio"] *= share
@@ -126,7 +124,7 @@ def kernels_of(run: Record) -> Record:
     return {"is_profiled": True, "kernels": kernels}
 
 
-def _scaled(value: Any, scale: float, name: str = "") -> Any:
+def _scaled(value, scale, name=""):
     """Everything in seconds times a factor."""
     if isinstance(value, dict):
         return {key: _scaled(item, scale, key) for key, item in value.items()}
@@ -135,10 +133,10 @@ def _scaled(value: Any, scale: float, name: str = "") -> Any:
     return value * scale if isinstance(value, float) and name.endswith("_s") else value
 
 
-def kernels(folder: Path) -> list[str]:
+def kernels(folder):
     """Profiled runs: inference without a backward, one that died before it could say that it is profiled."""
 
-    def change(run: Record, _repeat: int) -> Changes:
+    def change(run, _repeat):
         if (run["model"]["size"], run["data"]["context_length"], run["mode"]) != ("large", 512, "train_step"):
             return kernels_of(run)
         return {**ended("oom", "backward", requested_bytes=2**30), "is_profiled": None}
@@ -147,11 +145,11 @@ def kernels(folder: Path) -> list[str]:
     return [str(make_sweep(folder / "kernels", axes, view="kernels", fixed=PROFILED, change=change)), "--reference"]
 
 
-def memory(folder: Path) -> list[str]:
+def memory(folder):
     """Predictions beside what was measured, histories from runs of their own, one of them none; a run on a CPU, of
     which all is predicted."""
 
-    def change(run: Record, repeat: int) -> Changes:
+    def change(run, repeat):
         peak, is_block = run["memory"]["run_peak_allocated_bytes"], run["model"]["checkpoint"] == "block"
         if repeat == 1 and is_block:
             return {"memory_history": {"steps": 0, "reason": "the snapshot could not be written: no space"}}
@@ -173,9 +171,9 @@ def memory(folder: Path) -> list[str]:
 
 
 def make_attention(
-    home: Path, contexts: Sequence[int], head_dims: Sequence[int], repeats: int = 3, profiled: Sequence[int] = (),
-    change: Change | None = None,
-) -> Path:  # fmt: skip
+    home, contexts, head_dims, repeats = 3, profiled = (),
+    change = None,
+):  # fmt: skip
     """A sweep's folder as the study `attention` leaves it on an H200, with a profiled run of cells of some lengths.
 
     Times follow from bytes, FLOPs and what the host takes to launch, with a small spread between processes.
@@ -189,14 +187,14 @@ def make_attention(
         for look in ("timing", *(["kernels"] if context in profiled else []))
     ]  # fmt: skip
 
-    def measured(run: Record, repeat: int) -> Changes:
+    def measured(run, repeat):
         changes = _attention(run, repeat)
         return {**changes, **(change(run | changes, repeat) if change else {})}
 
     return make_sweep(home, cells, view="attention", repeats=repeats, steps=1, change=measured)
 
 
-def _attention(run: Record, repeat: int) -> Record:
+def _attention(run, repeat):
     """The changes of one process that measured attention by itself."""
     axes, context, head_dim = run["sweep"]["axes"], run["data"]["context_length"], run["model"]["head_dim"]
     attention, is_compiled = axes["model.attention"], axes["trainer.compile"]
@@ -205,7 +203,7 @@ def _attention(run: Record, repeat: int) -> Record:
     square, flat = BATCH * context**2 * 4, BATCH * context * head_dim * 4
     saved = square if is_written_out else flat + BATCH * context * 4
     spread = random.Random(f"{sorted(axes.items(), key=str)}-{repeat}")
-    phases: Record = {}
+    phases = {}
     verdicts, kernels = {}, {}
     for index, phase in enumerate(("forward", "backward")):
         flops = token_flops * (index + 1) * BATCH * context * (2 if is_written_out else 1)
@@ -250,19 +248,19 @@ def _attention(run: Record, repeat: int) -> Record:
     return changes
 
 
-def attention(folder: Path) -> list[str]:
+def attention(folder):
     """Attention by itself: host-bound small shapes with device times beside them, one that does not fit, and published
     figures."""
     return [str(make_attention(folder / "attention", [256, 16384, 65536], [64], profiled=[256])), "--reference"]
 
 
-def attention_backends(folder: Path) -> list[str]:
+def attention_backends(folder):
     """The fastest back end, where one is told from all others and where not."""
     home = make_attention(folder / "attention", [256, 16384, 65536], [64])
     return [str(home), "--view=attention_backends"]
 
 
-CASES: dict[str, Callable[[Path], list[str]]] = {
+CASES = {
     "compile": compiled,
     **{
         case.__name__: case
@@ -273,7 +271,7 @@ CASES: dict[str, Callable[[Path], list[str]]] = {
 }  # fmt: skip
 
 
-def render(words: list[str], folder: Path) -> str:
+def render(words, folder):
     """Standard output of `lmbench report`, the folder's own path taken out."""
     with redirect_stdout(StringIO()) as stream:
         assert main(["report", *words, "--format=markdown"]) == 0

@@ -11,8 +11,7 @@ import copy
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from paths import RUNS
 
@@ -20,11 +19,6 @@ from lmbench.commands.report import make_catalogue
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
-
-Record = dict[str, Any]
-Changes = Mapping[str, Any]
-#: Changes of a run of a sweep, from its record and the number of the repeat.
-Change = Callable[[Record, int], Changes]
 
 BASE = json.loads((RUNS / "h200_run.json").read_text())
 DEVICE_BYTES = 150_109_880_320

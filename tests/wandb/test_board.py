@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,8 +25,7 @@ pytestmark = pytest.mark.usefixtures("planted_key")
 
 def dry_run(capsys, *words):
     assert main(["board", "--dry_run", "--json", *words]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)["request"]
-    return told
+    return json.loads(capsys.readouterr().out)["request"]
 
 
 def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monkeypatch):

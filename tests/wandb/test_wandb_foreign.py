@@ -14,13 +14,11 @@ from lmbench.cli import main
 from lmbench.wandb import child, publish
 from lmbench.wandb.publish import Ended
 
-Sent = list[list[str]]
-
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
     """The words for wandb's own programs, which are not run; an upload leaves wandb's mark."""
-    found: Sent = []
+    found = []
 
     def run_module(module, words, timeout_s):
         found.append([module, *words])
@@ -82,10 +80,7 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path):
         ({"entity": "team", "project": "speed"}, {}, ["--as_filed"], True),
     ],
 )  # fmt: skip
-def test_a_record_does_not_choose_where_it_goes(
-    filed, settings, words, goes, tmp_path, sent,
-    monkeypatch, capsys,
-) :  # fmt: skip
+def test_a_record_does_not_choose_where_it_goes(filed, settings, words, goes, tmp_path, sent, monkeypatch, capsys):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     write_result(tmp_path / "results", wandb={"mode": "offline", **filed})
