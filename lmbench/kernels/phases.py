@@ -24,7 +24,7 @@ NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
-_foreign_phase = reader("foreign_phases")
+_foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,16 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         steps, marks = min(steps, count or steps) or count, marks[: count or None]
     else:
         pieces = ranges.assign(phase=[*map(_foreign_phase, ranges.name)])
-        pieces = pieces[pieces.phase != ""]
+        users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
         inferred = _inferred(host, set(pieces.phase))
-    pieces = pd.concat([pieces, *inferred])
+        # Whether a user's range holds all of the phase it does not say.
+        pieces = pd.concat([pieces, users])
+        pieces = pieces[pieces.phase != ""]
+    told, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
     source = "lmbench" if is_own else "foreign" if len(pieces) else "none"
     # A range without a length has no time.
     pieces = pieces[pieces.end_ns > pieces.start_ns]
     start, end, owner = paint(pieces.start_ns.to_numpy(np.int64), pieces.end_ns.to_numpy(np.int64))
-    names = {name for hulls in inferred for name in hulls.phase}
     return PhaseTimeline(
         start,
         end,
@@ -99,7 +101,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         steps > 0,
         marks[["start_ns", "end_ns"]].to_numpy(np.int64),
         marks.name.tolist(),
-        tuple(phase for phase in PHASES if phase in names),
+        tuple(phase for phase in PHASES if phase in {*pieces.phase} - told),
     )
 
 

@@ -71,6 +71,19 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
     assert {moment: at_us(found, moment) for moment in moments} == moments
 
 
+def test_ranges_of_the_users_own_are_phases_around_what_autograd_tells():
+    trace = HandWritten()
+    names = ["data_load", "## forward ##", "backward", "clip_grad_norm", "optimizer.step", "## forward:over_arch ##"]
+    for number, name in enumerate(names):
+        trace.add("user_annotation", name, 100 * number, 90)
+    # Autograd's engine goes back within the user's forward, as an implicit layer does.
+    trace.op("autograd::engine::evaluate_function: MmBackward0", 130, 10)
+    found = trace.loaded()
+    phases = ["data", "forward", "backward", "clip", "optimizer", OUTSIDE]
+    assert [at_us(found, 100 * number + 50) for number in range(len(names))] == phases
+    assert (at_us(found, 135), found.timeline.inferred) == ("backward", ())
+
+
 @pytest.mark.parametrize("with_steps", [False, True])
 def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path, with_steps):
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
