@@ -201,41 +201,13 @@ class Data(Struct):
 
 
 class Cost(Struct):
-    """Sweep: where the time of a run went.
+    """Sweep: the time of a run.
 
     Attributes:
-        total_s: total (lower is better). From the start of the cell's process to its end, as the sweep clocked it.
-        overhead_s: overhead (lower is better). `total_s` without warm-up and window, but with the compilation in the first step.
-        start_s: start (lower is better). The process and its interpreter.
-        import_s: import (lower is better). Importing PyTorch, Lightning and lmbench.
-        parse_s: parse (lower is better). Understanding the command line.
-        device_s: device (lower is better). Making the device's context.
-        build_s: build (lower is better). Data, model and optimizer.
-        capture_s: capture (lower is better). Recording the environment, and compiling's own preparation.
-        first_step_s: first step (lower is better). Step 0, with what it compiles or loads.
-        compile_s: compile (lower is better). `first_step_s` without a step of the window, where torch.compile is on.
-        warmup_s: warm-up (lower is better). Warm-up steps after step 0.
-        window_s: window (lower is better). The window, its pauses included.
-        probe_s: probe (lower is better). Probe steps.
-        close_s: close (lower is better). Summary, guards, writing.
-        exit_s: exit (lower is better). From the last writing to the process's end.
+        total_s: total (lower is better). From the start of the cell's process to its end, as the sweep clocked it; `milestones` says where it went.
     """
 
     total_s: Seconds = None
-    overhead_s: Seconds = None
-    start_s: Seconds = None
-    import_s: Seconds = None
-    parse_s: Seconds = None
-    device_s: Seconds = None
-    build_s: Seconds = None
-    capture_s: Seconds = None
-    first_step_s: Seconds = None
-    compile_s: Seconds = None
-    warmup_s: Seconds = None
-    window_s: Seconds = None
-    probe_s: Seconds = None
-    close_s: Seconds = None
-    exit_s: Seconds = None
 
 
 class SweepPlace(Struct):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 from lmbench.masking import masked
@@ -39,22 +41,21 @@ def planned(plan: Plan, option: str) -> Any:
 class Fact:
     """One fact.
 
-    `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name, or a function
-    of the record. `settings` are the dotted options that set it, read from the plan where the run died before it could
-    tell, and `label` is how a value of either is told. `heading` is what a table calls it (by default its name).
-    `order` lists known values in the order of a table.
+    `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name; without one
+    _READ works it out. `settings` are the dotted options that set it, read from the plan where the run died before it
+    could tell. `heading` is what a table calls it (by default its name). `order` lists known values in the order of a
+    table.
     """
 
     name: str
-    read: str | Callable[[RunRecord], Any]
-    settings: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
+    read: str = ""
+    settings: Sequence[str] = ()
+    order: Sequence[str] = ()
     heading: str = ""
-    label: Callable[[Any], Any] = lambda value: value
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """What the run was, or what it was to be."""
-        value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
+        value = value_at(run, self.read) if self.read else _READ[self.name](run)
         settings = [planned(plan, option) for option in self.settings]
         if value is None and self.name == "size" and all(settings[1:]):
             value = "{} x {}".format(*settings[1:])
@@ -64,7 +65,7 @@ class Fact:
 
     def labelled(self, value: Any) -> Value:
         """A recorded value or that of an option as this fact has it: `highest` is `highest (fp32)`."""
-        return plain(self.label(value))
+        return plain(_LABELS[self.name](value) if self.name in _LABELS else value)
 
 
 def _size(run: RunRecord) -> str | None:
@@ -97,50 +98,26 @@ def revision(run: RunRecord, part: Literal["project", "lmbench"] = "project") ->
     return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
 
 
-FACTS: tuple[Fact, ...] = (
-    Fact("size", _size, ("model.size", "model.num_layers", "model.d_model")),
+#: What is worked out of a record, where facts.toml names no field of it.
+_READ: Mapping[str, Callable[[RunRecord], Any]] = {
+    "size": _size,
     # `lmbench validate` is inference.
-    Fact(
-        "mode", lambda run: "inference" if run.command == "validate" else run.mode, ("measure.mode", "mode"), MODES,
-    ),
-    Fact("batch", "data.batch_size", ("data.batch_size",)),
-    Fact("context", "data.context_length", ("data.context_length",)),
-    Fact("precision", "precision", ("trainer.precision",), tuple(PRECISIONS)),
-    Fact(
-        "matmul", "matmul_precision", ("measure.matmul_precision",), (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
-        label=matmul_label,
-    ),
-    Fact(
-        "compile", lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
-        ("trainer.compile",), (EAGER, "default"), label=_compile_label,
-    ),
-    Fact("attention", "model.attention", ("model.attention",), ("naive",)),
-    Fact("head_dim", "model.head_dim", ("model.head_dim", "model.init_args.head_dim")),
-    Fact(
-        "heads", lambda run: run.model.num_heads if run.model.head_dim else None,
-        ("model.heads", "model.init_args.heads"),
-    ),
-    Fact(
-        "causal", "model.is_causal", ("model.causal", "model.init_args.causal"), (CAUSAL, "none"), "mask",
-        label=lambda is_causal: CAUSAL if is_causal else "none",
-    ),
-    Fact("checkpoint", "model.checkpoint", ("model.checkpoint",)),
-    Fact("optimizer", "model.optimizer"),
-    Fact(
-        "micro_batches", lambda run: run.window.micro_batches or None, ("trainer.accumulate_grad_batches",),
-        heading="micro-batches",
-    ),
-    Fact("warmup", "window.warmup_steps", ("measure.warmup_steps",), heading="warm-up"),
-    Fact("zero_grad", "zero_grad", ("measure.zero_grad",)),
-    Fact("ranks", "world_size", ("trainer.devices",)),
-    Fact("strategy", _strategy, ("trainer.strategy",), ("none",)),
-    Fact("environment", "sweep.environment", ("environment",)),
-    Fact("torch", "environment.versions.torch"),
-    Fact("commit", revision),
-    Fact("host", "environment.host.hostname"),
-)  # fmt: skip
+    "mode": lambda run: "inference" if run.command == "validate" else run.mode,
+    "compile": lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
+    "heads": lambda run: run.model.num_heads if run.model.head_dim else None,
+    "micro_batches": lambda run: run.window.micro_batches or None,
+    "strategy": _strategy,
+    "commit": revision,
+}
+_LABELS: Mapping[str, Callable[[Any], Any]] = {
+    "matmul": matmul_label, "compile": _compile_label, "causal": lambda is_causal: CAUSAL if is_causal else "none",
+}  # fmt: skip
+_ORDERS = {"mode": MODES, "precision": (*PRECISIONS,), "matmul": (FP32_MATMUL, TF32_MATMUL)}
 
-FACT: Mapping[str, Fact] = {fact.name: fact for fact in FACTS}
+_TABLES = tomllib.loads((files("lmbench.report") / "facts.toml").read_text(encoding="utf-8"))
+FACT: Mapping[str, Fact] = {
+    name: Fact(name, **{"order": _ORDERS.get(name, ()), **fact}) for name, fact in _TABLES["facts"].items()
+}
 
 #: Facts that make another cell only among runs that belong to no sweep.
 ENVIRONMENT = {"torch", "commit", "host"}
@@ -148,7 +125,7 @@ ENVIRONMENT = {"torch", "commit", "host"}
 CONSEQUENCES = {"optimizer"}
 
 #: The fact that each option sets.
-_SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed(FACTS) for option in fact.settings}
+_SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings}
 
 #: Axes that repeat a cell from another beginning: of its weights, of its data.
 SEEDS = ("seed_everything", "data.seed")
@@ -156,35 +133,26 @@ SEEDS = ("seed_everything", "data.seed")
 #: Axes without rows of their own: seeds, and those that say how a cell is looked at: its passes are joined.
 NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
 
-#: Options that decide how long or where is measured, not what, and those that a fact of FACTS tells better.
-_NO_FACTS = (
-    *NO_ROWS, "measure.steps", "measure.min_window_s", "measure.probe_steps",
-    "measure.results_dir", "measure.run_id", "measure.strict", "data.vocab_size",
-    "model.context_length", "model.optimizer", "model.optimizer_variant", "trainer.devices",
-    "data.cache_dir", "wandb", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir",
-    "trainer.enable_progress_bar", "ckpt_path",
-)  # fmt: skip
-
 
 def read_facts(run: RunRecord, plan: Plan) -> dict[str, Value]:
-    """Every fact of FACTS that the record or its plan tells."""
-    facts = {fact.name: fact.of(run, plan) for fact in FACTS}
+    """Every fact of FACT that the record or its plan tells."""
+    facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def fact_of(option: str) -> str:
-    """The fact that an option sets: itself where no fact of FACTS stands for it."""
+    """The fact that an option sets: itself where no fact of FACT stands for it."""
     return _SETTINGS.get(option, option)
 
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
-    """The sweep's axes that no fact of FACTS stands for, by their own names."""
+    """The sweep's axes that no fact of FACT stands for, by their own names."""
     return _others(axes.items(), NO_ROWS)
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
-    """The configuration's settings that no fact of FACTS stands for: what else tells two unrelated runs apart."""
-    return _others(((path, masked(value, path)) for path, value in leaves(config)), _NO_FACTS)
+    """The configuration's settings that no fact of FACT stands for: what else tells two unrelated runs apart."""
+    return _others(((path, masked(value, path)) for path, value in leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
 
 
 def _others(settings: Iterable[tuple[str, Any]], left_out: tuple[str, ...]) -> dict[str, Value]:

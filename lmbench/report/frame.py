@@ -274,7 +274,7 @@ class Frame:
 
     @cached_property
     def values(self) -> dict[str, set[Value]]:
-        """The known values of each fact, in the order of FACTS, then by name."""
+        """The known values of each fact, in the order of FACT, then by name."""
         values = defaultdict[str, set[Value]](set)
         for facts in self.known.values():
             for name, value in facts.items():
@@ -362,7 +362,7 @@ def make_frame(group: Group) -> Frame:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of facts in the order of FACTS, others by name after them."""
+    """Names of facts in the order of FACT, others by name after them."""
     order = list(FACT)
     return sorted(names, key=lambda name: (order.index(name) if name in FACT else len(order), name))
 

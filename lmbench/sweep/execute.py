@@ -20,7 +20,7 @@ from lmbench.interruption import held
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
-from lmbench.records.run import RunRecord, SweepPlace, WandbFiling
+from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.scratch import ScratchFolder
@@ -28,7 +28,7 @@ from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.executor import End, Executor, Launch
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
-from lmbench.sweep.outcome import cost_of, is_hopeless, judge, last_lines, new_record
+from lmbench.sweep.outcome import is_hopeless, judge, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
 from lmbench.sweep.progress import Progress
 
@@ -237,7 +237,7 @@ class Execution:
             environment=job.cell.environment.name,
             search=None if job.searched is None else "trial",
             searched_cell=job.searched,
-            cost=None if end is None else cost_of(record, end),
+            cost=None if end is None else Cost(end.ended_s - end.launched_s),
             load_per_core=None if end is None else load_per_core(),
         )
         log = self.folder.log_path(job)

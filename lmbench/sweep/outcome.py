@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-
-from msgspec import structs
 
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_words
 from lmbench.records.measured import RunError
-from lmbench.records.run import SCHEMA_VERSION, Cost, RunRecord
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import OUTCOMES, RUNNING
 from lmbench.sweep.executor import End
@@ -97,30 +93,3 @@ def last_lines(log: Path, count: int = 3) -> list[str]:
     with suppress(OSError), log.open(errors="replace") as file:
         return list(deque(filter(None, (_ESCAPES.sub("", line).strip() for line in file)), count))
     return []
-
-
-def cost_of(record: RunRecord, end: End) -> Cost:
-    """Where the time of a run went, in seconds, from the milestones that its process recorded and the sweep's own
-    clock; None for what was not reached.
-
-    The parts lie from the launch to the first milestone, between milestones, and from the last one to the end.
-    """
-    total_s = end.ended_s - end.launched_s
-    # Without warm-up the window opened before step 0, which is a part of it.
-    left_out = () if record.window.warmup_steps else ("first_step_s",)
-    parts = [name for name in Cost.__struct_fields__ if name not in ("total_s", "overhead_s", "compile_s", *left_out)]
-    reached_s = {
-        name: math.nan if value is None else value
-        for name, value in structs.asdict(record.milestones).items()
-        if name not in left_out
-    }
-    # The process began after it was launched, by what the kernel dates it.
-    began_s = (math.nan if record.process_start_s is None else record.process_start_s) - end.launched_s
-    borders = pairwise((0.0, *(began_s + value for value in reached_s.values()), total_s))
-    cost_s = {name: end_s - start_s for name, (start_s, end_s) in zip(parts, borders, strict=True)}
-    first_step_s, step = record.compile.first_step_s, record.phases.step
-    if first_step_s is not None and step is not None and step.median_s is not None:
-        cost_s["compile_s"] = max(0.0, first_step_s - step.median_s)
-    measured_s = reached_s["window_closed_s"] - reached_s["ready_s"]
-    cost_s["overhead_s"] = total_s - measured_s + cost_s.get("compile_s", 0.0)
-    return Cost(total_s, **{name: value for name, value in cost_s.items() if not math.isnan(value)})
