@@ -92,6 +92,10 @@ class Task:
         self._begun, self._part, self._note = self._begun + 1, part, ""
         self.show()
 
+    def leave_out(self) -> None:
+        """One of the parts was done before."""
+        self._total = self._total and self._total - 1
+
     def note(self, text: str) -> None:
         """Where the part stands."""
         self._note = text

@@ -119,7 +119,7 @@ def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str],
         comparison, elapsed_s = look(), time.monotonic() - began_s
         cell = comparison.cells[0] if comparison.cells else None
         reason = cell.reasons[0] if cell else "no run counts"
-        progress.said(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
+        progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
         if cell is None or comparison.verdict == INVALID:
             return True
         if not cell.metrics:
@@ -128,11 +128,11 @@ def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str],
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         latest = [f"slow: {process}" for process in cell.slow if process.round == rounds]
         for line in latest:
-            progress.said(line)
+            progress.keep(line)
         round_s = elapsed_s / max(1, rounds - kept_rounds)
         is_late, is_decided = elapsed_s + round_s > budget_s, comparison.verdict != UNDECIDED and not latest
         if is_late and not is_decided:
-            progress.said(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
+            progress.keep(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
         # One round has no spread.
         if window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:
@@ -144,10 +144,10 @@ def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str],
     with result_alone():
         carry_out(plan, path, progress, is_enough, window_options)
     comparison = look()
-    progress.said(f"the runs are in {path}")
+    progress.keep(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:
         again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
-        progress.said(f"go on: {shlex.join(again)}")
+        progress.keep(f"go on: {shlex.join(again)}")
     return comparison
 
 

@@ -134,15 +134,15 @@ def carry_out(
     words += [f"--{name}=" for cell in plan.cells if cell.environment is HERE for name in cell.options]
     with (
         closing(SweepFolder(path)) as folder,
-        closing(LocalExecutor(progress.said, mark=folder.mark)) as executor,
+        closing(LocalExecutor(progress.keep, mark=folder.mark)) as executor,
     ):
         folder.open(plan, is_dry=True)
         folder.close()
         check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
         if not is_dry:
-            progress.said(announcement(plan))
-        check_cells(plan, folder, executor, progress.said)
+            progress.keep(announcement(plan))
+        check_cells(plan, folder, executor, progress.keep)
         if is_dry:
             for cell in plan.cells:
                 where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
@@ -156,7 +156,7 @@ def carry_out(
         try:
             execution.run(is_enough)
         finally:
-            progress.close()
+            progress.line.clear()
             if not plan.file.sides:
                 _conclude(folder.path, progress)
         executor.close()
@@ -172,11 +172,11 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     gpu = gpu_for(None)
     if gpu is None or cell.environment is not HERE or cell.command != "fit":
         return None
-    progress.said(f"predicting the largest {option} of {cell.id}")
+    progress.keep(f"predicting the largest {option} of {cell.id}")
     try:
         forecast = ask_forecast(cell.words(folder.config_path(cell))[1:], Request(gpu, finds_largest=True))
     except (UsageError, ProcessFailed) as error:
-        progress.said(f"{cell.id} is tried without a prediction: {error}")
+        progress.keep(f"{cell.id} is tried without a prediction: {error}")
         return None
     known = {"data.batch_size": forecast.largest_batch_size, "data.context_length": forecast.largest_context_length}
     largest = known.get(option)
@@ -211,11 +211,11 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
     try:
         write_whole(folder.path / CELLS_FILE, render(report_on([folder.path], make_catalogue()), "csv"))
         if modes == {"offline"}:
-            write_new(find_runs([folder.runs]), progress.noted)
+            write_new(find_runs([folder.runs]), progress.line.show)
             print(shown(f"W&B: offline, beside the results; upload: {later}"))
     except (WandbProblem, OSError) as problem:
-        progress.said(f"W&B did not get all of this sweep: {problem}; later: {later}")
+        progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
     finally:
-        progress.close()
+        progress.line.clear()
     if "online" in modes:
         run_typed("upload", upload, words)

@@ -35,7 +35,7 @@ from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide
 from lmbench.errors import UsageError
 from lmbench.records.load import Run
 from lmbench.records.named import shown_path
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import value_at
 from lmbench.records.settings import Difference, differences
 from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, holm, ratio_from, ratio_of
 from lmbench.report.units import percent_short
@@ -68,17 +68,16 @@ class Figure(Struct):
 
 
 class SlowProcess(Struct):
-    """A process that took longer than the other one of its round (from 1) says, with its clock, power and load."""
+    """A process that took longer than the other one of its round (from 1) says."""
 
     side: str
     round: int
     run_id: str
     excess_fraction: float
-    state: str
 
     def __str__(self) -> str:
         excess = percent_short(self.excess_fraction)
-        return f"round {self.round}: {self.side} took {excess} longer than its pair says ({self.state})"
+        return f"round {self.round}: {self.side} took {excess} longer than its pair says"
 
 
 class CellComparison(Struct):
@@ -266,24 +265,9 @@ def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[Slo
     slow = []
     for index in np.flatnonzero(np.abs(excess) > limit).tolist():
         side, run = ("B", b[index]) if excess[index] > 0 else ("A", a[index])
-        others = [other for other in (*a, *b) if other is not run]
         number, fraction = 1 + (value_at(run.record, "sweep.repeat") or 0), ratio_from(abs(excess[index])) - 1
-        slow.append(SlowProcess(side, number, run.run_id, fraction, _state(run, others)))
+        slow.append(SlowProcess(side, number, run.run_id, fraction))
     return slow
-
-
-def _state(run: Run, others: Sequence[Run]) -> str:
-    """Clock, power and load of a process beside the median of the others."""
-    texts = []
-    for name, unit, scale in (
-        ("device_state.close.sm_clock_hz", "MHz", 1e-6),
-        ("device_state.mean_power_w", "W", 1.0),
-        ("sweep.load_per_core", "a core", 1.0),
-    ):
-        value, *rest = np.array([value_at(process.record, name) for process in (run, *others)], dtype=float) * scale
-        if np.isfinite([value, *rest]).all():
-            texts.append(f"{fields('run')[name].title} {value:.4g} {unit}, others {np.median(rest):.4g} {unit}")
-    return "; ".join(texts) or "clock, power and load were not recorded"
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:

@@ -29,27 +29,10 @@ class Guard(Struct, frozen=True):
     advice: str = ""
 
 
-def not_applicable(name: str, reason: str) -> Guard:
-    """A guard that cannot be judged here, which is not a pass."""
-    return Guard(name, "n/a", message=reason)
-
-
-def at_most(
-    name: str,
-    value: float | None,
-    limit: float,
-    unit: str,
-    message: str,
-    advice: str,
-    unknown: str = "",
-    otherwise: Status = "warn",
-) -> Guard:
-    """A guard that passes up to the limit and gives `advice` only where it does not; `n/a` for the reason `unknown`
-    where there is no figure."""
-    if value is None:
-        return not_applicable(name, unknown)
+def at_most(name: str, value: float, limit: float, unit: str, message: str, advice: str) -> Guard:
+    """A guard that warns above the limit, and gives `advice` only then."""
     is_passed = value <= limit
-    return Guard(name, "pass" if is_passed else otherwise, value, limit, unit, message, "" if is_passed else advice)
+    return Guard(name, "pass" if is_passed else "warn", value, limit, unit, message, "" if is_passed else advice)
 
 
 def not_passed(guards: Iterable[Guard]) -> list[Guard]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -13,32 +15,10 @@ from lmbench.masking import masked
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, recorded, value_at
 
-#: Settings that say where a result goes or which random numbers it sees, not what is measured.
-_NOT_MEASURED = (
-    "measure.results_dir", "measure.run_id", "measure.strict", "seed_everything", "data.seed", "data.cache_dir",
-    "trainer.default_root_dir", "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger",
-    "trainer.compile.cache", "wandb",
-)  # fmt: skip
-
-#: What stands for the configuration of a run that a user's own script made, where none is recorded.
-FACTS = (
-    "precision", "matmul_precision", "zero_grad", "clock", "gc_policy", "world_size", "model", "data",
-    "compile.is_enabled", "compile.mode", "compile.backend", "compile.fullgraph", "compile.dynamic", "compile.regional",
-    "window.warmup_steps", "window.micro_batches",
-)  # fmt: skip
-
-#: Parts of a record that somebody chose although no setting tells it.
-CHOSEN = ("environment.code", "environment.versions", "sweep.environment")
-
-#: What follows from settings or code, said where it differs: the work of a step may not be the same.
-CONSEQUENCES = (
-    "model.parameter_count",
-    "model.optimizer",
-    "model.attention",
-    "model.checkpoint",
-    "flops.per_token_flops",
-)
-
+#: settings.toml, which says what each list is.
+_NOT_MEASURED, FACTS, CHOSEN, CONSEQUENCES = tomllib.loads(
+    Path(__file__).with_name("settings.toml").read_text(encoding="utf-8")
+).values()
 _SHORT = 60
 
 

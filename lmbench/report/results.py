@@ -46,13 +46,12 @@ _PROFILED_STUDY = "kernels"
 
 
 class _Section(NamedTuple):
-    """A group with the view that shows it. `frame` has the timing runs shown, `shown` those that the view is about,
-    and `timed` the cells that have one."""
+    """A group with the view that shows it: `frame` shows the runs that the view is about, `timed` has the cells that
+    have one."""
 
     group: Group
     view: View
     frame: Frame
-    shown: Frame
     timed: Frame
     notes: Sequence[str]
 
@@ -89,9 +88,8 @@ def report_on(
             refused.append(error)
             notes.append(str(error))
         # A fact that a view sorts by comes before those that it does not name.
-        frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
-        shown = frame.shows(shown_by.is_profiled)
-        sections.append(_Section(group, shown_by, frame, shown, shown.timed(), notes))
+        frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()])).shows(shown_by.is_profiled)
+        sections.append(_Section(group, shown_by, frame, frame.timed(), notes))
     if len(refused) == len(groups):
         raise refused[0]
     rows = [
@@ -125,7 +123,7 @@ def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]
 
 
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
-    group, view, frame, shown, timed, _ = section
+    group, view, frame, timed, _ = section
     environments = {
         line.text
         for row in frame.runs
@@ -141,7 +139,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         for texts in (sentences(view.answers, part, catalogue.column), *(each.headline(part) for each in features))
         for text in texts
     ]
-    warnings = _warnings([run for runs in shown.ok.values() for run in runs])
+    warnings = _warnings([run for runs in frame.ok.values() for run in runs])
 
     def charts() -> list[Chart]:
         """The charts of the view, device by device, then pictures of runs."""
@@ -159,13 +157,13 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *([Line("question", view.question)] if view.question else []),
             *(Line("answer", text) for text in answers),
             *(Line("WARN", text) for text, is_shared in warnings.items() if is_shared),
-            Line("cells", _tally(shown)),
+            Line("cells", _tally(frame)),
             *(Line("measured", line) for line in _first(sorted(environments))),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=charts,
         notes=[
-            *(Line("not ok", text) for text in _failures(shown)),
+            *(Line("not ok", text) for text in _failures(frame)),
             *(Line("note", note) for note in (*section.notes, *_notes(section))),
             *(Line("note", text) for text, is_shared in warnings.items() if not is_shared),
         ],
@@ -217,11 +215,11 @@ def _reason(run: Run) -> str:
 
 def _notes(section: _Section) -> Iterator[str]:
     """The baseline that no run is, runs in no timing table, and cells without a run."""
-    group, _, frame, _, timed, _ = section
+    group, _, frame, timed, _ = section
     baseline, cells = frame.baseline, group.sweep.cells
     if baseline and timed.known and not any(baseline.items() <= known.items() for known in timed.known.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
-    passes = Counter(pass_of(row.run.record).name for row in frame.runs if not row.is_shown)
+    passes = Counter(pass_of(row.run.record).name for row in frame.runs)
     for look in PASSES:
         if passes[look.name] and not look.has_timing:
             hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
@@ -253,7 +251,7 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
     ones among them."""
     facts = in_order({name for section in sections for known in section.frame.known.values() for name in known})
     rows = []
-    for group, view, _, frame, _, _ in sections:
+    for group, view, frame, _, _ in sections:
         named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
         figures = {
             name: column.of(frame)

@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import Struct, field
-
 from lmbench.errors import UsageError
 from lmbench.masking import MASK, to_fill_in
 from lmbench.sweep.file import EnvironmentSpec
@@ -30,22 +28,14 @@ class ServerLost(Exception):
     """The server of an environment did not start, or ended before its time; one line says why."""
 
 
-class EnvironmentFacts(Struct, frozen=True):
-    """What makes up an environment, on whichever machine: `python` as it was given, the commit, variables."""
-
-    python: str | None = None
-    commit: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Environment:
-    """Where a process runs; `name` is None for the sweep's own. Without `folder` (in a checkout) it stays in the
-    sweep's working directory."""
+    """Where a process runs; `name` is None for the sweep's own. `spec` is what makes it up on whichever machine, its
+    revision a commit. Without `folder` (in a checkout) it stays in the sweep's working directory."""
 
     name: str | None
     python: str
-    facts: EnvironmentFacts
+    spec: EnvironmentSpec
     folder: Path | None = None
 
     @property
@@ -55,7 +45,7 @@ class Environment:
 
     def process_variables(self) -> dict[str, str]:
         """All environment variables of a process in it."""
-        variables = {**os.environ, **self.facts.variables}
+        variables = {**os.environ, **self.spec.variables}
         if self.folder is not None:
             paths = [*map(str, self.import_paths), variables.get("PYTHONPATH", "")]
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -70,7 +60,7 @@ class Environment:
 
 
 #: Where the sweep itself runs.
-HERE = Environment(None, sys.executable, EnvironmentFacts())
+HERE = Environment(None, sys.executable, EnvironmentSpec())
 
 
 def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
@@ -97,9 +87,9 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
         for variable in to_fill_in(variables):
             lost = f"{variable} is not stored in a sweep's folder"
             raise UsageError(f"environment {name}: {lost}; export it, or go on with the sweep's file")
-        facts = EnvironmentFacts(spec.python, commit, variables)
         # Not the interpreter's target: what makes a virtual environment is the path.
-        environments[name] = Environment(name, str(Path(python).absolute()), facts, folder)
+        known = EnvironmentSpec(spec.python, commit, variables=variables)
+        environments[name] = Environment(name, str(Path(python).absolute()), known, folder)
     return environments
 
 

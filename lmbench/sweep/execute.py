@@ -1,6 +1,6 @@
 """Runs a plan: round after round of repeats, each run to a complete row, whatever happens to its process.
 
-Who starts the processes is an `Executor`; here is what a run's end means for its row and for the runs after it.
+`local.py` starts the processes; here is what a run's end means for its row and for the runs after it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.scratch import ScratchFolder
 from lmbench.sweep.environments import ServerLost
-from lmbench.sweep.executor import End, Executor, Launch
+from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
+from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.outcome import is_hopeless, judge, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
 from lmbench.sweep.progress import Progress
@@ -59,7 +60,7 @@ class Execution:
 
     plan: Plan
     folder: SweepFolder
-    executor: Executor
+    executor: LocalExecutor
     progress: Progress
     predict: Callable[[GridCell, str], int | None]
     window_options: list[str] = field(default_factory=list)
@@ -147,7 +148,7 @@ class Execution:
 
     def _bring_to_end(self, job: Job) -> RunRecord:
         try:
-            record = self.folder.finished(job, self.progress.said)
+            record = self.folder.finished(job, self.progress.keep)
             if record is None:
                 record = self._measure(job)
                 self.progress.ended(job, record)
@@ -186,11 +187,12 @@ class Execution:
                 "TMPDIR": scratch,
                 "TORCHINDUCTOR_CACHE_DIR": str(cache),
                 "TRITON_CACHE_DIR": str(cache / "triton"),
-                **cell.environment.facts.variables,
+                **cell.environment.spec.variables,
             }
             self.folder.begin(job)
+            self.progress.begin(job.name)
             launch = Launch(words, log, cell.environment, variables)
-            end = self.executor.run(launch, self.plan.file.timeout_s, lambda s: self.progress.running(job, s))
+            end = self.executor.run(launch, self.plan.file.timeout_s, self.progress.show)
         with held():
             try:
                 path, steps = self.folder.runs / job.name, []
@@ -253,7 +255,7 @@ class Execution:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder.path))
 
 
-def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callable[[str], None]) -> None:
+def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: Callable[[str], None]) -> None:
     """Let the command line parse cells without a run (`--print_config`), as few as have each option with each of its
     values. What a cell's parts refuse when they are built is not noticed: that becomes the cell's own outcome.
 
@@ -280,7 +282,7 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: Executor, say: Callab
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
                 words = cell.words(None if cell.config is None else config)
                 launch = Launch([*words, "--print_config"], log, cell.environment, {})
-                end = executor.run(launch, _CHECK_TIMEOUT_S, lambda elapsed_s: None)
+                end = executor.run(launch, _CHECK_TIMEOUT_S, lambda: None)
                 if end.cause is not None:
                     raise end.cause
                 if end.code != ExitCode.OK:

@@ -1,14 +1,13 @@
-"""What runs the processes of a sweep. A plan knows jobs, an execution makes a launch of each and a row of its end; who
-runs it in between is an `Executor`: forks on this machine (`local.py`), or a cluster's queue."""
+"""A process of a sweep: what starts it and how it ends. A plan knows jobs, an execution makes a launch of each and a
+row of its end; forks of this machine run it in between (`local.py`)."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from lmbench.sweep.environments import Environment
 
@@ -49,27 +48,6 @@ class End:
         """Name of the signal that ended it, None if none did."""
         names = {-number: number.name for number in signal.Signals}
         return None if self.code >= 0 else names.get(self.code, f"signal {-self.code}")
-
-
-class Executor(Protocol):
-    """Runs launches, round after round of a plan."""
-
-    def begin_round(self, rounds_to_come: int) -> None:
-        """Processes of rounds share nothing, such as a hash seed. `rounds_to_come` rounds after this one have work."""
-
-    def await_ready(self, environments: Iterable[Environment]) -> None:
-        """Make each environment ready to run in this round. Raises ServerLost where that cannot be."""
-
-    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
-        """Run a process to its end; `tick` hears now and then how many seconds it has taken so far.
-
-        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why; where an interruption
-        came, the process was given time to close its record, and `End.cause` is what to raise.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of everything; may be called again."""
 
 
 def oom_kill_count() -> tuple[str, int] | None:

@@ -172,8 +172,12 @@ class LocalExecutor:
             others_too = f" and {ahead} to come" if ahead else ""
             self._say(f"imported PyTorch, Lightning and lmbench for this round{others_too}, in {took_s:.1f} s")
 
-    def run(self, launch: Launch, timeout_s: float, tick: Callable[[float], None]) -> End:
-        """Fork a process from its environment's server and wait for its end; see `Executor.run`."""
+    def run(self, launch: Launch, timeout_s: float, tick: Callable[[], object]) -> End:
+        """Fork a process from its environment's server and wait for its end; `tick` is called now and then meanwhile.
+
+        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why; where an interruption
+        came, the process was given time to close its record, and `End.cause` is what to raise.
+        """
         by: Literal["itself", "timeout", "interruption"] = "itself"
         cause: BaseException | None = None
         code = lost = pid = None
@@ -188,7 +192,7 @@ class LocalExecutor:
                     stack.callback(_kill_group, pid)
                 while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
                     if (code := server.receive(min(_TICK_S, left_s))) is None:
-                        tick(clock_s() - launched_s)
+                        tick()
                 if code is None:
                     by, code = "timeout", _stop(server, pid, signal.SIGTERM)
             except (KeyboardInterrupt, SystemExit) as interruption:

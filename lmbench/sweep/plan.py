@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
@@ -200,8 +198,9 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         # A secret's value is no part of the identity: a new one measures the same.
         kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
         environment = environments.get(point.get(ENVIRONMENT, ""), HERE)
-        facts = None if environment is HERE else masked_whole(to_builtins(environment.facts))
-        digest = _digest(command, masked_whole(content), sorted(kept.items()), facts)
+        spec = environment.spec
+        facts = masked_whole({"python": spec.python, "commit": spec.revision, "variables": spec.variables})
+        digest = _digest(command, masked_whole(content), sorted(kept.items()), None if environment is HERE else facts)
         name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying if axis != CONFIG)))
         cell_id = f"{name[:_MAX_NAME].strip('-.') or command}-{digest}"
         cell = GridCell(cell_id, axes, command, options, environment, None if config is None else str(config))

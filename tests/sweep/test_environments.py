@@ -64,8 +64,8 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
     for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git(tree, "rev-parse", "HEAD")[:10], 2)):
         environment = at(tree, revision)
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
-        assert environment.facts.commit == git(tree, "rev-parse", revision)
-        assert git(environment.folder, "rev-parse", "HEAD") == environment.facts.commit
+        assert environment.spec.revision == git(tree, "rev-parse", revision)
+        assert git(environment.folder, "rev-parse", "HEAD") == environment.spec.revision
     assert before == state()
     (environment.folder / "src" / "mine.py").write_text("broken")
     assert at(tree, "HEAD").folder == environment.folder

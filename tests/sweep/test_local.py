@@ -17,8 +17,9 @@ from paths import ROOT
 
 from lmbench.records.process import process_start_s
 from lmbench.sweep import local
-from lmbench.sweep.environments import Environment, EnvironmentFacts, ServerLost
+from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.executor import Launch
+from lmbench.sweep.file import EnvironmentSpec
 from lmbench.sweep.local import LocalExecutor
 
 LMBENCH = {
@@ -43,7 +44,7 @@ def environment(folder, name="fake", **variables):
     (folder / "lmbench").mkdir(parents=True, exist_ok=True)
     for file, text in LMBENCH.items():
         (folder / "lmbench" / file).write_text(text)
-    return Environment(name, sys.executable, EnvironmentFacts(variables=variables), folder)
+    return Environment(name, sys.executable, EnvironmentSpec(variables=variables), folder)
 
 
 class Machine(LocalExecutor):
@@ -53,7 +54,7 @@ class Machine(LocalExecutor):
         self.said, self.folder, self.environment = [], folder, environment
         super().__init__(self.said.append, cores, mark)
 
-    def end(self, code, timeout_s=30.0, tick=lambda _: None, environment=None, **variables):
+    def end(self, code, timeout_s=30.0, tick=lambda: None, environment=None, **variables):
         environment = environment or self.environment
         (self.folder / "log").unlink(missing_ok=True)
         self.await_ready([environment])
@@ -190,7 +191,7 @@ def test_where_cores_are_idle_the_servers_of_rounds_to_come_start_before_anythin
 def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machine):
     (before,) = map(int, machine.printed("os.getppid()"))
 
-    def tick(elapsed_s):
+    def tick():
         pid_in(machine.folder / "child")
         os.kill(before, signal.SIGKILL)
 
@@ -214,7 +215,7 @@ def test_a_server_that_cannot_serve_says_why_in_one_line(python, file, text, rea
     (tmp_path / "lmbench" / file).write_text(text.replace("ELSEWHERE", elsewhere))
     for _ in range(2):
         with pytest.raises(ServerLost) as raised:
-            machine.await_ready([Environment("fake", python, EnvironmentFacts(), tmp_path)])
+            machine.await_ready([Environment("fake", python, EnvironmentSpec(), tmp_path)])
         assert reason.replace("ELSEWHERE", elsewhere) in str(raised.value)
         assert "\n" not in str(raised.value)
 
@@ -223,12 +224,13 @@ SWEEP = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from lmbench.sweep.environments import Environment, EnvironmentFacts
+from lmbench.sweep.environments import Environment
+from lmbench.sweep.file import EnvironmentSpec
 from lmbench.sweep.executor import Launch
 from lmbench.sweep.local import LocalExecutor
 if sys.argv[4:]:
     Path(sys.argv[4], 'cgroup.procs').write_text(str(os.getpid()))
-fake, executor = Environment(None, sys.executable, EnvironmentFacts(), Path(sys.argv[2])), LocalExecutor(str)
+fake, executor = Environment(None, sys.executable, EnvironmentSpec(), Path(sys.argv[2])), LocalExecutor(str)
 executor.await_ready([fake])
 variables = {'CODE': sys.argv[3], 'HERE': sys.argv[2]}
 end = executor.run(Launch([], Path(sys.argv[2], 'log'), fake, variables), 60, lambda _: None)

@@ -112,7 +112,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     assert sweep(write(tmp_path, FAULTS), "--results_dir", tmp_path) == 1
     captured = capsys.readouterr()
     assert "8 of 8 runs: 1 error, 2 ok, 1 oom, 3 skipped, 1 timeout" in captured.out
-    assert len([line for line in captured.err.splitlines() if line.startswith("[")]) == 8
+    assert len([line for line in captured.err.splitlines() if " of 8: " in line]) == 8
     first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
