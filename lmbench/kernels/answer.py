@@ -122,10 +122,11 @@ def communication_table(findings: Sequence[Findings]) -> Table:
         algorithm_bytes_per_s=rows.message_bytes / rows.cost_s,
         bus_bytes_per_s=rows.bus_bytes / rows.cost_s,
     ).reset_index()
+    total = {"phase": "all", **rows[["calls", "comm_s", "hidden_s", "comm_exposed_s", "rank_wait_s"]].sum()}
     waits, when = "waits: of exposed, until the last rank came; ", "once the last rank came"
     if len(findings) == 1:
         rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
-    return table("communication", rows, per=per_what(findings[0]), waits=waits, when=when)
+    return table("communication", rows, None, [total], per=per_what(findings[0]), waits=waits, when=when)
 
 
 def per_what(findings: Findings) -> str:

@@ -21,6 +21,7 @@ from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
+from lmbench.records.guard import not_passed
 from lmbench.records.load import is_run_folder
 from lmbench.report.answer import Answer, Line
 from lmbench.report.units import milliseconds, percent
@@ -116,6 +117,8 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
             Line("lost", f"{lost}; no collectives of these ranks match, which would tell who waits for whom")
         )
     count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
+    for rank, one in findings.items():
+        headline += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
     headline.append(Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True))
     notes = [
         Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
