@@ -109,7 +109,6 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         most = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
         headline += [
             Line("lost", f"{lost}: {parts}"),
-            *_straggler(findings, rows),
             Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"),
         ]
     else:
@@ -117,6 +116,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
             Line("lost", f"{lost}; no collectives of these ranks match, which would tell who waits for whom")
         )
     count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
+    headline += _straggler(findings, rows)
     for rank, one in findings.items():
         headline += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
     headline.append(Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True))
@@ -128,12 +128,18 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
 
 
 def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
-    """The rank that the others wait longest for, and what it spends more time on than they do."""
-    rank, delay_s = rows.delay_s.idxmax(), rows.delay_s.max()
+    """The rank that others wait longest for, and what it spends more time on than they do."""
+    own_s = rows.window_s - rows.comm_exposed_s
+    # Where no collectives match, by the time outside of communication.
+    late_s = rows.delay_s if rows.last_count.any() else own_s - own_s.median()
+    rank, delay_s = late_s.idxmax(), late_s.max()
     if delay_s < _LATE_FRACTION * rows.window_s[rank]:
         return [Line("straggler", f"none that the others wait for in {percent(_LATE_FRACTION)} of the time")]
-    late = f"rank {rank} came last to {rows.last_count[rank]:.0f} of {rows.last_count.sum():.0f} collectives"
-    lines = [Line("straggler", f"{late}, and the others wait {milliseconds(delay_s)} ms for it")]
+    late = f"is {milliseconds(delay_s)} ms longer outside of communication than the median"
+    if count := rows.last_count[rank]:
+        many = f"{count:.0f} of {rows.last_count.sum():.0f} collectives"
+        late = f"came last to {many}, and the others wait {milliseconds(delay_s)} ms for it"
+    lines = [Line("straggler", f"rank {rank} {late}")]
     spent = pd.DataFrame({
         rank: {
             **one.work.seconds("kind"), **largest_causes(one.waits), "short gaps": one.clocks.total.queued_gap_s,
