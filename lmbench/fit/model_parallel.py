@@ -55,6 +55,14 @@ class ModelParallel(ModelParallelStrategy):
     def setup(self, trainer: Trainer) -> None:
         module = self.model
         assert isinstance(module, LightningModule)
+        self.parallelize(module, str(trainer.precision))
+        if not is_overridden("configure_model", module):
+            # Lightning insists on it, also where there is nothing left to shard.
+            module.configure_model = lambda: None  # type: ignore[method-assign]
+        super().setup(trainer)
+
+    def parallelize(self, module: LightningModule, precision: str) -> None:
+        """Split and shard a module over the mesh, as far as it has not done that itself."""
         # On the device: a mesh of GPUs takes no tensor of the host's.
         self.model_to_device()
         groups, group = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
@@ -62,11 +70,7 @@ class ModelParallel(ModelParallelStrategy):
             split(module, group)
         is_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
         if not is_sharded and (groups.size() > 1 or group.size() == 1):
-            self._shard(module, str(trainer.precision), groups)
-        if not is_overridden("configure_model", module):
-            # Lightning insists on it, also where there is nothing left to shard.
-            module.configure_model = lambda: None  # type: ignore[method-assign]
-        super().setup(trainer)
+            self._shard(module, precision, groups)
 
     def _shard(self, module: LightningModule, precision: str, mesh: DeviceMesh) -> None:
         meaning = find_precision(precision)

@@ -29,6 +29,7 @@ from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.rank_zero import _get_rank
 
 from lmbench.errors import ExitCode, UsageError
@@ -142,6 +143,8 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     """In a fork: measure as this rank, and end the process as Python would."""
     die_with_parent()
     os.environ.update(variables)
+    # As Lightning's own launcher does: the ranks of a host share its cores.
+    _set_num_threads_if_needed(int(variables["WORLD_SIZE"]))
     # What the parent holds is not this process's to clean up.
     for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
         inherited.atexit = False

@@ -11,19 +11,24 @@ import time
 import traceback
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from torch import Tensor
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement
+from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.modes import apply_mode
+from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
@@ -96,6 +101,30 @@ class ControlWindow(Callback):
         trainer.should_stop = self.micro_batch_ended(outputs["loss"])
 
 
+class _Step(nn.Module):
+    """A module's training step as a forward, which is what DistributedDataParallel wraps; of that its switch."""
+
+    require_backward_grad_sync: bool
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any, index: int) -> Any:
+        return self.module.training_step(batch, index)
+
+
+def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
+    """The module's training step with the parallelism of the trainer's strategy, as that one does it."""
+    step = _Step(module)
+    if isinstance(trainer.strategy, ModelParallel):
+        trainer.strategy.parallelize(module, str(trainer.precision))
+    elif isinstance(trainer.strategy, DDPStrategy):
+        devices, options = trainer.strategy.determine_ddp_device_ids(), trainer.strategy._ddp_kwargs
+        return DistributedDataParallel(step, devices, **options)
+    return step
+
+
 def train_bare(
     module: LightningModule,
     trainer: Trainer,
@@ -109,7 +138,7 @@ def train_bare(
 
     Args:
         module: the module.
-        trainer: its flags say precision, clipping, micro-batches and device; it trains nothing.
+        trainer: its flags say precision, clipping, micro-batches, device and strategy; it trains nothing.
         batches: each a sequence of tensors.
         window: what clocks it.
         mode: forward, forward_backward or train_step.
@@ -130,6 +159,7 @@ def train_bare(
     with device:
         module.configure_model()
     module.to(device=device, dtype=precision.weight_dtype())
+    step = _over_ranks(module, trainer)
     optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
@@ -141,15 +171,17 @@ def train_bare(
         for index, batch in enumerate(batches):
             window.on_train_batch_start()
             tensors = [tensor.to(device, non_blocking=True) for tensor in batch]
+            is_last = (index + 1) % micro_batches == 0
+            step.require_backward_grad_sync = is_last
             with autocast:
-                loss = cast(Tensor, module.training_step(tensors, index % micro_batches))
+                loss = cast(Tensor, step(tensors, index % micro_batches))
             if micro_batches > 1:
                 loss = loss / micro_batches
             if zero_grad == "native" and index % micro_batches == 0:
                 optimizer.zero_grad(set_to_none=True)
             if mode != "forward":
                 scaler.scale(loss).backward()
-            if (index + 1) % micro_batches == 0:
+            if is_last:
                 if mode == "train_step":
                     if clip_value > 0:
                         scaler.unscale_(optimizer)
@@ -180,7 +212,8 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
     # Whatever else the configuration turns on is off here; what changes the work itself stays.
-    off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None, "max_epochs": flags["max_epochs"]}
+    off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None}
+    off |= {name: flags[name] for name in ("max_epochs", "devices")}
     trainer = BenchTrainer(**{**flags, **off})
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
@@ -190,6 +223,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)
         return clock.record, module
+    trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
     # The module asks its trainer for the precision, the data for the device.
     module.trainer = data.trainer = trainer
@@ -199,14 +233,29 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     return clock.record, module
 
 
-if __name__ == "__main__":
-    arm, result, _, *words = sys.argv[1:]
+def leave_record(arm: str, result: str, words: list[str]) -> int:
+    """Measure an arm as the rank that this process is; the first one leaves the record. Returns the exit code."""
     try:
         record = measure_control(arm, words)[0]
     except UsageError as error:
         tell(str(error))
-        sys.exit(ExitCode.USAGE)
+        return ExitCode.USAGE
     except Exception as error:
         traceback.print_exc()
-        sys.exit(ExitCode.INTERNAL if out_of_memory(error) is None else ExitCode.OUT_OF_MEMORY)
-    Path(result).write_bytes(msgspec.json.encode(record))
+        return ExitCode.INTERNAL if out_of_memory(error) is None else ExitCode.OUT_OF_MEMORY
+    if rank_of_process() == 0:
+        Path(result).write_bytes(msgspec.json.encode(record))
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    arm, result, _, *words = sys.argv[1:]
+    count = count_to_start(vars(CommandLine("fit", words).build("trainer", callbacks=None, logger=None, profiler=None)))
+    measure = partial(leave_record, arm, result, words)
+    if count == 1:
+        sys.exit(measure())
+    ends = run_ranks(count, measure)
+    failed_rank = next((end for end in ends if end.code), None)
+    if failed_rank is not None:
+        print(failed_rank.log, file=sys.stderr)
+        sys.exit(max(failed_rank.code, 1))

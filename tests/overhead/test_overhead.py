@@ -6,16 +6,19 @@ import gc
 import io
 import json
 import signal
+from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from lmbench.cli import main
 from lmbench.errors import ExitCode
+from lmbench.fit.ranks import run_ranks
 from lmbench.overhead import arms
 from lmbench.overhead.arms import check_same_work, measure_arm
-from lmbench.overhead.control import measure_control
+from lmbench.overhead.control import leave_record, measure_control
 from lmbench.overhead.result import ARMS, Interval, Measurement, bottleneck, overhead_answer
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Memory, Window
@@ -61,6 +64,18 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     assert losses(bare) == (trainer.loss.first, trainer.loss.last)
     torch.testing.assert_close(module.state_dict(), trained.state_dict(), rtol=0, atol=0)
     assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp_path):
+    words = [*TINY, "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    words += ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.01"]
+    records = []
+    for arm in list(ARMS)[:2]:
+        ends = run_ranks(2, partial(leave_record, arm, str(tmp_path / arm), words))
+        assert [end.code for end in ends] == [0, 0]
+        records.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=RunRecord))
+    assert losses(records[0]) == (records[1].loss.first, records[1].loss.last)
 
 
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
