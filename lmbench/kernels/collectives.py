@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 POINT_TO_POINT = "point-to-point"
 _kind_of = reader("collectives")
 _STAGE = ["group", "stage"]
+_INTEGERS = (int, np.integer)
 
 
 def describe(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.DataFrame:
@@ -41,11 +42,12 @@ def describe(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.D
         names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
         kind = next(filter(None, map(_kind_of, names)), "unknown")
         size, message_bytes = source.group_size, _message_bytes(source)
-        factor = NAMES["bus_factors"].get(kind, 0) * (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
+        share = (size - 1) / size if isinstance(size, _INTEGERS) and size > 1 else np.nan
+        bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
         (step,) = locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], np.array([kernel.launch_ns]))
         stage = timeline.step_names[step] if source.number == NONE and step != NONE else f"number {source.number}"
         group = f"{source.group_name} {source.group_ranks}"
-        rows[kernel.Index] = (kind, message_bytes, message_bytes * (factor or 1.0), group, stage)
+        rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage)
     columns = ["collective", "message_bytes", "bus_bytes", "group", "stage"]
     described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
     blank = {"collective": "", "group": "", "stage": ""}
@@ -84,5 +86,5 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
 
 
 def _message_bytes(source: Any) -> float:
-    sizes = [size for size in (source.in_elements, source.out_elements) if isinstance(size, int)]
-    return max(sizes, default=0) * NAMES["element_bytes"].get(str(source.dtype), np.nan) or np.nan
+    sizes = [size for size in (source.in_elements, source.out_elements) if isinstance(size, _INTEGERS)]
+    return max(sizes, default=0) * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan

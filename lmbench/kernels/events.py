@@ -62,7 +62,7 @@ class _Arguments(Struct, frozen=True, gc=False):
     collective_name: Any = field(default="", name="Collective name")
     in_elements: Any = field(default=0, name="In msg nelems")
     out_elements: Any = field(default=0, name="Out msg nelems")
-    dtype: Any = ""
+    element_type: Any = field(default="", name="dtype")
     group_name: Any = field(default="", name="Process Group Name")
     group_ranks: Any = field(default="", name="Process Group Ranks")
     group_size: Any = field(default=0, name="Group size")

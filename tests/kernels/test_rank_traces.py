@@ -34,7 +34,9 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
             begin, end = ready + 41 * number, ready + 41 * number + 40
             begin = begin if number else at + 20 + product_us
             known = {**COLLECTIVES[name], **GROUP, **group}
-            trace.launched(at + 6 + 3 * number, "ncclDevKernel_X", begin, end - begin, 9, **known)
+            # Some profilers note it on the operator alone.
+            trace.op("record_param_comms", at + 5 + 3 * number, 3, **known)
+            trace.launched(at + 6 + 3 * number, "ncclDevKernel_X", begin, end - begin, 9, **({} if step else known))
         if not rank:
             trace.launched(at + 14, "add", at + 530, 30)
             trace.launched(at + 16, "Memcpy DtoD", at + 570, 10)
