@@ -12,6 +12,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.connectors import data_connector
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -52,11 +53,19 @@ def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
         with tracker.paused():
             return propagate(*args)
 
+    # A mesh of devices reads its values.
+    coordinates = DeviceMesh._compute_coordinate_on_dim
+
+    def with_values(mesh: DeviceMesh) -> Any:
+        with _disable_current_modes():
+            return coordinates(mesh)
+
     with ExitStack() as stack:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
         stack.callback(distributed.destroy_process_group)
         stack.enter_context(tracker.resizing())
         stack.enter_context(patch.object(ShardingPropagator, propagate.__name__, unseen))
+        stack.enter_context(patch.object(DeviceMesh, coordinates.__name__, with_values))
         # It would make a group of gloo's.
         stack.enter_context(patch.object(data_connector, "_InfiniteBarrier", nullcontext))
         for owner, name, category in _FSDP2:
@@ -68,7 +77,6 @@ def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
 def act_as_one_rank(strategy: ParallelStrategy, tracker: Tracker) -> None:
     """Make a strategy that is not yet set up one of fake tensors in `fake_ranks`."""
     changed: Any = strategy
-    # A mesh of devices reads its values.
     changed.setup_environment = _disable_current_modes()(strategy.setup_environment)
     changed.broadcast = lambda value, src=0: value
     changed.barrier = lambda *_: None

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
-from lmbench.errors import ExitCode, UsageError, tell, unknown
+from lmbench.errors import ExitCode, UsageError, check_at_least, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
 from lmbench.fit.fake_step import (
@@ -85,6 +85,7 @@ class Prediction:
         self._line = line = CommandLine("fit", words)
         self._flags = vars(line.build("trainer"))
         self._devices = _device_count(self._flags["devices"])
+        check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         #: Ranks of the configuration, one for each device on each node.
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
@@ -127,7 +128,9 @@ class Prediction:
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake_ranks(self.world_size, tracker), fakes, tracker, CudaAttention():
+        is_alone = self.strategy == "auto" and self.world_size == 1
+        group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
+        with group, fakes, tracker, CudaAttention():
             # What follows from the data follows here too.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             known = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -195,12 +198,14 @@ def _device_count(devices: Any) -> int:
     """How many devices the Trainer's flag names.
 
     Raises:
-        UsageError: as many as there are: nobody knows here.
+        UsageError: as many as there are, which nobody knows here; or none.
     """
-    if devices in ("auto", "-1", -1):
+    if isinstance(devices, str) and "," in devices:
+        devices = [word for word in devices.split(",") if word]
+    count = str(len(devices) if isinstance(devices, list) else devices)
+    if not count.isdecimal() or not int(count):
         raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
-    named = [word for word in devices.split(",") if word] if isinstance(devices, str) else devices
-    return len(named) if isinstance(named, list) and len(named) != 1 else int(devices)
+    return int(count)
 
 
 def _leading_sizes(batch: Any) -> list[int]:

@@ -178,6 +178,8 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
         (["--model.siz=tiny"], r"model\.siz"),
+        ([*TINY, "--trainer.devices=[]"], r"trainer.devices is \[\]; a prediction needs a number"),
+        ([*TINY, "--trainer.num_nodes=0"], "trainer.num_nodes is 0; it must be at least 1"),
         ([*TINY, "--trainer.devices=auto"], "trainer.devices is auto; a prediction needs a number"),
         ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp, fsdp2"),
     ],
@@ -234,6 +236,16 @@ def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, words,
     # In the second step DDP has its first buckets and new ones.
     highest = forecast.highest.total_bytes
     assert forecast.run_peak_bytes == (pytest.approx(highest + weights, rel=0.05) if is_ddp else highest)
+
+
+def test_matrices_are_split_within_a_group_and_the_rest_over_groups():
+    words = [*TINY, "--trainer.devices=4", "--trainer.strategy"]
+    options = "{class_path: lmbench.ModelParallel, init_args: {tensor_parallel_size: %s}}"
+    split, both = (peak_of(predict(*words, options % size), "optimizer") for size in ("auto", "2"))
+    whole, matrices = peak_of(predict(*TINY), "optimizer").parameters, 2 * (4 * 64 * 64 + 3 * 64 * 128) * 4
+    assert whole - split.parameters == pytest.approx(matrices * 3 / 4, rel=0.02)
+    # Two states, each over two groups.
+    assert both.optimizer_state == pytest.approx(whole - matrices / 2, rel=0.02)
 
 
 def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
