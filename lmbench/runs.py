@@ -40,9 +40,9 @@ class Run(_load.Run):
         return render(self.answer(), "terminal").strip("\n")
 
     def __repr__(self) -> str:
-        step, rate = self.record.phases.step, self.record.throughput.tokens_per_s
+        step = self.record.phases.step
         mean = f", {milliseconds(step.mean_s)} ms a step" if step is not None else ""
-        return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}{f', {rate:,.0f} tokens/s' if rate else ''}>"
+        return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}>"
 
     def _repr_html_(self) -> str:
         return fragment(self.answer())

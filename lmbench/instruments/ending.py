@@ -56,15 +56,13 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
         signum = signal.SIGTERM
     if signum is not None:
         return interrupted(signum, phase)
-    kind, memory = type(exception).__name__, out_of_memory(exception)
-    if memory is not None:
-        facts = error_facts(kind, memory.message, phase)
-        facts.requested_bytes, facts.where = memory.requested_bytes, memory.where
-        return Ending("oom", ExitCode.OUT_OF_MEMORY, facts)
+    if (lack := out_of_memory(exception)) is not None:
+        lack.phase = phase
+        return Ending("oom", ExitCode.OUT_OF_MEMORY, lack)
     lines, message = own_lines(exception), str(exception)
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
-    facts = error_facts(kind, message, phase)
+    facts = error_facts(type(exception).__name__, message, phase)
     facts.location = place(lines[-1]) if lines else None
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)

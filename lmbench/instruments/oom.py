@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import Literal, NamedTuple
+
+from lmbench.records.measured import RunError
 
 #: PyTorch's MPS allocator writes GB and means 2^30, as its other allocators do.
 _POWERS = " KMGTPE"
@@ -29,16 +30,10 @@ _HOST = re.compile(
 )
 
 
-class OutOfMemory(NamedTuple):
-    """A lack of memory: bytes asked for if the message says, `where` it was, and the message in one line."""
+def out_of_memory(exc: BaseException) -> RunError | None:
+    """The lack of memory behind an exception, as a record has it: itself, one that caused it, or one in its group.
 
-    requested_bytes: int | None
-    where: Literal["device", "host"]
-    message: str
-
-
-def out_of_memory(exc: BaseException) -> OutOfMemory | None:
-    """The lack of memory behind an exception: itself, one that caused it, or one in its group; None if none.
+    It has the bytes asked for if the message says, whose memory it was, and the message in one line.
 
     A Ctrl-C stays one even while such an error is being handled. Bytes asked for are as exact as the message:
     for a GPU, PyTorch rounds to two decimals of its unit.
@@ -53,7 +48,8 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
             # The line of the message that tells of memory, else its first one, else the exception's name.
             lines = [" ".join(line.split()) for line in str(link).splitlines() if line.strip()]
             telling = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
-            return OutOfMemory(size, where, next(iter(telling or lines), type(link).__name__)[:500])
+            message = next(iter(telling or lines), type(link).__name__)[:500]
+            return RunError(type(exc).__name__, message, requested_bytes=size, where=where)
         # What it was raised from or during, and the members of a group.
         context = None if link.__suppress_context__ else link.__context__
         members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
@@ -61,7 +57,7 @@ def out_of_memory(exc: BaseException) -> OutOfMemory | None:
     return None
 
 
-def _where(exc: BaseException) -> Literal["device", "host"] | None:
+def _where(exc: BaseException) -> str | None:
     text = str(exc)
     # PyTorch raises RuntimeError and subclasses; other exceptions may quote such words without meaning them.
     is_torchs = isinstance(exc, RuntimeError)

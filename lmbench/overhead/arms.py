@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from lmbench.interruption import received
-from lmbench.overhead.result import ARMS, Arm, Measurement, overhead_answer
+from lmbench.overhead.result import ARMS, Arm, Measurement, measurement_of, overhead_answer
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.load import find_runs, load_run
@@ -47,9 +47,9 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
                 for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
                     task.begin(arm)
                     record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
-                    measurements.append(Measurement.of(arm, index, record))
+                    measurements.append(measurement_of(arm, index, record))
                     check_same_work(measurements)
-                    task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1].step_s * 1e3:.3f} ms/step")
+                    task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1]['step_s'] * 1e3:.3f} ms/step")
         except BaseException:
             complete = len(measurements) // len(ARMS)
             # An interval needs two rounds; with them, what was measured before a signal is shown.
@@ -63,12 +63,14 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
 def check_same_work(measurements: list[Measurement]) -> None:
     """Refuse to compare the latest arm with the first one where it took another number of steps, or began with another
     loss. Raises ProcessFailed."""
-    first, last = measurements[0], measurements[-1]
-    if last.steps != first.steps:
-        raise ProcessFailed(f"{last.arm}: took {last.steps} steps where {first.arm} took {first.steps}")
-    losses = [math.nan if loss is None else loss for loss in (last.first_loss, first.first_loss)]
-    if not math.isclose(*losses, rel_tol=LOSS_TOLERANCE_FRACTION):
-        raise ProcessFailed(f"{last.arm}: its first loss is {losses[0]}, that of {first.arm} {losses[1]}")
+    (first, steps, first_loss), (last, last_steps, last_loss) = (
+        (each["arm"], each["steps"], math.nan if each["first_loss"] is None else each["first_loss"])
+        for each in (measurements[0], measurements[-1])
+    )
+    if last_steps != steps:
+        raise ProcessFailed(f"{last}: took {last_steps} steps where {first} took {steps}")
+    if not math.isclose(last_loss, first_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
+        raise ProcessFailed(f"{last}: its first loss is {last_loss}, that of {first} {first_loss}")
 
 
 def measure_arm(

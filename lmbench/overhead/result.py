@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import asdict
-
 from lmbench.python_process import ProcessFailed
 from lmbench.records.environment import Environment
 from lmbench.records.field import PerPhase
@@ -36,30 +33,22 @@ _MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
 _MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}")
 
 
-class Measurement(Struct):
-    """An arm's window in one round. Pauses are in its step: they too are the harness's cost.
+#: An arm's window in one round; see `measurement_of`.
+Measurement = dict[str, Any]
 
-    Peaks are None where the device has no such counter, the loss where it is not finite.
+
+def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
+    """`arm`, `round`, `steps`, `step_s`, `first_loss` and three peaks of one process, by its record.
+
+    Pauses are in its step: they too are the harness's cost. Peaks are None where the device has no such counter, the
+    loss where it is not finite. Raises ProcessFailed for a record without a closed window.
     """
-
-    arm: Arm
-    round: int
-    steps: int
-    step_s: float
-    first_loss: float | None
-    steady_peak_allocated_bytes: int | None
-    run_peak_allocated_bytes: int | None
-    host_peak_rss_bytes: int | None
-
-    @classmethod
-    def of(cls, arm: Arm, index: int, record: RunRecord) -> Measurement:
-        """The measurement of one process, by its record. Raises ProcessFailed for one without a closed window."""
-        window = record.window
-        if not window.steps or window.wall_s is None:
-            raise ProcessFailed(f"{arm}: its result has no window")
-        step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
-        peaks = [getattr(record.memory, peak) for peak in _PEAKS]
-        return cls(arm, index, window.steps, step_s, record.loss.first, *peaks)
+    window = record.window
+    if not window.steps or window.wall_s is None:
+        raise ProcessFailed(f"{arm}: its result has no window")
+    step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
+    facts = {"arm": arm, "round": index, "steps": window.steps, "step_s": step_s, "first_loss": record.loss.first}
+    return facts | {peak: getattr(record.memory, peak) for peak in _PEAKS}
 
 
 class Interval(NamedTuple):
@@ -94,7 +83,7 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     # Here: help does without it.
     import pandas as pd
 
-    frame = pd.DataFrame(map(asdict, measurements)).astype(dict.fromkeys(_PEAKS, "Int64"))
+    frame = pd.DataFrame(measurements).astype(dict.fromkeys(_PEAKS, "Int64"))
     # A row for each round and a column for each arm: differences are paired.
     step_s = frame.pivot(columns="arm", index="round", values="step_s")[list(ARMS)]
     # A peak that one round does not know is not known.
@@ -133,7 +122,7 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
         Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
         Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
     ]  # fmt: skip
-    steps, first_loss = measurements[0].steps, measurements[0].first_loss
+    steps, first_loss = measurements[0]["steps"], measurements[0]["first_loss"]
     packages = (pilot.environment or Environment()).versions
     versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
     title = f"{len(step_s)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"

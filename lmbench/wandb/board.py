@@ -202,10 +202,8 @@ def _drawn(panel: Panel) -> Any:
         grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
         return wr.BarPlot(title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS, **grouping)
     if panel.kind == "scatter":
-        kind, _, name = str(panel.x).partition(":")
-        x = wr.Config(name) if kind == "config" else wr.SummaryMetric(name)
-        log = panel.is_log or None
-        return wr.ScatterPlot(title=panel.title, x=x, y=wr.SummaryMetric(names[0]), log_x=log, log_y=log)
+        x, y, log = wr.Config(str(panel.x).removeprefix("config:")), wr.SummaryMetric(names[0]), panel.is_log or None
+        return wr.ScatterPlot(title=panel.title, x=x, y=y, log_x=log, log_y=log)
     if panel.kind == "differences":
         return wr.RunComparer(diff_only="split")
     return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")

@@ -18,7 +18,7 @@ from lmbench.records.codec import as_dict
 from lmbench.records.load import Run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import fields, recorded, value_at
+from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
 from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
 from lmbench.report.run import phase_table
@@ -124,20 +124,15 @@ def began_at(record: RunRecord) -> float | None:
 
 
 def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the phases with their statistics, of the guards, and of the whole record in SI units with what the schema
-    says of each number; of a run that did not come so far those that there are."""
-    schema = fields("run")
+    """Rows of the phases with their statistics, of the guards, and of the whole record in SI units; of a run that did
+    not come so far those that there are."""
     values: dict[str, Any] = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
-    rows = [{"field": name, "value": str(value), "unit": "", "meaning": ""} for name, value in values.items()]
-    for row in rows:
-        if (about := schema.get(row["field"])) is not None:
-            row |= {"unit": about.unit, "meaning": about.meaning}
     step = record.phases.step
     tables: dict[str, list[dict[str, Any]]] = {
         "tables/phases": phase_table(record, step).records() if step is not None else [],
         "tables/guards": [as_dict(guard) for guard in record.guards],
-        "tables/record": rows,
+        "tables/record": [{"field": name, "value": str(value)} for name, value in values.items()],
     }
     return {name: rows for name, rows in tables.items() if rows}

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional
 
 from lmbench.callbacks import DtypeRecorder, MeasurementSession
@@ -19,7 +17,6 @@ from lmbench.cli import main
 from lmbench.dtypes.notes import DTYPES_FILE, LISTS, read_notes
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.schedule import Schedule
-from lmbench.model.toy import Toy
 from lmbench.records.load import load_run
 
 from conftest import QUIET, SlowBatches, quiet_trainer
@@ -203,31 +200,6 @@ def test_compiled_modules_are_noted_without_compiled_code_and_stay_compiled(slee
     assert len(graphs) == 1
     sleeper.net(torch.randn(4, 16))
     assert len(graphs) == 1
-
-
-def test_a_compiled_graph_has_the_casts_that_are_noted_without_it(tmp_path):
-    module, graphs = Toy(), []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
-    compiled = torch.compile(module, backend=aot_autograd(fw_compiler=backend))
-    with torch.autocast("cpu", torch.float16):
-        compiled(torch.randn(8, 20))
-    of_graph = [
-        str(node.meta["val"].dtype).removeprefix("torch.") for node in graphs[0].graph.nodes if "to_copy" in str(node)
-    ]
-
-    _, modules = noted(module, tmp_path, module.train_dataloader(), bench_trainer, precision="16-mixed")
-    eager = [
-        operator.output
-        for path, each in modules.items()
-        for operator in each.operators * bool(path)
-        for given in operator.inputs
-        if operator.reason.startswith("autocast") and given != operator.output
-    ]
-    assert of_graph == eager == ["float16"] * 3
 
 
 def test_without_probe_steps_there_is_a_reason_and_validation_has_no_gradients(sleeper, tmp_path):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torchmetrics.text import Perplexity
 
 from lmbench.errors import UsageError
 from lmbench.kernels.parts import part_of
@@ -34,13 +33,6 @@ def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     torch.manual_seed(0)
     loss = Transformer(shape, context_length=64)(*batch(shape))
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
-
-
-def test_loss_is_the_log_of_torchmetrics_perplexity():
-    network, (tokens, targets) = Transformer(SHAPE, context_length=64), batch()
-    perplexity = Perplexity()
-    perplexity.update(network(tokens).detach(), targets)
-    assert network(tokens, targets).item() == pytest.approx(math.log(perplexity.compute().item()), rel=1e-5)
 
 
 @pytest.mark.parametrize(("attention", "autocast"), [("naive", True), ("sdpa", False), ("sdpa_math", True)])
